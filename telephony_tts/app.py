@@ -1,0 +1,170 @@
+"""The composition root: the only module that knows every part. start → ready → drain → stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from telephony_tts import logs
+from telephony_tts.config import Config
+from telephony_tts.engines.api import Engine, EngineStats, Voice
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.espeak import EspeakEngine
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.errors import ConfigError
+from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.settings import TransportSettings
+
+_log = logs.get(__name__)
+
+
+def build_catalog(config: Config) -> Catalog:
+    """The engines of the configuration: the default first, then every other one that is installed.
+
+    A route to an engine that is not installed is left out, so that text it would have taken gets the default
+    engine's clear refusal.
+    """
+    makers: dict[str, Callable[[], Engine]] = {
+        "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
+        "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
+        "fake": lambda: FakeEngine(
+            first_audio_ms=config.engines.fake.first_audio_ms,
+            speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
+        ),
+    }
+    default = config.engines.default
+    wanted = [default, *(name for name in ("hibari", "espeak") if name != default and installed(name))]
+    routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
+    return Catalog([makers[name]() for name in wanted], routes)
+
+
+def installed(engine: str) -> bool:
+    """Whether the packages an engine needs are there."""
+    package = {"hibari": "hibari", "espeak": "espeakng_loader"}.get(engine)
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def session_settings(config: Config) -> SessionSettings:
+    """What a call starts with."""
+    speech, limits = config.speech, config.limits
+    return SessionSettings(
+        codec=speech.codec,
+        rate_hz=speech.rate_hz,
+        ptime_ms=speech.ptime_ms,
+        pace=speech.pace,
+        lead_ms=speech.lead_ms,
+        ahead_ms=speech.ahead_ms,
+        voice=speech.voice,
+        lang=speech.lang,
+        speed=speech.speed,
+        first_clause_chars=speech.first_clause_chars,
+        text_timeout_ms=speech.text_timeout_ms,
+        limits=Limits(
+            turn_chars=limits.turn_chars,
+            queued_turns=limits.queued_turns,
+            text_chars_per_s=limits.text_chars_per_s,
+            pause_chars=speech.pause_chars,
+            resume_chars=speech.resume_chars,
+            idle_s=int(limits.idle_s),
+            turn_idle_s=int(limits.turn_idle_s),
+        ),
+    )
+
+
+def transport_settings(config: Config) -> TransportSettings:
+    """What the server needs of the configuration. Raises ConfigError for a certificate that cannot be used."""
+    server = config.server
+    tls = None
+    if server.tls.cert is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(server.tls.cert, server.tls.key)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"server.tls: {server.tls.cert} and {server.tls.key} do not work: {error}") from error
+    return TransportSettings(
+        speech=session_settings(config),
+        host=server.host,
+        port=server.port,
+        tokens=server.tokens,
+        metrics_without_token=server.metrics_without_token,
+        tls=tls,
+        public_url=server.public_url,
+        twilio_auth_token=config.twilio.auth_token,
+        drain_s=server.drain_s,
+        max_message_bytes=server.max_message_bytes,
+        slow_reader_s=server.slow_reader_s,
+        ping_interval_s=server.ping_interval_s,
+        max_calls=config.limits.calls,
+        call_claim_s=config.limits.call_claim_s,
+        max_frame_lateness_ms=config.limits.max_frame_lateness_ms,
+        bot_url=config.bot.url,
+        bot_token=config.bot.token,
+        bot_connect_timeout_s=config.bot.connect_timeout_s,
+        bot_inbound=config.bot.inbound,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is told to whoever started the server."""
+
+    address: str
+    port: int
+    voices: tuple[Voice, ...]
+    stats: dict[str, EngineStats]
+
+
+async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
+    """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait."""
+    settings = transport_settings(config)
+    catalog = build_catalog(config)
+    await catalog.start()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    server = Server(settings, catalog)
+
+    def on_signal(name: str) -> None:
+        if stop.is_set():
+            _log.warning("stopping_at_once", signal=name)
+            server.stop_at_once()
+        else:
+            _log.info("stopping", signal=name)
+            stop.set()
+
+    try:
+        catalog.resolve(settings.speech.voice, None, "")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
+        async with server.running():
+            scheme = "wss" if settings.tls is not None else "ws"
+            address = f"{scheme}://{settings.host}:{server.port}"
+            _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
+            if announce is not None:
+                announce(Served(address, server.port, catalog.voices, catalog.stats()))
+            await stop.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        await catalog.close()
+    _log.info("stopped")
+
+
+def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
+    """`serve` on uvloop where there is one."""
+    logs.setup(config.log)
+    # Engine threads hold the interpreter for 5 ms at a time by default, a quarter of a frame; a call must not wait.
+    sys.setswitchinterval(0.0005)
+    if importlib.util.find_spec("uvloop") is not None:
+        import uvloop
+
+        uvloop.run(serve(config, announce))
+    else:
+        asyncio.run(serve(config, announce))

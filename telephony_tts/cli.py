@@ -1,0 +1,398 @@
+"""The command line: serve, say, voices, doctor, bench."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from telephony_tts.errors import ConfigError, TelephonyTTSError
+
+_EXAMPLES = """examples:
+  telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
+  telephony-tts serve --config configs/server.yaml --port 9000
+  telephony-tts say "Your parcel arrives tomorrow." out.wav
+  cat letter.txt | telephony-tts say - letter.wav --pcm
+  telephony-tts doctor
+"""
+_SERVE_EXAMPLES = """examples:
+  telephony-tts serve
+  telephony-tts serve --config configs/server.yaml --host 0.0.0.0 --port 9000
+  telephony-tts serve --set limits.calls=50 --set speech.lead_ms=100
+  TELEPHONY_TTS_TOKENS=secret telephony-tts serve
+
+Flags override the file. Then, in another terminal:
+  npx wscat -c ws://127.0.0.1:8080/v1/stream                and type a sentence
+"""
+_SAY_EXAMPLES = """examples:
+  telephony-tts say "Your balance is $42.50." out.wav       what a caller hears: 8 kHz mu-law
+  telephony-tts say "Hello." out.wav --pcm                  the engine's own audio
+  telephony-tts say - long.wav < text.txt                   text from standard input
+  telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
+"""
+_BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
+_LONG_TEXT_CHARS = 400
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0 good, 1 failed, 2 wrong use)."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except ConfigError as error:
+        print(f"telephony-tts: {error.message}", file=sys.stderr)
+        return 2
+    except TelephonyTTSError as error:
+        print(f"telephony-tts: {error.message}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `telephony-tts voices | head`.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="telephony-tts",
+        description="Text turns in, telephone speech out: a WebSocket server that gives a call-centre bot its voice.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"telephony-tts {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, help_text: str, examples: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    serve = command("serve", "run the server", _SERVE_EXAMPLES, _serve)
+    _config_flags(serve)
+    serve.add_argument("--host", help="address to listen on (default 127.0.0.1; 0.0.0.0 for all)")
+    serve.add_argument("--port", type=int, help="port to listen on (default 8080; 0 picks a free one)")
+    serve.add_argument("--voice", help="voice of calls that do not ask for one")
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    serve.add_argument("--log-format", choices=("json", "text"))
+
+    say = command("say", "speak a text into a WAV file, as a caller would hear it", _SAY_EXAMPLES, _say)
+    say.add_argument("text", help="the text; - reads standard input")
+    say.add_argument("out", help="the WAV file to write")
+    _config_flags(say)
+    say.add_argument("--engine", help="engine to use (see `telephony-tts voices`)")
+    say.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
+    say.add_argument("--lang", help="language of the text (default: told from it)")
+    say.add_argument("--speed", type=float, help="0.5 to 2, default 1")
+    say.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the WAV holds (default ulaw)")
+    say.add_argument("--rate", type=int, help="sample rate in Hz, with --codec pcm (default 8000)")
+    say.add_argument("--pcm", action="store_true", help="the engine's own audio, before the telephone codec")
+
+    voices = command("voices", "list the voices of the installed engines", "", _voices)
+    _config_flags(voices)
+    voices.add_argument("--json", action="store_true", help="as JSON")
+
+    doctor = command("doctor", "tell what is installed, what is missing and how to get it", "", _doctor)
+    _config_flags(doctor)
+
+    bench = command(
+        "bench",
+        "run a benchmark of the source checkout and keep its result as JSON",
+        "examples:\n  telephony-tts bench capacity\n  telephony-tts bench first_audio -- --calls 50\n",
+        _bench,
+    )
+    bench.add_argument("name", choices=_BENCHMARKS, help="which one; `-- --help` after it lists its own flags")
+    bench.add_argument("args", nargs=argparse.REMAINDER, help="passed on to the benchmark")
+    return parser
+
+
+def _config_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="YAML settings (see configs/server.yaml)")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting, e.g. limits.calls=50"
+    )
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
+    import yaml
+
+    overrides: dict[str, object] = {}
+    for pair in arguments.set:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set limits.calls=50")
+        try:
+            overrides[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            overrides[key.strip()] = value
+    return overrides
+
+
+# ------------------------------------------------------------------- commands
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from telephony_tts import app, config
+
+    settings = config.load(
+        arguments.config,
+        {
+            "server.host": arguments.host,
+            "server.port": arguments.port,
+            "speech.voice": arguments.voice,
+            "log.level": arguments.log_level,
+            "log.format": arguments.log_format,
+            **_overrides(arguments),
+        },
+    )
+    try:
+        app.run(settings, _announce)
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    except OSError as error:
+        where = f"{settings.server.host}:{settings.server.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; try --port") from error
+    return 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error behind a task group's wrapping: what a person can act on."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, OSError):
+        return ConfigError(f"cannot listen: {error.strerror or error}; try --port")
+    return error
+
+
+def _announce(served: object) -> None:
+    from telephony_tts.app import Served
+
+    assert isinstance(served, Served)
+    voice = served.voices[0]
+    print(
+        f"\ntelephony-tts {_version()} is ready at {served.address}, voice {voice.engine}/{voice.name}\n\n"
+        "Now, in another terminal:\n"
+        f"  npx wscat -c '{served.address}/v1/stream'      type a sentence; 8 kHz mu-law frames come back\n"
+        '  .venv/bin/telephony-tts say "Hello there." hello.wav     the same speech as a file to listen to\n'
+        f"  curl -s http{served.address[2:]}/metrics | grep telephony_tts\n"
+        f"A telephony platform connects to {served.address}/media/twilio; PROTOCOL.md has the rest. Ctrl-C stops.\n",
+        flush=True,
+    )
+
+
+def _say(arguments: argparse.Namespace) -> int:
+    from telephony_tts import app, config
+
+    text = sys.stdin.read() if arguments.text == "-" else arguments.text
+    settings = config.load(
+        arguments.config,
+        {
+            "engines.default": arguments.engine,
+            "speech.voice": arguments.voice,
+            "speech.lang": arguments.lang,
+            "speech.speed": arguments.speed,
+            "speech.codec": arguments.codec,
+            "speech.rate_hz": arguments.rate,
+            **_overrides(arguments),
+        },
+    )
+    if not text.strip():
+        raise ConfigError("there is no text to speak")
+    catalog = app.build_catalog(settings)
+    seconds = asyncio.run(_say_to_file(text, Path(arguments.out), catalog, app.session_settings(settings), arguments.pcm))
+    print(f"{arguments.out}: {seconds:.2f} s of speech", file=sys.stderr)
+    return 0
+
+
+async def _say_to_file(text: str, out: Path, catalog: object, settings: object, engine_audio: bool) -> float:
+    """Speak into a file that appears only when it is whole."""
+    import numpy as np
+
+    from telephony_tts import offline
+    from telephony_tts.audio.wav import WavWriter
+    from telephony_tts.engines.api import Chunk
+    from telephony_tts.engines.catalog import Catalog
+    from telephony_tts.session.settings import SessionSettings
+
+    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings)
+    partial = out.with_name(out.name + ".part")
+    chunks: list[Chunk] = []
+    n_bytes = 0
+    try:
+        await catalog.start()
+        with _Bar(len(text)) as bar, WavWriter(str(partial), settings.codec, settings.rate_hz) as writer:
+
+            def on_frame(payload: bytes) -> None:
+                nonlocal n_bytes
+                n_bytes += len(payload)
+                writer.write(payload)
+
+            await offline.speak(
+                text, catalog, settings, on_frame=on_frame, on_chunk=chunks.append if engine_audio else None,
+                progress=bar.show,
+            )
+        if n_bytes == 0:
+            raise ConfigError("there is nothing speakable in this text")
+        if engine_audio:
+            rates = {chunk.sample_rate_hz for chunk in chunks}
+            if len(rates) > 1:
+                raise ConfigError("the text was spoken by engines of different rates; name one --voice for --pcm")
+            with WavWriter(str(partial), "pcm", rates.pop()) as writer:
+                writer.write(np.concatenate([chunk.pcm for chunk in chunks]).astype("<i2").tobytes())
+        partial.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+        await catalog.close()
+    return n_bytes / settings.rate_hz / (2 if settings.codec == "pcm" else 1)
+
+
+class _Bar:
+    """A progress line on a terminal, for texts long enough to wait for."""
+
+    def __init__(self, n_chars: int) -> None:
+        self._on = n_chars >= _LONG_TEXT_CHARS and sys.stderr.isatty()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def show(self, n_done: int, n_chars: int) -> None:
+        if self._on:
+            n_full = 40 * n_done // n_chars
+            bar = "█" * n_full + "·" * (40 - n_full)
+            print(f"\r  {bar} {100 * n_done // n_chars:3d} %", end="", file=sys.stderr, flush=True)
+
+
+def _voices(arguments: argparse.Namespace) -> int:
+    from telephony_tts import app, config
+
+    catalog = app.build_catalog(config.load(arguments.config, _overrides(arguments)))
+
+    async def load() -> None:
+        try:
+            await catalog.start()
+        finally:
+            await catalog.close()
+
+    asyncio.run(load())
+    voices = catalog.voices
+    if arguments.json:
+        rows = [
+            {"name": v.name, "engine": v.engine, "languages": v.languages, "sample_rate_hz": v.sample_rate_hz,
+             "description": v.description}
+            for v in voices
+        ]
+        print(json.dumps(rows, ensure_ascii=False, indent=1))
+        return 0
+    width = max(len(f"{v.engine}/{v.name}") for v in voices)
+    for voice in voices:
+        print(f"{voice.engine + '/' + voice.name:<{width}}  {','.join(voice.languages):<8}  {voice.description}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """One line each: ok, missing (and how to get it), or broken. Exit status 1 if `serve` would not start."""
+    from telephony_tts import app, config
+
+    failed = False
+
+    def line(state: str, what: str, detail: str) -> None:
+        print(f"{state:<8} {what:<22} {detail}")
+
+    line("ok", "python", platform.python_version())
+    for package, extra, use in (
+        ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
+        ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
+        ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
+        ("wetext", "zh", "Mandarin text normalisation"),
+        ("torch", "cosyvoice", "the CosyVoice2 engine"),
+    ):
+        try:
+            line("ok", package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            if extra:
+                line("missing", package, f"{use}: pip install 'telephony-tts[{extra}]'")
+            else:
+                failed = failed or package != "uvloop"
+                line("missing", package, "pip install telephony-tts")
+    try:
+        settings = config.load(arguments.config, _overrides(arguments))
+        line("ok", "configuration", arguments.config or "defaults")
+    except ConfigError as error:
+        line("broken", "configuration", error.message)
+        return 1
+    try:
+        catalog = app.build_catalog(settings)
+        spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
+        line("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
+    except TelephonyTTSError as error:
+        line("broken", "speech", error.message)
+        failed = True
+    line(*_port_state(settings.server.host, settings.server.port))
+    npx = shutil.which("npx")
+    line("ok" if npx else "missing", "npx (wscat)", npx or "only to type into the server: apt-get install npm")
+    return 1 if failed else 0
+
+
+async def _try_speech(catalog: object, settings: object) -> float:
+    from telephony_tts import offline
+    from telephony_tts.engines.catalog import Catalog
+    from telephony_tts.session.settings import SessionSettings
+
+    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings)
+    try:
+        await catalog.start()
+        done = await offline.speak("This is a test.", catalog, settings, on_frame=lambda payload: None)
+        return done.audio_ms / 1000
+    finally:
+        await catalog.close()
+
+
+def _port_state(host: str, port: int) -> tuple[str, str, str]:
+    import socket
+
+    try:
+        with socket.create_server((host, port)):
+            return "ok", f"port {port}", f"free on {host}"
+    except OSError as error:
+        return "in use", f"port {port}", f"{error.strerror} on {host}: is the server running already?"
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    script = Path(__file__).resolve().parent.parent / "benchmarks" / f"{arguments.name}.py"
+    if not script.is_file():
+        raise ConfigError("benchmarks come with the source checkout, not with the installed package")
+    passed = [argument for argument in arguments.args if argument != "--"]
+    return subprocess.run([sys.executable, str(script), *passed], check=False).returncode
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("telephony-tts")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The whole path in one process and no time at all: text → sentences → engine → frames, for files.
+
+The session is the server's own; only its clock is not. Time stands still while the engine works and jumps to the
+session's next deadline when nothing is left to do, so a minute of speech takes as long as its synthesis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from telephony_tts.engines.api import Chunk, Utterance
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.session.effects import Synthesize
+from telephony_tts.session.session import Session
+from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.wire import messages as m
+
+Progress = Callable[[int, int], None]
+"""(characters spoken, characters in all)"""
+
+
+async def speak(
+    text: str,
+    catalog: Catalog,
+    settings: SessionSettings,
+    *,
+    on_frame: Callable[[bytes], None],
+    on_chunk: Callable[[Chunk], None] | None = None,
+    progress: Progress | None = None,
+) -> m.Done:
+    """Speak `text` as one turn; frames arrive in order at `on_frame`, the engine's own audio at `on_chunk`.
+
+    Raises what the engine raised (UnsupportedText, UnknownVoice, ...).
+    """
+    unbounded = Limits(turn_chars=len(text) + 1, text_chars_per_s=0, pause_chars=len(text) + 1, idle_s=0)
+    session = Session(replace(settings, pace="burst", limits=unbounded), 0)
+    now_ns = 0
+    session.receive(m.Say(text), now_ns)
+    while True:
+        work: Utterance | None = None
+        for effect in session.poll(now_ns):
+            if isinstance(effect, Synthesize):
+                work = effect.utterance
+            elif isinstance(effect, m.Frame):
+                on_frame(effect.payload)
+            elif isinstance(effect, m.Done):
+                return effect
+            elif isinstance(effect, m.SentenceSpoken) and progress is not None:
+                progress(min(len(text), session.turns[0].parts[effect.index].sentence.end), len(text))
+        if work is not None:
+            await _synthesise(session, catalog, work, now_ns, on_chunk)
+            continue
+        deadline_ns = session.deadline_ns()
+        assert deadline_ns is not None, "a turn that is not done has something to wait for"
+        now_ns = max(now_ns, deadline_ns)
+
+
+async def _synthesise(
+    session: Session,
+    catalog: Catalog,
+    utterance: Utterance,
+    now_ns: int,
+    on_chunk: Callable[[Chunk], None] | None,
+) -> None:
+    engine, voice = catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+    try:
+        async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
+            async for chunk in chunks:
+                if on_chunk is not None:
+                    on_chunk(chunk)
+                session.audio(utterance.id, chunk, now_ns, voice.gain_db)
+    except TelephonyTTSError as error:
+        session.audio_failed(utterance.id, error, now_ns)
+        raise
+    session.audio_ended(utterance.id, now_ns)

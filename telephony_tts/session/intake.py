@@ -1,0 +1,224 @@
+"""The bot's words into turns: who is meant, what is refused, and how much text may wait.
+
+Turns speak in the order in which they were first mentioned. An id that is over stays over: an LLM's late tokens
+for an interrupted turn are dropped with one warning instead of starting to talk again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from telephony_tts.session.effects import Effect
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.turn import Speaking, Turn
+from telephony_tts.wire import messages as m
+
+_REMEMBERED_TURNS = 256
+
+
+class Intake:
+    """Creates turns and fills them. `turns` and `out` are the session's own lists."""
+
+    def __init__(self, settings: SessionSettings, turns: list[Turn], out: list[Effect], now_ns: int) -> None:
+        self._settings = settings
+        self._limits = settings.limits
+        self._turns = turns
+        self._out = out
+        self.speaking = Speaking(settings.voice, settings.lang, settings.speed, None, None)
+        self.closing = False
+        self._implicit: Turn | None = None
+        self._n_turns = 0
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Ids that are over, and how; the value becomes "warned" once late text was reported."""
+        self._paused = False
+        self._budget_chars = float(self._burst_chars)
+        self._budget_ns = now_ns
+
+    # ---------------------------------------------------------------- text
+
+    def say(self, text: str, turn_id: str | None, now_ns: int) -> None:
+        """A whole turn."""
+        if turn_id is not None and any(turn.id == turn_id for turn in self._turns):
+            self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
+            return
+        turn = self._new(turn_id, len(text), now_ns)
+        if turn is not None:
+            turn.append(text, now_ns)
+            turn.close(now_ns)
+
+    def text(self, text: str, turn_id: str | None, last: bool, now_ns: int) -> None:
+        """A piece of a turn."""
+        turn = self._find(turn_id) if turn_id is not None else self._implicit
+        if turn is None:
+            turn = self._new(turn_id, len(text), now_ns)
+            if turn is None:
+                return
+            if turn_id is None:
+                self._implicit = turn
+        elif turn.closed:
+            self._refuse("turn_closed", f"turn {turn.id} was ended; its text is complete", about=turn.id)
+            return
+        elif not self._fits(turn, len(text), now_ns):
+            return
+        turn.append(text, now_ns)
+        if last:
+            self.close_turn(turn, now_ns)
+
+    def close_turn(self, turn: Turn, now_ns: int) -> None:
+        """No more text for this turn."""
+        turn.close(now_ns)
+        if turn is self._implicit:
+            self._implicit = None
+
+    def close_all(self, now_ns: int) -> None:
+        self.closing = True
+        for turn in self._turns:
+            self.close_turn(turn, now_ns)
+
+    def named(self, turn_id: str | None, verb: str) -> Turn | None:
+        """The open turn a verb is about: the one named, or else the implicit one, or else the newest open one."""
+        if turn_id is not None:
+            turn = self._find(turn_id)
+            if turn is None:
+                self.warn("no_active_turn", f"{verb}: no turn {turn_id} is open", turn_id)
+            return turn
+        if self._implicit is not None:
+            return self._implicit
+        turn = next((turn for turn in reversed(self._turns) if not turn.closed), None)
+        if turn is None:
+            self.warn("no_active_turn", f"{verb}: no turn is open")
+        return turn
+
+    def for_mark(self, mark: m.Mark) -> Turn | None:
+        """The turn a mark belongs to; None if it was answered here because there is nothing to wait for."""
+        if mark.turn is not None:
+            turn = self._find(mark.turn)
+            if turn is None:
+                outcome = self._ended.get(mark.turn)
+                if outcome is None:
+                    self._refuse("unknown_turn", f"mark {mark.name}: no turn {mark.turn}", about=mark.turn)
+                else:
+                    state = "played" if outcome == "done" else "cleared"
+                    self._out.append(m.MarkReached(mark.name, state, mark.turn))
+                return None
+        else:
+            turn = self._implicit or (self._turns[-1] if self._turns else None)
+            if turn is None:
+                self._out.append(m.MarkReached(mark.name, "played"))
+                return None
+        n_pending = sum(len(turn.unresolved) + len(turn.resolved) + len(turn.announced) for turn in self._turns)
+        if n_pending >= self._limits.pending_marks:
+            self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
+            self._out.append(m.MarkReached(mark.name, "cleared", turn.id))
+            return None
+        return turn
+
+    def configure(self, message: m.Configure) -> None:
+        """Voice settings for the turns that begin after this."""
+        old = self.speaking
+        self.speaking = Speaking(
+            voice=old.voice if message.voice is None else message.voice,
+            lang=old.lang if message.lang is None else message.lang,
+            speed=old.speed if message.speed is None else message.speed,
+            seed=old.seed if message.seed is None else message.seed,
+            instruct=old.instruct if message.instruct is None else message.instruct,
+        )
+
+    def forget(self, turn: Turn, outcome: str) -> None:
+        """The turn is over."""
+        if turn is self._implicit:
+            self._implicit = None
+        self._remember(turn.id, outcome)
+
+    def warn(self, code: str, message: str, turn_id: str | None = None) -> None:
+        self._out.append(m.WarningEvent(code, message, turn_id))
+
+    # -------------------------------------------------------------- limits
+
+    def balance(self) -> int:
+        """Ask the bot to pause or resume its text; returns the characters that wait."""
+        waiting = sum(turn.waiting_chars for turn in self._turns)
+        if not self._paused and waiting > self._limits.pause_chars:
+            self._paused = True
+            self._out.append(m.Pause(waiting))
+        elif self._paused and waiting <= self._limits.resume_chars:
+            self._paused = False
+            self._out.append(m.Resume(waiting))
+        return waiting
+
+    def _new(self, turn_id: str | None, n_chars: int, now_ns: int) -> Turn | None:
+        if turn_id is not None and turn_id in self._ended:
+            if self._ended[turn_id] != "warned":
+                self._ended[turn_id] = "warned"
+                self.warn("turn_ended", f"turn {turn_id} is over; its late text is dropped", turn_id)
+            return None
+        if turn_id is None:
+            turn_id = self._free_id()
+        refusal = None
+        if self.closing:
+            refusal = ("closing", "the call is closing and takes no more turns")
+        elif len(self._turns) >= self._limits.queued_turns:
+            refusal = ("queue_full", f"{len(self._turns)} turns are waiting, the limit is {self._limits.queued_turns}")
+        elif n_chars > self._limits.turn_chars:
+            refusal = ("text_too_long", f"{n_chars} characters in one turn, the limit is {self._limits.turn_chars}")
+        elif not self._spend(n_chars, now_ns):
+            refusal = ("rate_limited", f"more than {self._limits.text_chars_per_s} characters a second")
+        if refusal is not None:
+            self._refuse(*refusal, turn=turn_id)
+            self._remember(turn_id, "error")
+            return None
+        self._n_turns += 1
+        turn = Turn(turn_id, self._n_turns, self._settings, self.speaking, now_ns)
+        self._turns.append(turn)
+        return turn
+
+    def _fits(self, turn: Turn, n_chars: int, now_ns: int) -> bool:
+        """True if a running turn may have this much more; otherwise it keeps what it has and the bot is told."""
+        if turn.n_chars + n_chars > self._limits.turn_chars:
+            message = f"{turn.n_chars + n_chars} characters in one turn, the limit is {self._limits.turn_chars}"
+            self._refuse("text_too_long", message, about=turn.id)
+            return False
+        if not self._spend(n_chars, now_ns):
+            message = f"more than {self._limits.text_chars_per_s} characters a second"
+            self._refuse("rate_limited", message, about=turn.id)
+            return False
+        return True
+
+    @property
+    def _burst_chars(self) -> int:
+        """A whole turn of the allowed length may come at once."""
+        return max(2 * self._limits.text_chars_per_s, 2 * self._limits.turn_chars)
+
+    def _spend(self, n_chars: int, now_ns: int) -> bool:
+        rate = self._limits.text_chars_per_s
+        if not rate:
+            return True
+        earned = (now_ns - self._budget_ns) * rate / 1e9
+        self._budget_chars = min(self._burst_chars, self._budget_chars + earned)
+        self._budget_ns = now_ns
+        if n_chars > self._budget_chars:
+            return False
+        self._budget_chars -= n_chars
+        return True
+
+    def _refuse(self, code: str, message: str, *, turn: str | None = None, about: str | None = None) -> None:
+        retry_after_ms = 1000 if code in ("rate_limited", "queue_full") else None
+        self._out.append(
+            m.ErrorEvent(code, message, turn=turn, about=about, retryable=retry_after_ms is not None,
+                         retry_after_ms=retry_after_ms)
+        )
+
+    def _find(self, turn_id: str) -> Turn | None:
+        return next((turn for turn in self._turns if turn.id == turn_id), None)
+
+    def _free_id(self) -> str:
+        number = self._n_turns + 1
+        while self._find(f"t{number}") is not None or f"t{number}" in self._ended:
+            number += 1
+        return f"t{number}"
+
+    def _remember(self, turn_id: str, outcome: str) -> None:
+        self._ended[turn_id] = outcome
+        self._ended.move_to_end(turn_id)
+        if len(self._ended) > _REMEMBERED_TURNS:
+            self._ended.popitem(last=False)

@@ -1,0 +1,58 @@
+"""When each frame of a turn is due: one monotonic schedule, due(n) = t0 + n * ptime.
+
+No relative sleeps, so nothing drifts: a late wake-up sends all that is due at once and the schedule stays
+where it was. Only when audio itself was missing (`resume_at`) does the schedule move, by exactly the gap.
+All times are integer nanoseconds on the caller's clock; float time made `0.08 - 0.06 > 0.02` once too often.
+"""
+
+from __future__ import annotations
+
+
+class Playout:
+    """The schedule of one turn."""
+
+    __slots__ = ("lead_ns", "n_sent", "ptime_ns", "t0_ns")
+
+    def __init__(self, ptime_ns: int, lead_ns: int) -> None:
+        self.ptime_ns = ptime_ns
+        self.lead_ns = lead_ns
+        self.t0_ns: int | None = None
+        self.n_sent = 0
+
+    def start(self, t0_ns: int) -> None:
+        """Fix the moment at which the first frame is to be heard."""
+        self.t0_ns = t0_ns
+
+    def due_ns(self) -> int:
+        """When the next frame is to be heard."""
+        assert self.t0_ns is not None
+        return self.t0_ns + self.n_sent * self.ptime_ns
+
+    def send_ns(self) -> int:
+        """When the next frame is to be sent: its due time less the lead, the first at once."""
+        assert self.t0_ns is not None
+        return self.t0_ns + self.n_sent * self.ptime_ns - self.lead_ns
+
+    def resume_at(self, now_ns: int) -> int:
+        """A frame that was missing is here: move the schedule by the gap and return it (0 if none)."""
+        gap_ns = now_ns - self.due_ns()
+        if gap_ns <= 0:
+            return 0
+        assert self.t0_ns is not None
+        self.t0_ns += gap_ns
+        return gap_ns
+
+    def rewind(self, n_frames: int, now_ns: int) -> None:
+        """The peer lost the last `n_frames` we sent: they are due again, from now on."""
+        self.n_sent -= n_frames
+        self.t0_ns = now_ns - self.n_sent * self.ptime_ns
+
+    def played_ns(self, now_ns: int) -> int:
+        """How much of what was sent has been heard by `now_ns`, if the peer plays on our schedule."""
+        if self.t0_ns is None:
+            return 0
+        return max(0, min(now_ns - self.t0_ns, self.n_sent * self.ptime_ns))
+
+    def end_ns(self) -> int:
+        """When the last frame sent so far will have been heard."""
+        return self.due_ns()

@@ -1,0 +1,42 @@
+"""What a bot is told about its call and its turns, in figures."""
+
+from __future__ import annotations
+
+from telephony_tts.session.turn import Turn
+from telephony_tts.wire.messages import StatusReport
+
+_MS = 1_000_000
+
+
+def latency(turn: Turn) -> dict[str, float | None]:
+    """Where the time of a turn's first sentence went, in milliseconds; empty if nothing was spoken."""
+    if not turn.parts:
+        return {}
+    first = turn.parts[0]
+    return {
+        "text_to_sentence_ms": _span_ms(turn.begun_ns, first.ready_ns),
+        "queue_ms": _span_ms(first.ready_ns, first.submitted_ns),
+        "first_pcm_ms": _span_ms(first.submitted_ns, first.first_pcm_ns),
+        "first_audio_ms": _span_ms(first.ready_ns, turn.first_frame_ns),
+    }
+
+
+def status(call: str, has_media: bool, turns: list[Turn], buffered_ms: int, n_underruns: int) -> StatusReport:
+    """A snapshot of the call."""
+    speaking = next((turn.id for turn in turns if turn.first_frame_ns is not None), None)
+    return StatusReport(
+        call=call,
+        media="attached" if has_media else "waiting",
+        speaking=speaking,
+        turns=[
+            {"turn": turn.id, "chars": turn.n_chars, "closed": turn.closed, "speaking": turn.id == speaking}
+            for turn in turns
+        ],
+        buffered_chars=sum(turn.waiting_chars for turn in turns),
+        buffered_ms=max(0, buffered_ms),
+        underruns=n_underruns,
+    )
+
+
+def _span_ms(begin_ns: int | None, end_ns: int | None) -> float | None:
+    return None if begin_ns is None or end_ns is None else round((end_ns - begin_ns) / _MS, 3)

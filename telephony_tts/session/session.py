@@ -1,0 +1,378 @@
+"""The state machine of one call: messages and audio in, effects out, time as an argument.
+
+No I/O, no clock, no tasks. The driver calls `receive`, `audio` and the others as things happen and `poll` after
+each of them and no later than `deadline_ns`. What this file promises, and the property tests hold it to:
+
+* after `cleared` no frame of that turn is sent;
+* every turn ends in exactly one of done, cleared, error;
+* every mark ends in exactly one of played, cleared;
+* stopping has one door, `interrupt`, whoever knocks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from telephony_tts.engines.api import Chunk
+from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.session.effects import Effect, Finish
+from telephony_tts.session.heard import heard_offset, resolve_marks
+from telephony_tts.session.intake import Intake
+from telephony_tts.session.marks import Marks
+from telephony_tts.session.report import latency, status
+from telephony_tts.session.sender import Sender
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.supply import Supply
+from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.wire import messages as m
+
+_MS = 1_000_000
+_S = 1_000_000_000
+
+
+class Session:
+    """One call. See the module text for the contract."""
+
+    def __init__(self, settings: SessionSettings, now_ns: int, *, media: bool = True) -> None:
+        self.settings = settings
+        self.turns: list[Turn] = []
+        self._out: list[Effect] = []
+        self._sender = Sender(self.turns, self._out)
+        self._sender.open = media
+        self._supply = Supply(self.turns, self._out, settings.ahead_ms * _MS)
+        self._media = media
+        self._media_clears = False
+        self._marks = Marks(settings, self._sender, self._out)
+        self._intake = Intake(settings, self.turns, self._out, now_ns)
+        self.inbound = "none"
+        self.finished = False
+        self._close_code = (1000, "closed")
+        self._last_message_ns = now_ns
+        self._dirty = True
+        self._house_ns: int | None = None
+        self.n_underruns = 0
+
+    # -------------------------------------------------------------- input
+
+    def receive(self, message: m.FromBot | m.FromMedia, now_ns: int) -> None:
+        """Take one message of either leg. Never raises for anything a peer can cause."""
+        if isinstance(message, m.MediaAudio):
+            if self.inbound != "none":
+                self._out.append(m.InboundAudio(message.payload, message.timestamp_ms or 0))
+            return
+        if self.finished:
+            return
+        self._dirty = True
+        if isinstance(message, m.MediaMark):
+            self._marks.came_back(message.name, now_ns)
+            return
+        if isinstance(message, m.MediaDtmf):
+            self._out.append(m.Dtmf(message.digit))
+            return
+        if isinstance(message, m.MediaStop):
+            self.hang_up(message.reason, now_ns)
+            return
+        self._last_message_ns = now_ns
+        match message:
+            case m.Text(text, turn_id, last):
+                self._intake.text(text, turn_id, last, now_ns)
+            case m.Say(text, turn_id):
+                self._intake.say(text, turn_id, now_ns)
+            case m.End(turn_id):
+                if (turn := self._intake.named(turn_id, "end")) is not None:
+                    self._intake.close_turn(turn, now_ns)
+            case m.Flush(turn_id):
+                if (turn := self._intake.named(turn_id, "flush")) is not None:
+                    turn.flush()
+            case m.Clear(turn_id, heard_ms):
+                if not self.interrupt("clear", now_ns, turn_id=turn_id, heard_ms=heard_ms):
+                    self._intake.warn("no_active_turn", "nothing to clear", turn_id)
+            case m.Mark(name):
+                if (turn := self._intake.for_mark(message)) is not None:
+                    turn.unresolved.append(Mark(name, turn.n_chars))
+            case m.Configure():
+                self._intake.configure(message)
+                self.inbound = message.inbound or self.inbound
+            case m.Status():
+                dry_ns = self._supply.dry_ns(now_ns, self._sender.media_end_ns)
+                n_underruns = self.n_underruns + sum(turn.underruns for turn in self.turns)
+                self._out.append(
+                    status(self.settings.call, self._media, self.turns, (dry_ns - now_ns) // _MS, n_underruns)
+                )
+            case m.Ping(ping_id):
+                self._out.append(m.Pong(ping_id))
+            case m.Close(now):
+                self.close(now_ns, at_once=now)
+            case m.Invalid(code, text):
+                self._out.append(m.ErrorEvent(code, text))
+            case m.MediaStart():
+                self._out.append(
+                    m.CallStarted(message.call, message.stream, message.codec, message.rate_hz, message.parameters)
+                )
+
+    def attach_media(self, now_ns: int, *, marks: bool, clears: bool) -> None:
+        """The media leg is there; frames flow from now on. `marks` and `clears` say what its dialect can do."""
+        self._media = True
+        self._sender.open = True
+        self._sender.peer_marks = marks
+        self._media_clears = clears
+        self._dirty = True
+
+    def writable(self, flag: bool) -> None:
+        """The media socket can take more, or cannot: frames then wait here, where a clear can still drop them."""
+        self._sender.open = flag and self._media
+        self._dirty = True
+
+    def audio(self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0) -> None:
+        """PCM from the engine. Audio of an interrupted turn finds no part and is gone."""
+        found = self._supply.part_of(utterance_id)
+        if found is None:
+            return
+        turn, part = found
+        turn.take(part, chunk, gain_db, now_ns)
+        self._supply.fed()
+        self._dirty = True
+
+    def audio_ended(self, utterance_id: str, now_ns: int) -> None:
+        """The engine has given all of the utterance."""
+        found = self._supply.part_of(utterance_id)
+        if found is None:
+            return
+        turn, part = found
+        turn.end_part(part)
+        self._supply.ended()
+        self._dirty = True
+        assert part.start_sample is not None and part.end_sample is not None
+        rate_hz = self.settings.rate_hz
+        start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
+        self._out.append(m.SentenceSpoken(turn.id, part.index, part.sentence.text, start_ms, end_ms))
+        if self._sender.peer_marks:
+            insort(turn.unresolved, Mark(None, part.sentence.end), key=lambda mark: mark.offset)
+
+    def audio_failed(self, utterance_id: str, error: TelephonyTTSError, now_ns: int) -> None:
+        """The engine could not speak the utterance: its turn ends with an error, the call goes on."""
+        found = self._supply.part_of(utterance_id)
+        if found is not None:
+            self.interrupt("engine_failure", now_ns, turn_id=found[0].id, error=error)
+
+    # ------------------------------------------------------------- stopping
+
+    def interrupt(
+        self,
+        reason: str,
+        now_ns: int,
+        *,
+        turn_id: str | None = None,
+        heard_ms: int | None = None,
+        error: TelephonyTTSError | None = None,
+    ) -> bool:
+        """The one door: end one turn, or all, now. True if there was anything to end.
+
+        Each turn ends with `cleared` (with `error` if one is given) that says what the caller heard of it.
+        """
+        hit = [turn for turn in self.turns if turn_id is None or turn.id == turn_id]
+        if not hit:
+            return False
+        self._dirty = True
+        keep = [turn for turn in self.turns if turn not in hit]
+        self.turns[:] = keep
+        sounded = [turn for turn in hit if turn.playout.n_sent]
+        positions = {turn: self._marks.playhead(turn, now_ns) for turn in sounded}
+        for turn in hit:
+            self._supply.drop(turn)
+        self._silence(sounded, keep, now_ns)
+        for turn in hit:
+            position, basis = positions.get(turn, (0, "clock"))
+            if heard_ms is not None and turn is hit[0]:
+                basis = "client"
+                position = min(heard_ms * self.settings.rate_hz // 1000, turn.n_sent_samples)
+            self._marks.end(turn, position, basis)
+            offset = heard_offset(turn, position)
+            text = turn.text
+            heard_at_ms = position * 1000 // self.settings.rate_hz
+            if error is None:
+                self._out.append(
+                    m.Cleared(turn.id, text[:offset], offset, heard_at_ms, text[offset:], basis, reason)
+                )
+            else:
+                self._out.append(
+                    m.ErrorEvent(
+                        error.code, error.message, turn=turn.id, retryable=error.retryable,
+                        heard_text=text[:offset], heard_ms=heard_at_ms, unheard_text=text[offset:],
+                    )
+                )
+            self._forget(turn, "cleared" if error is None else "error")
+            turn.encoder.discard()
+        return True
+
+    def hang_up(self, reason: str, now_ns: int) -> None:
+        """The telephone side is gone: nothing more can be heard."""
+        if self.finished:
+            return
+        self.interrupt("hangup", now_ns)
+        self._out.append(m.Hangup(reason))
+        self._finish(1000, "the call has ended")
+
+    def close(self, now_ns: int, *, at_once: bool = False, code: int = 1000, reason: str = "closed") -> None:
+        """Take no more turns, and finish when the last one is over (at once: clear them first)."""
+        if self.finished:
+            return
+        self._close_code = (code, reason)
+        self._dirty = True
+        self._intake.close_all(now_ns)
+        if at_once:
+            self.interrupt("close", now_ns)
+
+    def _silence(self, sounded: list[Turn], keep: list[Turn], now_ns: int) -> None:
+        """Stop what is on its way to the caller's ear, and repair the turns that stay."""
+        sender = self._sender
+        cut = next((turn for turn in sounded if not turn.sent_all), None)
+        if cut is not None and sender.open and self.settings.fade_on_clear and not self._media_clears:
+            tail = cut.encoder.fade_frame()
+            if tail is not None:
+                self._out.append(m.Frame(tail))
+        if sounded and self._media_clears:
+            self._out.append(m.MediaClear())
+        if not sounded:
+            return
+        sender.media_end_ns = now_ns
+        for turn in keep:
+            # A turn that stays may have frames in the buffer that was just emptied: they are due again from now.
+            lost = [] if turn.playout.t0_ns is None or not turn.playout.n_sent else self._unplayed(turn, now_ns)
+            if lost:
+                turn.again.extendleft(reversed(lost))
+                turn.playout.rewind(len(lost), max(now_ns, sender.media_end_ns))
+                turn.sent_all = False
+                turn.recent.clear()
+                self._take_back_marks(turn)
+            if turn.sent_all:
+                sender.media_end_ns = max(sender.media_end_ns, turn.playout.end_ns())
+
+    def _unplayed(self, turn: Turn, now_ns: int) -> list[bytes]:
+        ptime_ns = turn.playout.ptime_ns
+        n_played = turn.playout.played_ns(now_ns) // ptime_ns
+        n_lost = turn.playout.n_sent - n_played
+        return list(turn.recent)[-n_lost:] if n_lost else []
+
+    def _take_back_marks(self, turn: Turn) -> None:
+        """Marks placed in frames that will be sent again are placed again."""
+        n_sent_samples = turn.n_sent_samples
+        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
+        if back:
+            sender = self._sender
+            sender.wire_marks = {k: v for k, v in sender.wire_marks.items() if v[1] not in back}
+            turn.announced = deque(mark for mark in turn.announced if mark not in back)
+            turn.resolved.extendleft(reversed(back))
+
+    # -------------------------------------------------------------- output
+
+    def poll(self, now_ns: int) -> list[Effect]:
+        """Do all that is due by `now_ns` and hand over the effects, in the order they must happen."""
+        if self._dirty or (self._house_ns is not None and now_ns >= self._house_ns):
+            self._keep_house(now_ns)
+        sender = self._sender
+        if sender.next_ns is not None and now_ns >= sender.next_ns and sender.send_due(now_ns):
+            self._keep_house(now_ns)
+        effects = self._out[:]
+        self._out.clear()
+        return effects
+
+    def deadline_ns(self) -> int | None:
+        """Call `poll` again no later than this; None: only when something happens."""
+        send_ns, house_ns = self._sender.next_ns, self._house_ns
+        if send_ns is None or (house_ns is not None and house_ns < send_ns):
+            return house_ns
+        return send_ns
+
+    def _keep_house(self, now_ns: int) -> None:
+        """Everything that is not a frame: text, supply, marks, ends of turns, limits."""
+        self._dirty = False
+        wake: list[int] = []
+        self._watch_text(now_ns, wake)
+        self._sender.send_due(now_ns)
+        supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
+        if supply_ns is not None:
+            wake.append(supply_ns)
+        self._sender.send_due(now_ns)
+        self._end_played_turns(now_ns, wake)
+        self._intake.balance()
+        if not self.turns and not self.finished:
+            if self._intake.closing:
+                self._finish(*self._close_code)
+            elif self.settings.limits.idle_s:
+                idle_ns = self._last_message_ns + self.settings.limits.idle_s * _S
+                if now_ns >= idle_ns:
+                    self._out.append(m.ErrorEvent("idle", "no message for too long", fatal=True))
+                    self._finish(1008, "idle")
+                wake.append(idle_ns)
+        self._house_ns = min(wake) if wake else None
+        if self._dirty:
+            self._house_ns = now_ns
+
+    def _watch_text(self, now_ns: int, wake: list[int]) -> None:
+        settings = self.settings
+        for turn in self.turns:
+            turn.cut(now_ns)
+            if turn.n_skipped and not turn.warned_empty:
+                turn.warned_empty = True
+                self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
+            if turn.closed:
+                continue
+            if turn.pending_text and turn.cut_all:
+                at_ns = turn.last_text_ns + settings.text_timeout_ms * _MS
+                if now_ns < at_ns:
+                    wake.append(at_ns)
+                elif now_ns - turn.last_text_ns < settings.limits.turn_idle_s * _S:
+                    turn.text_timed_out(now_ns)
+            if settings.limits.turn_idle_s:
+                at_ns = turn.last_text_ns + settings.limits.turn_idle_s * _S
+                if now_ns >= at_ns:
+                    self._intake.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
+                    self._intake.close_turn(turn, now_ns)
+                else:
+                    wake.append(at_ns)
+
+    def _end_played_turns(self, now_ns: int, wake: list[int]) -> None:
+        """Report marks that were played and end the turns that were, in order."""
+        peer_marks = self._sender.peer_marks
+        while self.turns:
+            turn = self.turns[0]
+            resolve_marks(turn)
+            if peer_marks and turn.playout.t0_ns is not None:
+                self._sender.announce_marks(turn)
+            elif turn.resolved:
+                position, _ = self._marks.playhead(turn, now_ns)
+                while turn.resolved and (turn.resolved[0].position or 0) <= position:
+                    self._marks.played(turn, turn.resolved.popleft())
+                if turn.resolved and turn.playout.t0_ns is not None:
+                    ahead = (turn.resolved[0].position or 0) - position
+                    wake.append(now_ns + max(1, -(-ahead * _S // self.settings.rate_hz)))
+            if not turn.sent_all:
+                return
+            if turn.playout.t0_ns is not None:
+                at_ns = turn.playout.end_ns()
+                if turn.announced:
+                    at_ns += self.settings.mark_timeout_ms * _MS
+                if now_ns < at_ns and not (peer_marks and not turn.announced):
+                    wake.append(at_ns)
+                    return
+            for mark in [*turn.announced, *turn.resolved, *turn.unresolved]:
+                self._marks.played(turn, mark)
+            self.turns.pop(0)
+            self._out.append(
+                m.Done(turn.id, turn.n_sent_samples * 1000 // self.settings.rate_hz, turn.n_chars,
+                       turn.underruns, latency(turn))
+            )
+            self._forget(turn, "done")
+
+    # -------------------------------------------------------------- details
+
+    def _forget(self, turn: Turn, outcome: str) -> None:
+        self.n_underruns += turn.underruns
+        self._sender.forget(turn)
+        self._intake.forget(turn, outcome)
+
+    def _finish(self, code: int, reason: str) -> None:
+        self.finished = True
+        self._out.append(Finish(code, reason))

@@ -1,0 +1,46 @@
+"""What a session is told once, when its call begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what one bot may ask of one call; 0 means none for `idle_s`, `turn_idle_s`, `text_chars_per_s`."""
+
+    turn_chars: int = 4000
+    queued_turns: int = 32
+    text_chars_per_s: int = 2000
+    pause_chars: int = 2000
+    resume_chars: int = 500
+    idle_s: int = 3600
+    turn_idle_s: int = 30
+    pending_marks: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How one call speaks.
+
+    `lead_ms` is how far ahead of real time frames are sent, `ahead_ms` how far ahead of the playout speech is
+    synthesised. `pace` "burst" sends whatever is ready at once, for peers that buffer.
+    """
+
+    session: str = "s"
+    call: str = "call"
+    codec: str = "ulaw"
+    rate_hz: int = 8000
+    ptime_ms: int = 20
+    pace: str = "realtime"
+    lead_ms: int = 200
+    ahead_ms: int = 2000
+    fade_ms: int = 5
+    fade_on_clear: bool = True
+    voice: str | None = None
+    lang: str | None = None
+    speed: float = 1.0
+    first_clause_chars: int = 24
+    text_timeout_ms: int = 1000
+    mark_timeout_ms: int = 2000
+    limits: Limits = Limits()

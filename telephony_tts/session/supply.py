@@ -1,0 +1,89 @@
+"""Sentences to the engine: one at a time, early enough that joints have no gap, never further ahead than `ahead_ms`."""
+
+from __future__ import annotations
+
+from telephony_tts.session.effects import Cancel, Effect, Pull, Synthesize
+from telephony_tts.session.turn import Part, Turn
+
+
+class Supply:
+    """Keeps the call's encoders fed. `turns` and `out` are the session's own lists."""
+
+    def __init__(self, turns: list[Turn], out: list[Effect], ahead_ns: int) -> None:
+        self._turns = turns
+        self._out = out
+        self._ahead_ns = ahead_ns
+        self._active: tuple[Turn, Part] | None = None
+        self._hungry = False
+        """A chunk has come and the engine waits to be asked for the next one."""
+
+    def poll(self, now_ns: int, media_end_ns: int) -> int | None:
+        """Submit or pull what is wanted now; returns when to look again."""
+        if self._active is not None:
+            if not self._hungry:
+                return None
+            pull_ns = self.dry_ns(now_ns, media_end_ns) - self._ahead_ns
+            if pull_ns > now_ns:
+                return pull_ns
+            utterance = self._active[1].utterance
+            assert utterance is not None
+            self._hungry = False
+            self._out.append(Pull(utterance.id))
+            return None
+        candidate = self._next(now_ns)
+        if candidate is None:
+            return None
+        turn, part = candidate
+        dry_ns = self.dry_ns(now_ns, media_end_ns)
+        if dry_ns - self._ahead_ns > now_ns:
+            return dry_ns - self._ahead_ns
+        deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
+        self._active = candidate
+        self._hungry = False
+        self._out.append(Synthesize(turn.submit(part, deadline_ns, now_ns)))
+        return None
+
+    def _next(self, now_ns: int) -> tuple[Turn, Part] | None:
+        """The next sentence in speaking order; a turn still open holds back the turns after it."""
+        for turn in self._turns:
+            turn.cut(now_ns)
+            part = turn.next_part()
+            if part is not None:
+                return turn, part
+            if not turn.text_exhausted:
+                return None
+        return None
+
+    def dry_ns(self, now_ns: int, media_end_ns: int) -> int:
+        """When the caller would hear silence if nothing more came from the engine."""
+        at_ns = max(now_ns, media_end_ns)
+        for turn in self._turns:
+            if turn.sent_all:
+                continue
+            if turn.playout.t0_ns is not None:
+                at_ns = max(now_ns, turn.playout.due_ns())
+            at_ns += turn.ready_ns()
+        return at_ns
+
+    def part_of(self, utterance_id: str) -> tuple[Turn, Part] | None:
+        """Whose audio this is; None when its turn is gone and so is the wish for it."""
+        if self._active is None:
+            return None
+        utterance = self._active[1].utterance
+        return self._active if utterance is not None and utterance.id == utterance_id else None
+
+    def fed(self) -> None:
+        """A chunk of the active utterance came."""
+        self._hungry = True
+
+    def ended(self) -> None:
+        """The active utterance is complete."""
+        self._active = None
+
+    def drop(self, turn: Turn) -> None:
+        """The turn was interrupted: cancel its utterance if one is in the engine."""
+        if self._active is not None and self._active[0] is turn:
+            utterance = self._active[1].utterance
+            assert utterance is not None
+            self._active = None
+            self._out.append(Cancel(utterance.id))

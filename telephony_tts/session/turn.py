@@ -1,0 +1,237 @@
+"""One turn: the bot's text, the sentences cut from it, and the audio they became.
+
+Text is cut lazily, a little at a time and only as far ahead as speech needs, so a turn of 4,000 characters costs
+the event loop no more at once than a short one. A turn owns everything that is its own (segmenter, encoder,
+schedule, marks) and all of it goes when the turn goes; audio that comes later finds no part to belong to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from telephony_tts.audio.encoder import Encoder
+from telephony_tts.engines.api import Chunk, Utterance
+from telephony_tts.session.playout import Playout
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
+from telephony_tts.text.segmenter import Segmenter, Sentence
+
+# Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
+_PIECE_CHARS = 256
+_SENTENCES_AHEAD = 2
+
+
+@dataclass(slots=True)
+class Part:
+    """A sentence on its way to speech."""
+
+    sentence: Sentence
+    index: int
+    ready_ns: int
+    spans: list[Span] = field(default_factory=list)
+    utterance: Utterance | None = None
+    submitted_ns: int | None = None
+    first_pcm_ns: int | None = None
+    start_sample: int | None = None
+    end_sample: int | None = None
+    words: list[tuple[int, int]] = field(default_factory=list)
+    """(offset in `utterance.text`, sample on the turn's timeline) at which each word ends."""
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A place in the speech. `name` is None for the ones we set ourselves to learn where the peer is."""
+
+    name: str | None
+    offset: int
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """The voice settings a turn begins with."""
+
+    voice: str | None
+    lang: str | None
+    speed: float
+    seed: int | None
+    instruct: str | None
+
+
+class Turn:
+    """See the module text. `seq` is unique within the call and names the turn towards the peer."""
+
+    def __init__(self, turn_id: str, seq: int, settings: SessionSettings, speaking: Speaking, now_ns: int) -> None:
+        self.id = turn_id
+        self.seq = seq
+        self.settings = settings
+        self.speaking = speaking
+        self.closed = False
+        self.parts: list[Part] = []
+        self.encoder = Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms)
+        lead_ms = settings.lead_ms if settings.pace == "realtime" else 24 * 3600 * 1000
+        self.playout = Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000)
+        self.begun_ns = now_ns
+        self.last_text_ns = now_ns
+        self.first_frame_ns: int | None = None
+        self.underruns = 0
+        self.in_gap = False
+        self.ready_since_ns = now_ns
+        self.sent_all = False
+        self.unresolved: list[Mark] = []
+        """Ordered by text offset; `resolved` and `announced` by place in the audio."""
+        self.resolved: deque[Mark] = deque()
+        self.announced: deque[Mark] = deque()
+        self.anchor: tuple[int, int] | None = None
+        """(sample, time) at which the peer last told us where it was."""
+        self.recent: deque[bytes] = deque()
+        self.again: deque[bytes] = deque()
+        """Frames to send once more, because a clear of an earlier turn emptied the peer's buffer."""
+        self._pieces: list[str] = []
+        self._text = ""
+        self.n_chars = 0
+        self._n_cut = 0
+        self._barriers: deque[int] = deque()
+        self._segmenter = Segmenter(speaking.lang, first_clause_chars=settings.first_clause_chars)
+        self.n_submitted = 0
+        self.n_done = 0
+        self.warned_empty = False
+        self.n_skipped = 0
+
+    # ------------------------------------------------------------------ text
+
+    @property
+    def text(self) -> str:
+        """All text received so far, as the bot wrote it."""
+        if self._pieces:
+            self._text += "".join(self._pieces)
+            self._pieces.clear()
+        return self._text
+
+    def append(self, text: str, now_ns: int) -> None:
+        self._pieces.append(text)
+        self.n_chars += len(text)
+        self.last_text_ns = now_ns
+
+    def close(self, now_ns: int) -> None:
+        """No more text will come."""
+        self.closed = True
+        self.last_text_ns = now_ns
+
+    def flush(self) -> None:
+        """What was received so far is to be spoken without waiting for the end of its sentence."""
+        self._barriers.append(self.n_chars)
+
+    @property
+    def cut_all(self) -> bool:
+        """No received text waits in front of the segmenter (some may still be pending inside it)."""
+        return self._n_cut == self.n_chars and not self._barriers
+
+    @property
+    def pending_text(self) -> bool:
+        return not self.cut_all or bool(self._segmenter.pending.strip())
+
+    @property
+    def text_exhausted(self) -> bool:
+        """Closed, and every sentence of it is among the parts."""
+        return self.closed and not self.pending_text
+
+    @property
+    def spoken_out(self) -> bool:
+        """All the audio of the turn is in the encoder."""
+        return self.text_exhausted and self.n_done == len(self.parts)
+
+    @property
+    def waiting_chars(self) -> int:
+        """Characters received and not yet given to the engine."""
+        begun = self.parts[self.n_submitted - 1].sentence.end if self.n_submitted else 0
+        return max(0, self.n_chars - begun)
+
+    def cut(self, now_ns: int) -> None:
+        """Cut sentences until two wait for the engine or the text is used up."""
+        while len(self.parts) - self.n_submitted < _SENTENCES_AHEAD:
+            if self._barriers and self._barriers[0] <= self._n_cut:
+                self._barriers.popleft()
+                self._add(self._segmenter.flush(), now_ns)
+                continue
+            if self._n_cut < self.n_chars:
+                end = min(self.n_chars, self._n_cut + _PIECE_CHARS)
+                if self._barriers:
+                    end = min(end, self._barriers[0])
+                piece = self.text[self._n_cut : end]
+                self._n_cut = end
+                self._add(self._segmenter.feed(piece), now_ns)
+                continue
+            if self.closed and self._segmenter.pending:
+                self._add(self._segmenter.flush(), now_ns)
+                continue
+            return
+
+    def text_timed_out(self, now_ns: int) -> None:
+        """The bot has been silent for a while: say what is pending, but never half a number."""
+        self._add(self._segmenter.timeout(), now_ns)
+
+    def _add(self, sentences: list[Sentence], now_ns: int) -> None:
+        for sentence in sentences:
+            if is_speakable(sentence.text):
+                self.parts.append(Part(sentence, len(self.parts), now_ns))
+            else:
+                self.n_skipped += 1
+
+    def next_part(self) -> Part | None:
+        """The first sentence the engine has not been given yet."""
+        return self.parts[self.n_submitted] if self.n_submitted < len(self.parts) else None
+
+    def submit(self, part: Part, deadline_ns: int, now_ns: int) -> Utterance:
+        """Normalise the sentence and make the utterance of it."""
+        speaking = self.speaking
+        lang = speaking.lang or detect_lang(part.sentence.text)
+        part.spans = normalize_spans(part.sentence.text, lang)
+        part.utterance = Utterance(
+            id=f"{self.settings.session}/{self.seq}/{part.index}",
+            text="".join(span.spoken for span in part.spans),
+            voice=speaking.voice,
+            lang=lang,
+            speed=speaking.speed,
+            seed=speaking.seed,
+            instruct=speaking.instruct,
+            call=self.settings.call,
+            turn=self.id,
+            deadline_ns=deadline_ns,
+        )
+        part.submitted_ns = now_ns
+        self.n_submitted += 1
+        return part.utterance
+
+    # ----------------------------------------------------------------- audio
+
+    def take(self, part: Part, chunk: Chunk, gain_db: float, now_ns: int) -> None:
+        """Audio of `part`; it may only come for one part at a time."""
+        if part.start_sample is None:
+            part.first_pcm_ns = now_ns
+            part.start_sample = self.encoder.begin(gain_db)
+        if not self.encoder.n_ready_frames:
+            self.ready_since_ns = now_ns
+        self.encoder.feed(chunk.pcm, chunk.sample_rate_hz)
+        for timing in chunk.timings:
+            at = part.start_sample + timing.end_sample * self.settings.rate_hz // chunk.sample_rate_hz
+            part.words.append((timing.end_char, at))
+
+    def end_part(self, part: Part) -> None:
+        if part.start_sample is None:
+            part.start_sample = self.encoder.begin(0.0)
+        part.end_sample = self.encoder.end()
+        self.n_done += 1
+
+    @property
+    def frame_samples(self) -> int:
+        return self.settings.rate_hz * self.settings.ptime_ms // 1000
+
+    @property
+    def n_sent_samples(self) -> int:
+        return self.playout.n_sent * self.frame_samples
+
+    def ready_ns(self) -> int:
+        """Playing time of what is encoded and not yet sent."""
+        return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns

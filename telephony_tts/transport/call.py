@@ -1,0 +1,334 @@
+"""One call: drives its session, owns its engine work and its two legs.
+
+Everything that happens to a call goes `session.something(..., now)` and then `pump`, which performs the effects
+synchronously. The only tasks are the engine's, all children of the call's TaskGroup; when the call ends they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+from telephony_tts import logs, metrics
+from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.engines.api import Engine, EngineStats, Utterance, Voice
+from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.session.effects import Cancel, Effect, Finish, Pull, Synthesize
+from telephony_tts.session.session import Session
+from telephony_tts.wire import messages as m
+
+_log = logs.get(__name__)
+
+Wire = tuple[bytes, bool]
+_SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
+_MISSED_EVENTS = 64
+"""Call events kept for a bot that is not there yet."""
+
+
+class Catalog(Protocol):
+    """The engines, as the transport needs them."""
+
+    def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]: ...
+    def stats(self) -> dict[str, EngineStats]: ...
+
+
+class Leg(Protocol):
+    """A socket of the call that can be written without waiting."""
+
+    def send_now(self, payload: bytes, is_text: bool) -> None: ...
+    def end(self, code: int, reason: str) -> None:
+        """Close in the background. Idempotent."""
+
+
+class Call:
+    """See the module text. `on_over` is called once, when nothing of the call is left to do."""
+
+    def __init__(self, session: Session, catalog: Catalog, kind: str) -> None:
+        self.session = session
+        self.id = session.settings.call
+        self.kind = kind
+        self.log = _log.bind(call=self.id)
+        self._catalog = catalog
+        self._loop = asyncio.get_running_loop()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gates: dict[str, asyncio.Event] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._claim: asyncio.TimerHandle | None = None
+        self._over = asyncio.Event()
+        self.started = asyncio.Event()
+        self.bot: Leg | None = None
+        self.media: Leg | None = None
+        self._encode_bot: Callable[[m.ToBot | m.Frame], Wire | None] | None = None
+        self._encode_media: Callable[[m.ToMedia], Wire | None] | None = None
+        self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
+        self._n_underruns = 0
+
+    # ---------------------------------------------------------------- legs
+
+    def expect(self, what: str, within_s: float) -> None:
+        """End the call if the missing leg ("bot" or "media") does not come in time."""
+        self._claim = self._loop.call_later(within_s, self._unclaimed, what)
+
+    def _unclaimed(self, what: str) -> None:
+        metrics.REFUSED.labels(reason="unclaimed").inc()
+        self.log.warning("unclaimed", missing=what)
+        message = f"no {what} leg came for call {self.id}"
+        self._to_bot(m.ErrorEvent(f"no_{what}", message, fatal=True))
+        self.finish(4404, message)
+
+    def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
+        """The bot is there: it learns what it missed and is heard from now on."""
+        self._claimed()
+        self.bot = leg
+        self._encode_bot = encode
+        self._to_bot(ready)
+        while self._missed:
+            self._to_bot(self._missed.popleft())
+
+    def join_media(self, leg: Leg, encode: Callable[[m.ToMedia], Wire | None]) -> None:
+        """The telephone side is there; frames go to it."""
+        self._claimed()
+        self.media = leg
+        self._encode_media = encode
+
+    def _claimed(self) -> None:
+        if self._claim is not None:
+            self._claim.cancel()
+            self._claim = None
+
+    def frames_to_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None]) -> None:
+        """Both legs are one socket."""
+        self.media = leg
+        self._encode_media = encode  # type: ignore[assignment]  # frames are all it gets: no media marks, no clear
+
+    def tell_bot(self, event: m.ToBot) -> None:
+        """Send the bot an event that is not the session's."""
+        self._to_bot(event)
+
+    def bot_left(self, reason: str) -> None:
+        """The bot's socket is gone: nobody would say what comes next, so the caller is let go."""
+        if self.bot is None:
+            return
+        self.bot = None
+        now_ns = monotonic_ns()
+        self.session.interrupt("bot_gone", now_ns)
+        self.pump(now_ns)
+        self.log.info("bot_left", reason=reason)
+        self.finish(1000, "the bot has left")
+
+    def media_left(self, reason: str) -> None:
+        """The telephone side is gone."""
+        if self.media is None:
+            return
+        self.media = None
+        now_ns = monotonic_ns()
+        self.session.hang_up(reason, now_ns)
+        self.pump(now_ns)
+
+    def finish(self, code: int, reason: str) -> None:
+        """End the call and both its legs. Idempotent."""
+        if self._over.is_set():
+            return
+        for leg in (self.media, self.bot):
+            if leg is not None:
+                leg.end(code, reason)
+        self._over.set()
+
+    async def run(self) -> None:
+        """Live until the call is over; returns with no task, timer or engine slot left."""
+        metrics.CALLS.labels(media=self.kind).inc()
+        live = metrics.CALLS_LIVE.labels(media=self.kind)
+        live.inc()
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self.started.set()
+                self.pump(monotonic_ns())
+                await self._over.wait()
+                for task in list(self._tasks.values()):
+                    task.cancel()
+        finally:
+            live.dec()
+            self._group = None
+            self._over.set()
+            self._claimed()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `work` as a child of the call: it ends with the call at the latest."""
+        assert self._group is not None
+        self._tasks[name] = self._group.create_task(work, name=name)
+
+    # -------------------------------------------------------------- driving
+
+    def receive(self, message: m.FromBot | m.FromMedia) -> None:
+        """A message of either leg."""
+        now_ns = monotonic_ns()
+        if type(message) is m.Configure and message.voice is not None:
+            try:
+                self._catalog.resolve(message.voice, message.lang, "")
+            except TelephonyTTSError as error:
+                message = m.Invalid(error.code, error.message)
+        elif type(message) is m.Text or type(message) is m.Say:
+            metrics.TEXT_CHARACTERS.inc(len(message.text))
+        self.session.receive(message, now_ns)
+        self.pump(now_ns)
+        if type(message) is m.Clear:
+            metrics.CANCEL_TO_SILENCE_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
+
+    def writable(self, flag: bool) -> None:
+        """The media socket is full, or has room again."""
+        self.session.writable(flag)
+        if flag:
+            self._loop.call_soon(self._tick)
+
+    def pump(self, now_ns: int) -> None:
+        """Perform all that is due and arm the timer for what is next."""
+        for effect in self.session.poll(now_ns):
+            if type(effect) is m.Frame:
+                metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
+                self._to_media(effect)
+            else:
+                self._perform(effect)
+        deadline_ns = self.session.deadline_ns()
+        if deadline_ns is None:
+            return
+        timer = self._timer
+        if timer is not None:
+            if self._timer_ns <= deadline_ns:
+                return
+            timer.cancel()
+        if self._over.is_set():
+            return
+        self._timer_ns = deadline_ns
+        # The loop's timers have a grain of 1 ms; rounding up avoids waking just before the moment.
+        self._timer = self._loop.call_later(max(0, deadline_ns - now_ns + NS_PER_MS // 2) / NS_PER_S, self._tick)
+
+    def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.pump(monotonic_ns())
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Synthesize):
+            self._start(effect.utterance)
+        elif isinstance(effect, Pull):
+            if (gate := self._gates.get(effect.utterance_id)) is not None:
+                gate.set()
+        elif isinstance(effect, Cancel):
+            if (task := self._tasks.get(effect.utterance_id)) is not None:
+                task.cancel()
+        elif isinstance(effect, Finish):
+            self._loop.call_soon(self.finish, effect.code, effect.reason)
+        elif isinstance(effect, m.MediaMark | m.MediaClear):
+            self._to_media(effect)
+        else:
+            assert not isinstance(effect, m.Frame)
+            self._count(effect)
+            self._to_bot(effect)
+
+    def _to_media(self, message: m.ToMedia) -> None:
+        if self.media is None or self._encode_media is None:
+            return
+        wire = self._encode_media(message)
+        if wire is not None:
+            _SENT["media"].inc(len(wire[0]))
+            self.media.send_now(*wire)
+
+    def _to_bot(self, message: m.ToBot) -> None:
+        if self.bot is None or self._encode_bot is None:
+            if isinstance(message, m.CallStarted | m.Dtmf):
+                self._missed.append(message)
+            return
+        wire = self._encode_bot(message)
+        if wire is not None:
+            _SENT["bot"].inc(len(wire[0]))
+            self.bot.send_now(*wire)
+
+    def _count(self, event: m.ToBot) -> None:
+        """Metrics and the log line of an event."""
+        match event:
+            case m.Started():
+                metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
+                self.log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
+            case m.Done():
+                metrics.TURNS.labels(outcome="done").inc()
+                self.log.info(
+                    "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
+                    latency=event.latency,
+                )
+            case m.Cleared():
+                metrics.TURNS.labels(outcome="cleared").inc()
+                self.log.info(
+                    "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
+                    heard=logs.speech(event.heard_text),
+                )
+            case m.ErrorEvent():
+                if event.turn is not None:
+                    metrics.TURNS.labels(outcome="error").inc()
+                self.log.warning("error", turn=event.turn or event.about, code=event.code, message_=event.message)
+            case m.MarkReached():
+                metrics.MARKS.labels(state=event.state).inc()
+            case m.WarningEvent():
+                self.log.info("warning", turn=event.turn, code=event.code)
+            case m.SentenceSpoken():
+                self.log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
+        n_underruns = self.session.n_underruns
+        if n_underruns != self._n_underruns:
+            metrics.UNDERRUNS.inc(n_underruns - self._n_underruns)
+            self._n_underruns = n_underruns
+
+    # --------------------------------------------------------------- engine
+
+    def _start(self, utterance: Utterance) -> None:
+        assert self._group is not None
+        gate = asyncio.Event()
+        self._gates[utterance.id] = gate
+        task = self._group.create_task(self._speak(utterance, gate), name=f"speak {utterance.id}")
+        self._tasks[utterance.id] = task
+
+    async def _speak(self, utterance: Utterance, gate: asyncio.Event) -> None:
+        """Pull one utterance from its engine, a chunk whenever the session asks for one."""
+        session = self.session
+        compute_ns = audio_ns = 0
+        engine_name = "none"
+        try:
+            engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+            engine_name = engine.name
+            async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
+                while True:
+                    asked_ns = monotonic_ns()
+                    chunk = await anext(chunks, None)
+                    now_ns = monotonic_ns()
+                    compute_ns += now_ns - asked_ns
+                    if chunk is None:
+                        break
+                    audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
+                    session.audio(utterance.id, chunk, now_ns, voice.gain_db)
+                    self.pump(now_ns)
+                    await gate.wait()
+                    gate.clear()
+            session.audio_ended(utterance.id, now_ns)
+            self.pump(now_ns)
+        except TelephonyTTSError as error:
+            self._failed(utterance, error)
+        except Exception:
+            self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
+            self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
+        finally:
+            del self._tasks[utterance.id], self._gates[utterance.id]
+            if audio_ns:
+                metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+
+    def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
+        now_ns = monotonic_ns()
+        self.session.audio_failed(utterance.id, error, now_ns)
+        self.pump(now_ns)

@@ -1,0 +1,117 @@
+"""The telephone side: a Twilio-shaped media stream that finds, or dials, the bot of its call."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from telephony_tts import logs, metrics
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.transport.bot_dial import dial_bot
+from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.stream_leg import new_call
+from telephony_tts.wire import messages as m
+from telephony_tts.wire.twilio import TwilioCodec
+
+_log = logs.get(__name__)
+_START_WITHIN_S = 10.0
+_LOGGED_MISTAKES = 10
+
+
+async def serve_twilio(
+    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
+) -> None:
+    """Serve one media leg until its socket is gone."""
+    leg = _TwilioLeg(connection, settings)
+    connection.listen(leg.on_message, leg.on_writable)
+    try:
+        async with asyncio.timeout(_START_WITHIN_S):
+            start = await leg.started
+    except TimeoutError:
+        _log.warning("media_never_started")
+        connection.end(4400, "no start event came")
+        await connection.gone()
+        return
+    except asyncio.CancelledError:
+        raise
+    call = registry.find(start.call)
+    if call is not None and call.media is not None:
+        metrics.REFUSED.labels(reason="call_taken").inc()
+        connection.end(4409, "the call already has a media leg")
+        await connection.gone()
+        return
+    if call is None:
+        speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
+        call = new_call(speech, catalog, media=False)
+        await registry.start(call)
+    try:
+        leg.attach(call, start)
+        if call.bot is None:
+            if settings.bot_url is not None:
+                call.spawn(dial_bot(call, settings), "dial bot")
+            else:
+                call.expect("bot", settings.call_claim_s)
+        await connection.gone()
+    finally:
+        call.media_left(leg.reason)
+
+
+class _TwilioLeg:
+    """What one media socket has said so far."""
+
+    def __init__(self, connection: CallConnection, settings: TransportSettings) -> None:
+        self._connection = connection
+        self._codec = TwilioCodec()
+        self._call: Call | None = None
+        self._waiting: list[m.FromMedia] = []
+        self._n_mistakes = 0
+        self._received = metrics.RECEIVED_BYTES.labels(leg="media")
+        self.started: asyncio.Future[m.MediaStart] = asyncio.get_running_loop().create_future()
+        self.reason = "closed"
+
+    def on_message(self, payload: bytes, is_text: bool) -> None:
+        self._received.inc(len(payload))
+        call = self._call
+        want_audio = call is not None and call.session.inbound != "none"
+        message = self._codec.decode(payload, want_audio, is_text)
+        if message is None or (type(message) is m.MediaAudio and not want_audio):
+            return
+        if isinstance(message, m.Invalid):
+            self._mistake(message)
+        elif isinstance(message, m.MediaStart):
+            if not self.started.done():
+                self.started.set_result(message)
+        elif call is None:
+            self._waiting.append(message)
+        else:
+            self._pass_on(call, message)
+
+    def on_writable(self, flag: bool) -> None:
+        if self._call is not None:
+            self._call.writable(flag)
+
+    def attach(self, call: Call, start: m.MediaStart) -> None:
+        """The call is known: everything goes to it from now on, first what came in between."""
+        call.join_media(self._connection, self._codec.encode)
+        self._call = call
+        call.session.attach_media(monotonic_ns(), marks=True, clears=True)
+        call.receive(start)
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._pass_on(call, message)
+
+    def _pass_on(self, call: Call, message: m.FromMedia) -> None:
+        if isinstance(message, m.MediaStop):
+            self.reason = message.reason
+            self._connection.end(1000, "stopped")
+        call.receive(message)
+
+    def _mistake(self, mistake: m.Invalid) -> None:
+        """Twilio has no error message to send back, so the log is the only place to tell."""
+        self._n_mistakes += 1
+        if self._n_mistakes <= _LOGGED_MISTAKES:
+            call_id = self._call.id if self._call is not None else None
+            _log.warning("media_message_refused", call=call_id, code=mistake.code, why=mistake.message)

@@ -1,0 +1,240 @@
+"""The listening socket: who may come in, to which call they belong, and how everybody leaves.
+
+    /v1/stream      a bot, with or without the caller's audio on the same socket (PROTOCOL.md)
+    /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
+    /healthz /readyz /metrics   plain HTTP on the same port
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from websockets.asyncio.server import Server as WebSocketServer
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from telephony_tts import logs, metrics
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.errors import Busy
+from telephony_tts.session.admission import Admission
+from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.media_leg import serve_twilio
+from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.stream_leg import serve_stream
+from telephony_tts.wire import twilio
+from telephony_tts.wire.messages import Invalid
+from telephony_tts.wire.query import StreamOptions, parse_stream_query
+
+_log = logs.get(__name__)
+_LAG_PERIOD_S = 0.1
+_CLOSE_TIMEOUT_S = 2.0
+_CLOSE_REASON = "the server is going away"
+
+
+class Server:
+    """Serves calls until told to drain. `ready` gates /readyz and new calls."""
+
+    def __init__(self, settings: TransportSettings, catalog: Catalog) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.registry = Registry()
+        self.admission = Admission(settings.max_calls, settings.max_frame_lateness_ms)
+        self.ready = False
+        self.draining = False
+        self._listener: WebSocketServer | None = None
+        self._drain_limit: asyncio.Timeout | None = None
+
+    @property
+    def port(self) -> int:
+        """The port really bound (the configured one may be 0)."""
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Server]:
+        """Listen for the duration of the context; on leaving, drain and close."""
+        settings = self.settings
+        async with asyncio.TaskGroup() as group:
+            self.registry.group = group
+            lag = group.create_task(self._watch_lag(), name="loop lag")
+            listener = await serve(
+                self._handle,
+                settings.host,
+                settings.port,
+                ssl=settings.tls,
+                compression=None,
+                process_request=self._answer,
+                select_subprotocol=_any_subprotocol,
+                create_connection=CallConnection,
+                max_size=settings.max_message_bytes,
+                ping_interval=settings.ping_interval_s,
+                ping_timeout=settings.ping_interval_s,
+                close_timeout=_CLOSE_TIMEOUT_S,
+                open_timeout=10,
+                server_header=None,
+                reuse_address=True,
+            )
+            self._listener = listener
+            self.ready = True
+            try:
+                yield self
+            finally:
+                await self.drain()
+                listener.close(code=1001, reason=_CLOSE_REASON)
+                await listener.wait_closed()
+                lag.cancel()
+
+    async def drain(self) -> None:
+        """Refuse new calls, let those that speak finish up to `drain_s`, then end what is left."""
+        self.draining = True
+        calls = self.registry.calls()
+        if not calls:
+            return
+        _log.info("draining", calls=len(calls), at_most_s=self.settings.drain_s)
+        now_ns = monotonic_ns()
+        for call in calls:
+            call.session.close(now_ns, code=1001, reason=_CLOSE_REASON)
+            call.pump(now_ns)
+        try:
+            async with asyncio.timeout(self.settings.drain_s) as self._drain_limit:
+                await self.registry.wait_empty()
+        except TimeoutError:
+            now_ns = monotonic_ns()
+            for call in self.registry.calls():
+                call.session.interrupt("drain", now_ns)
+                call.pump(now_ns)
+                call.finish(1001, _CLOSE_REASON)
+            await self.registry.wait_empty()
+
+    def stop_at_once(self) -> None:
+        """Do not wait for live speech any longer. Does nothing unless a drain is under way."""
+        if self._drain_limit is not None and not self._drain_limit.expired():
+            self._drain_limit.reschedule(asyncio.get_running_loop().time())
+
+    # ------------------------------------------------------------ handshake
+
+    def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Plain HTTP, or a refusal before the upgrade; None lets the WebSocket open."""
+        path = request.path.partition("?")[0]
+        plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
+        if plain is not None:
+            return plain(request)
+        assert isinstance(connection, CallConnection)
+        if path == "/v1/stream":
+            return self._admit_stream(connection, request)
+        if path == "/media/twilio":
+            return self._admit_twilio(request)
+        return _respond(HTTPStatus.NOT_FOUND, "no such path; WebSockets are served at /v1/stream and /media/twilio\n")
+
+    def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
+        options = parse_stream_query(request.path)
+        if isinstance(options, Invalid):
+            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.code}: {options.message}\n")
+        if not self._authorised(request, options):
+            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n")
+        connection.options = options
+        # A bot that joins a call which is already there adds nothing to the load.
+        joins = options.call is not None and self.registry.find(options.call) is not None
+        return None if joins else self._admit_call()
+
+    def _admit_twilio(self, request: Request) -> Response | None:
+        token = self.settings.twilio_auth_token
+        if token is not None:
+            base = self.settings.public_url or f"wss://{request.headers.get('Host', '')}"
+            url = base.rstrip("/") + request.path
+            if not twilio.verify(token, url, request.headers.get("X-Twilio-Signature")):
+                message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
+                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+        return self._admit_call()
+
+    def _admit_call(self) -> Response | None:
+        if self.draining or not self.ready:
+            response = self._refuse("draining", HTTPStatus.SERVICE_UNAVAILABLE, "draining: no new calls\n")
+            response.headers["Retry-After"] = "5"
+            return response
+        try:
+            n_queued = sum(stats.n_queued for stats in self.catalog.stats().values())
+            self.admission.check(len(self.registry), n_queued, monotonic_ns())
+        except Busy as busy:
+            response = self._refuse("busy", HTTPStatus.SERVICE_UNAVAILABLE, f"busy: {busy.message}\n")
+            response.headers["Retry-After"] = str(-(-busy.retry_after_ms // 1000))
+            return response
+        return None
+
+    def _authorised(self, request: Request, options: StreamOptions) -> bool:
+        tokens = self.settings.tokens
+        if not tokens:
+            return True
+        scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+        given = credential.strip() if scheme.lower() in ("bearer", "token") else options.token
+        if not given:
+            return False
+        # Every token is compared, so the time taken does not tell which one was nearly right.
+        return any([hmac.compare_digest(given.encode(), token.encode()) for token in tokens])
+
+    def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
+        metrics.REFUSED.labels(reason=reason).inc()
+        _log.info("refused", reason=reason, why=message.strip())
+        return _respond(status, message)
+
+    # ----------------------------------------------------------- plain HTTP
+
+    def _healthz(self, _request: Request) -> Response:
+        return _respond(HTTPStatus.OK, "ok\n")
+
+    def _readyz(self, _request: Request) -> Response:
+        if self.ready and not self.draining:
+            return _respond(HTTPStatus.OK, "ready\n")
+        return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
+
+    def _metrics(self, request: Request) -> Response:
+        options = parse_stream_query(request.path)
+        allowed = self.settings.metrics_without_token or (
+            isinstance(options, StreamOptions) and self._authorised(request, options)
+        )
+        if not allowed:
+            return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
+        for name, stats in self.catalog.stats().items():
+            metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
+            metrics.ENGINE_RUNNING.labels(engine=name).set(stats.n_running)
+        body, content_type = metrics.render()
+        return Response(200, "OK", Headers({"Content-Type": content_type, "Content-Length": str(len(body))}), body)
+
+    # -------------------------------------------------------------- sockets
+
+    async def _handle(self, connection: ServerConnection) -> None:
+        assert isinstance(connection, CallConnection) and connection.request is not None
+        connection.watch_slow_reader(self.settings.slow_reader_s)
+        if connection.request.path.startswith("/v1/stream"):
+            await serve_stream(connection, self.settings, self.registry, self.catalog)
+        else:
+            await serve_twilio(connection, self.settings, self.registry, self.catalog)
+
+    async def _watch_lag(self) -> None:
+        """How late the loop runs a timer is how late it would send a frame."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asked = loop.time()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            lag_ms = max(0.0, (loop.time() - asked - _LAG_PERIOD_S) * 1000)
+            metrics.EVENT_LOOP_LAG_MS.observe(lag_ms)
+            self.admission.observe_lateness(lag_ms, monotonic_ns())
+
+
+def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Never mandatory: take the first one offered, so that every client finds what it insists on."""
+    return offered[0] if offered else None
+
+
+def _respond(status: HTTPStatus, text: str) -> Response:
+    body = text.encode()
+    headers = Headers({"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))})
+    return Response(status.value, status.phrase, headers, body)

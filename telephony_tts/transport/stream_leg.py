@@ -1,0 +1,126 @@
+"""A bot on `/v1/stream`: alone with its audio on the same socket, or joining the call of a media leg."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from telephony_tts import metrics
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.session.session import Session
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.wire import messages as m
+from telephony_tts.wire.native import NativeCodec
+from telephony_tts.wire.query import StreamOptions
+
+_MEDIA_OPTIONS = ("codec", "rate_hz", "ptime_ms", "pace", "lead_ms")
+
+
+async def serve_stream(
+    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
+) -> None:
+    """Serve one bot until its socket is gone."""
+    options = connection.options
+    assert options is not None
+    joins = options.call is not None and options.audio in (None, "none")
+    audio = "none" if joins else options.audio or "base64"
+    call_id = options.call or f"c{secrets.token_hex(6)}"
+    codec = NativeCodec(audio, call_id, settings.speech.limits.turn_chars, options.inbound or "none")
+    call = registry.find(call_id)
+    if call is not None and (call.bot is not None or not joins):
+        _refuse_taken(connection, codec, call_id)
+        await connection.gone()
+        return
+    if call is None:
+        speech = settings.speech if joins else _speech(settings.speech, options)
+        call = new_call(replace(speech, call=call_id), catalog, media=not joins)
+        await registry.start(call)
+        if joins:
+            call.expect("media", settings.call_claim_s)
+    await _serve(connection, call, codec, options, joins)
+
+
+async def _serve(
+    connection: CallConnection, call: Call, codec: NativeCodec, options: StreamOptions, joins: bool
+) -> None:
+    try:
+        if not joins:
+            call.frames_to_bot(connection, codec.encode)
+        call.join_bot(connection, codec.encode, ready(call, codec.audio))
+        _warn_of_options(call, options, joins)
+        call.receive(m.Configure(options.voice, options.lang, inbound=options.inbound))
+
+        def on_message(payload: bytes, is_text: bool) -> None:
+            metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
+            call.receive(codec.decode(payload, is_text))
+
+        connection.listen(on_message, (lambda flag: None) if joins else call.writable)
+        await connection.gone()
+    finally:
+        call.bot_left(f"closed with {connection.protocol.close_code}")
+
+
+def new_call(speech: SessionSettings, catalog: Catalog, *, media: bool) -> Call:
+    """A call whose session begins now."""
+    speech = replace(speech, session=f"s{secrets.token_hex(6)}")
+    kind = "stream" if media else "twilio"
+    return Call(Session(speech, monotonic_ns(), media=media), catalog, kind)
+
+
+def ready(call: Call, audio: str) -> m.Ready:
+    """The greeting of a bot leg."""
+    speech = call.session.settings
+    limits = speech.limits
+    return m.Ready(
+        session=speech.session,
+        call=speech.call,
+        codec=speech.codec,
+        rate_hz=speech.rate_hz,
+        ptime_ms=speech.ptime_ms,
+        pace=speech.pace,
+        lead_ms=speech.lead_ms,
+        voice=speech.voice or "default",
+        limits={
+            "turn_chars": limits.turn_chars,
+            "queued_turns": limits.queued_turns,
+            "text_chars_per_s": limits.text_chars_per_s,
+            "idle_s": int(limits.idle_s),
+            "turn_idle_s": int(limits.turn_idle_s),
+        },
+    )
+
+
+def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
+    """The configured way of speaking, as far as the client did not ask for another."""
+    codec = options.codec or speech.codec
+    rate_hz = options.rate_hz or (speech.rate_hz if codec == speech.codec else 8000)
+    return replace(
+        speech,
+        codec=codec,
+        rate_hz=rate_hz,
+        ptime_ms=options.ptime_ms or speech.ptime_ms,
+        pace=options.pace or speech.pace,
+        lead_ms=speech.lead_ms if options.lead_ms is None else options.lead_ms,
+    )
+
+
+def _warn_of_options(call: Call, options: StreamOptions, joins: bool) -> None:
+    for name in options.unknown:
+        call.tell_bot(m.WarningEvent("unknown_option", f"option {name} is not known and was ignored"))
+    if joins:
+        for name in _MEDIA_OPTIONS:
+            if getattr(options, name) is not None:
+                message = f"{name} belongs to the media leg; it was ignored"
+                call.tell_bot(m.WarningEvent("option_ignored", message))
+
+
+def _refuse_taken(connection: CallConnection, codec: NativeCodec, call_id: str) -> None:
+    metrics.REFUSED.labels(reason="call_taken").inc()
+    wire = codec.encode(m.ErrorEvent("call_taken", f"call {call_id} already has a bot", fatal=True))
+    assert wire is not None
+    connection.send_now(*wire)
+    connection.end(4409, "the call already has a bot")

@@ -1,0 +1,182 @@
+"""A call without a world: the session driven in simulated time, with an engine whose audio names its turn.
+
+Every turn's audio is a constant of its own, so a frame's bytes tell which turn it belongs to; a test that looked at
+labels instead would pass with late audio on the wire.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from telephony_tts.audio.g711 import decode_ulaw
+from telephony_tts.engines.api import Chunk, Timing, Utterance
+from telephony_tts.session.effects import Cancel, Finish, Pull, Synthesize
+from telephony_tts.session.session import Session
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+
+MS = 1_000_000
+RATE_HZ = 24_000
+CHUNK_MS = 100
+STEP = 1500
+
+
+class World:
+    """Drives one session. `frames` are (time in ms, turn number heard or 0, payload), `events` everything else."""
+
+    def __init__(
+        self,
+        settings: SessionSettings | None = None,
+        *,
+        first_audio_ms: float = 0,
+        chunk_interval_ms: float = 0,
+        ms_per_char: int = 50,
+        timings: bool = True,
+        media: bool = True,
+        peer: bool = False,
+        peer_delay_ms: float = 0,
+    ) -> None:
+        self.now_ns = 1_000_000_000
+        self.start_ns = self.now_ns
+        self.session = Session(settings or SessionSettings(first_clause_chars=0), self.now_ns, media=media)
+        self.first_audio_ms = first_audio_ms
+        self.chunk_interval_ms = chunk_interval_ms
+        self.ms_per_char = ms_per_char
+        self.timings = timings
+        self.peer = peer
+        self.peer_delay_ms = peer_delay_ms
+        self.frames: list[tuple[float, int, bytes]] = []
+        self.events: list[Any] = []
+        self.log: list[Any] = []
+        self.submitted: list[tuple[float, Utterance]] = []
+        self.cancelled: list[str] = []
+        self.finished: Finish | None = None
+        self.turn_numbers: dict[str, int] = {}
+        self._later: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._queued: dict[str, list[Chunk]] = {}
+        self._peer_end_ns = 0
+        self._peer_marks: list[tuple[int, str]] = []
+        if peer:
+            self.session.attach_media(self.now_ns, marks=True, clears=True)
+        self.pump()
+
+    # ------------------------------------------------------------- actions
+
+    @property
+    def now_ms(self) -> float:
+        return (self.now_ns - self.start_ns) / MS
+
+    def send(self, message: Any) -> None:
+        self.session.receive(message, self.now_ns)
+        self.pump()
+
+    def say(self, text: str, turn: str | None = None) -> None:
+        self.send(m.Say(text, turn))
+
+    def run(self, ms: float) -> None:
+        """Let simulated time pass, waking the session exactly when it asked."""
+        end_ns = self.now_ns + round(ms * MS)
+        for _ in range(1_000_000):
+            deadline_ns = self.session.deadline_ns()
+            if self._later and (deadline_ns is None or self._later[0][0] <= deadline_ns):
+                at_ns, _, action = self._later[0]
+                if at_ns > end_ns:
+                    break
+                heapq.heappop(self._later)
+                self.now_ns = max(self.now_ns, at_ns)
+                action()
+            elif deadline_ns is not None and deadline_ns <= end_ns:
+                self.now_ns = max(self.now_ns, deadline_ns)
+            else:
+                break
+            self.pump()
+        else:
+            raise AssertionError("the session asks to be woken for ever")
+        self.now_ns = end_ns
+
+    def jump(self, ms: float) -> None:
+        """The event loop stalls: time passes and nobody polls."""
+        self.now_ns += round(ms * MS)
+
+    def pump(self) -> None:
+        for effect in self.session.poll(self.now_ns):
+            self.log.append(effect)
+            if isinstance(effect, m.Frame):
+                self.frames.append((self.now_ms, heard_turn(effect.payload), effect.payload))
+                self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + 20 * MS
+            elif isinstance(effect, Synthesize):
+                self._synthesize(effect.utterance)
+            elif isinstance(effect, Pull):
+                self._pull(effect.utterance_id)
+            elif isinstance(effect, Cancel):
+                self.cancelled.append(effect.utterance_id)
+                self._queued.pop(effect.utterance_id, None)
+            elif isinstance(effect, Finish):
+                self.finished = effect
+            elif isinstance(effect, m.MediaMark):
+                if self.peer:
+                    at_ns = max(self._peer_end_ns, self.now_ns)
+                    self._at(at_ns, lambda name=effect.name: self.session.receive(m.MediaMark(name), self.now_ns))
+            elif isinstance(effect, m.MediaClear):
+                self._peer_end_ns = 0
+                self.events.append(effect)
+            else:
+                self.events.append(effect)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def terminals(self, turn: str) -> list[Any]:
+        return [e for e in self.events if isinstance(e, m.Done | m.Cleared | m.ErrorEvent) and e.turn == turn]
+
+    # -------------------------------------------------------------- engine
+
+    def _at(self, at_ns: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (at_ns, next(self._order), action))
+
+    def _synthesize(self, utterance: Utterance) -> None:
+        self.submitted.append((self.now_ms, utterance))
+        number = self.turn_numbers.setdefault(utterance.turn, len(self.turn_numbers) + 1)
+        self._queued[utterance.id] = self.chunks_of(utterance, number)
+        self._at(self.now_ns + round(self.first_audio_ms * MS), lambda: self._give(utterance.id))
+
+    def _pull(self, utterance_id: str) -> None:
+        self._at(self.now_ns + round(self.chunk_interval_ms * MS), lambda: self._give(utterance_id))
+
+    def _give(self, utterance_id: str) -> None:
+        chunks = self._queued.get(utterance_id)
+        if chunks is None:
+            return
+        if chunks:
+            self.session.audio(utterance_id, chunks.pop(0), self.now_ns)
+        else:
+            del self._queued[utterance_id]
+            self.session.audio_ended(utterance_id, self.now_ns)
+
+    def chunks_of(self, utterance: Utterance, number: int) -> list[Chunk]:
+        """The utterance as `ms_per_char` of a constant per character, in chunks of CHUNK_MS."""
+        n_char = self.ms_per_char * RATE_HZ // 1000
+        pcm = np.full(len(utterance.text) * n_char, STEP * number, np.int16)
+        timings = []
+        at = 0
+        for word in utterance.text.split(" "):
+            if word:
+                timings.append(Timing(at, at + len(word), at * n_char, (at + len(word)) * n_char))
+            at += len(word) + 1
+        n_chunk = CHUNK_MS * RATE_HZ // 1000
+        chunks = []
+        for start in range(0, len(pcm), n_chunk):
+            known = tuple(t for t in timings if start <= t.start_sample < start + n_chunk) if self.timings else ()
+            chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, known))
+        return chunks
+
+
+def heard_turn(payload: bytes) -> int:
+    """The number of the turn whose audio is in the frame; 0 for silence."""
+    level = np.abs(decode_ulaw(payload).astype(int)).max()
+    return round(level / STEP)
