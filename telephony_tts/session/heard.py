@@ -32,13 +32,14 @@ def heard_offset(turn: Turn, position: int) -> int:
 def mark_position(turn: Turn, offset: int) -> int | None:
     """The sample by which all text before `offset` has been spoken; None while that is not known."""
     last_end = 0
+    offset = len(turn.text[:offset].rstrip())
     for part in turn.parts:
         if part.sentence.start >= offset:
             break
-        if part.end_sample is None:
-            return None
         if part.sentence.end > offset:
             return _sample_in_part(part, offset)
+        if part.end_sample is None:
+            return None
         last_end = part.end_sample
     covered = turn.parts[-1].sentence.end if turn.parts else 0
     if covered >= offset or turn.text_exhausted or not turn.text[covered:offset].strip():
@@ -76,14 +77,13 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
     return _to_source(part, min(len(spoken), int(fraction * len(spoken))))
 
 
-def _sample_in_part(part: Part, offset: int) -> int:
-    """The sample at which the sentence has been spoken up to source `offset`."""
-    assert part.utterance is not None and part.start_sample is not None and part.end_sample is not None
+def _sample_in_part(part: Part, offset: int) -> int | None:
+    """The sample at which the sentence has been spoken up to source `offset`; known with its word's timing."""
     wanted = offset - part.sentence.start
     for end_char, end_sample in part.words:
         if _to_source(part, end_char) >= wanted:
             return end_sample
-    if part.words:
+    if part.words or part.end_sample is None or part.start_sample is None or part.utterance is None:
         return part.end_sample
     n_spoken = _to_spoken(part, wanted)
     n_samples = part.end_sample - part.start_sample

@@ -41,6 +41,9 @@ class Intake:
         if turn_id is not None and any(turn.id == turn_id for turn in self._turns):
             self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
             return
+        if self._implicit is not None:
+            # A bot that begins a whole turn has nothing to add to the one it left open.
+            self.close_turn(self._implicit, now_ns)
         turn = self._new(turn_id, len(text), now_ns)
         if turn is not None:
             turn.append(text, now_ns)

@@ -105,15 +105,15 @@ class Sender:
     def _run_dry(self, turn: Turn, now_ns: int) -> bool:
         """The next frame is due and not there. True if draining the encoder brought frames out."""
         waits_for_engine = turn.n_done < len(turn.parts)
+        if not turn.is_dry:
+            turn.is_dry = True
+            turn.underruns += waits_for_engine
         if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
             # Between utterances: the end of the last word must not wait inside the resampler for the next sentence.
             turn.encoder.drain()
             if turn.encoder.n_ready_frames:
                 return True
-        if not turn.in_gap:
-            turn.in_gap = True
-            if waits_for_engine:
-                turn.underruns += 1
+        turn.in_gap = True
         return False
 
     def _remember(self, turn: Turn, payload: bytes) -> None:

@@ -22,7 +22,7 @@ from telephony_tts.session.intake import Intake
 from telephony_tts.session.marks import Marks
 from telephony_tts.session.report import latency, status
 from telephony_tts.session.sender import Sender
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.session.supply import Supply
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire import messages as m
@@ -40,7 +40,8 @@ class Session:
         self._out: list[Effect] = []
         self._sender = Sender(self.turns, self._out)
         self._sender.open = media
-        self._supply = Supply(self.turns, self._out, settings.ahead_ms * _MS)
+        ahead_ms = settings.ahead_ms if settings.pace == "realtime" else UNPACED_MS
+        self._supply = Supply(self.turns, self._out, ahead_ms * _MS)
         self._media = media
         self._media_clears = False
         self._marks = Marks(settings, self._sender, self._out)
@@ -314,16 +315,13 @@ class Session:
         settings = self.settings
         for turn in self.turns:
             turn.cut(now_ns)
-            if turn.n_skipped and not turn.warned_empty:
-                turn.warned_empty = True
-                self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
             if turn.closed:
                 continue
             if turn.pending_text and turn.cut_all:
                 at_ns = turn.last_text_ns + settings.text_timeout_ms * _MS
                 if now_ns < at_ns:
                     wake.append(at_ns)
-                elif now_ns - turn.last_text_ns < settings.limits.turn_idle_s * _S:
+                else:
                     turn.text_timed_out(now_ns)
             if settings.limits.turn_idle_s:
                 at_ns = turn.last_text_ns + settings.limits.turn_idle_s * _S
@@ -360,6 +358,8 @@ class Session:
             for mark in [*turn.announced, *turn.resolved, *turn.unresolved]:
                 self._marks.played(turn, mark)
             self.turns.pop(0)
+            if turn.n_skipped or not turn.parts:
+                self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
             self._out.append(
                 m.Done(turn.id, turn.n_sent_samples * 1000 // self.settings.rate_hz, turn.n_chars,
                        turn.underruns, latency(turn))

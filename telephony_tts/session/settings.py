@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNPACED_MS = 24 * 3600 * 1000
+"""The lead of a call that is not paced: more than any call lasts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from telephony_tts.audio.encoder import Encoder
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.session.playout import Playout
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 
@@ -70,13 +70,16 @@ class Turn:
         self.closed = False
         self.parts: list[Part] = []
         self.encoder = Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms)
-        lead_ms = settings.lead_ms if settings.pace == "realtime" else 24 * 3600 * 1000
+        lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
         self.playout = Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000)
         self.begun_ns = now_ns
         self.last_text_ns = now_ns
         self.first_frame_ns: int | None = None
         self.underruns = 0
         self.in_gap = False
+        """A frame was missing when it was due: the schedule moves when the next one goes out."""
+        self.is_dry = False
+        """The engine or the bot was late; true until audio comes, so that one lateness counts once."""
         self.ready_since_ns = now_ns
         self.sent_all = False
         self.unresolved: list[Mark] = []
@@ -96,7 +99,6 @@ class Turn:
         self._segmenter = Segmenter(speaking.lang, first_clause_chars=settings.first_clause_chars)
         self.n_submitted = 0
         self.n_done = 0
-        self.warned_empty = False
         self.n_skipped = 0
 
     # ------------------------------------------------------------------ text
@@ -211,6 +213,7 @@ class Turn:
         if part.start_sample is None:
             part.first_pcm_ns = now_ns
             part.start_sample = self.encoder.begin(gain_db)
+        self.is_dry = False
         if not self.encoder.n_ready_frames:
             self.ready_since_ns = now_ns
         self.encoder.feed(chunk.pcm, chunk.sample_rate_hz)

@@ -1,0 +1,161 @@
+"""The written guarantees (PROTOCOL.md §7) under random histories: what is promised holds whatever happens when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from telephony_tts.errors import EngineError
+from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.wire import messages as m
+from world import World, heard_turn
+
+TEXTS = [
+    "Hello. ", "Your balance is fine", " today. Thank you", "!", "One two three four five six.", "😀", "", "好的，请稍等。",
+    "wait", "A. B. C. D. ", "... ",
+]
+TURNS = [None, None, "a", "b", "c"]
+
+text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS), st.booleans())
+say = st.tuples(st.just("say"), st.sampled_from(TEXTS), st.sampled_from(TURNS))
+verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
+time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
+other = st.tuples(st.sampled_from(["status", "blocked", "unblocked", "fail", "dtmf", "heard"]))
+action = st.one_of(text, text, say, verb, time, time, other)
+worlds = st.fixed_dictionaries(
+    {
+        "first_audio_ms": st.sampled_from([0, 30, 300]),
+        "chunk_interval_ms": st.sampled_from([0, 60, 130]),
+        "ms_per_char": st.sampled_from([7, 20]),
+        "timings": st.booleans(),
+        "peer": st.booleans(),
+        "peer_delay_ms": st.sampled_from([0, 80]),
+    }
+)
+
+
+class Judge:
+    """Feeds a world and remembers what was asked of it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.n_marks = 0
+        self.written: dict[str, list[str]] = {}
+
+    def do(self, action: tuple[Any, ...]) -> None:
+        world, session = self.world, self.world.session
+        match action:
+            case ("text", piece, turn, last):
+                world.send(m.Text(piece, turn, last))
+            case ("say", piece, turn):
+                world.send(m.Say(piece, turn))
+            case ("end", turn):
+                world.send(m.End(turn))
+            case ("flush", turn):
+                world.send(m.Flush(turn))
+            case ("clear", turn):
+                world.send(m.Clear(turn))
+            case ("mark", turn):
+                self.n_marks += 1
+                world.send(m.Mark(f"m{self.n_marks}", turn))
+            case ("run", ms):
+                world.run(ms)
+            case ("jump", ms):
+                world.jump(ms)
+            case ("blocked",) | ("unblocked",):
+                session.writable(action[0] == "unblocked")
+                world.pump()
+            case ("fail",):
+                if world.submitted:
+                    session.audio_failed(world.submitted[-1][1].id, EngineError("broken"), world.now_ns)
+                    world.pump()
+            case ("dtmf",):
+                world.send(m.MediaDtmf("5"))
+            case ("heard",):
+                world.send(m.Clear(None, 120))
+            case ("status",):
+                world.send(m.Status())
+
+
+def judge(world: World, judge: Judge) -> None:
+    world.session.writable(True)
+    world.session.close(world.now_ns)
+    world.pump()
+    world.run(120_000)
+    assert world.finished is not None, "a closing session must finish"
+    assert not world.session.turns
+
+    over: dict[str, Any] = {}
+    for event in world.log:
+        if isinstance(event, m.Done | m.Cleared) or (isinstance(event, m.ErrorEvent) and event.turn is not None):
+            assert event.turn not in over, f"{event.turn} ended twice: {over[event.turn]} and {event}"
+            over[event.turn] = event
+    started = {event.turn for event in world.of(m.Started)}
+    assert started <= over.keys()
+    assert {turn for turn in over if not isinstance(over[turn], m.ErrorEvent)} <= {e.turn for e in over.values()}
+
+    marks = Counter(event.name for event in world.of(m.MarkReached))
+    refused = sum(event.code == "unknown_turn" for event in world.of(m.ErrorEvent))
+    assert set(marks.values()) <= {1}
+    assert len(marks) + refused == judge.n_marks
+
+    numbers = world.turn_numbers
+    silent: set[int] = set()
+    for event in world.log:
+        if isinstance(event, m.Cleared | m.ErrorEvent) and event.turn in numbers:
+            silent.add(numbers[event.turn])
+        elif isinstance(event, m.Frame):
+            assert heard_turn(event.payload) not in silent, "audio of a turn after it was cleared"
+
+    for event in world.of(m.Cleared):
+        assert event.heard_chars == len(event.heard_text)
+        assert event.heard_text == event.heard_text.rstrip()
+        assert event.basis in ("marks", "clock", "client")
+
+
+@given(st.lists(action, max_size=25), worlds)
+@example([("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30})
+@example(
+    [("say", "Hello. ", "a"), ("say", "wait", "b"), ("mark", "b"), ("run", 150), ("clear", "a"), ("run", 1500)],
+    {"peer": True, "ms_per_char": 20},
+)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any]) -> None:
+    limits = Limits(queued_turns=6, turn_idle_s=5)
+    world = World(SessionSettings(first_clause_chars=0, limits=limits), **shape)
+    bot = Judge(world)
+    for step in history:
+        bot.do(step)
+    judge(world, bot)
+
+
+@given(
+    st.lists(st.sampled_from(["One two three. ", "Four, five! ", "Six seven eight nine", " ten."]), min_size=1, max_size=6),
+    st.lists(st.integers(0, 300), max_size=20),
+    st.sampled_from([0, 40, 250]),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_turn_left_alone_is_heard_whole_and_in_time(
+    pieces: list[str], stalls: list[int], first_audio_ms: int, peer: bool
+) -> None:
+    """Whatever the loop's stalls, the frames are the audio, every one of them, and none earlier than lead allows."""
+    world = World(first_audio_ms=first_audio_ms, peer=peer)
+    world.send(m.Text("".join(pieces), "a", last=True))
+    for stall in stalls:
+        world.jump(stall)
+        world.pump()
+        world.run(20)
+    world.run(60_000)
+    (done,) = world.of(m.Done)
+    quiet = World()
+    quiet.send(m.Text("".join(pieces), "a", last=True))
+    quiet.run(60_000)
+    if not done.underruns:
+        assert [payload for _, _, payload in world.frames] == [payload for _, _, payload in quiet.frames]
+    t0_ms = world.frames[0][0]
+    lead_ms = world.session.settings.lead_ms
+    for n, (at_ms, _, _) in enumerate(world.frames):
+        assert at_ms >= t0_ms + n * 20 - lead_ms - 0.001

@@ -1,0 +1,134 @@
+"""What the caller heard, in the bot's own characters."""
+
+from __future__ import annotations
+
+import pytest
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+from world import World
+
+# 50 ms per character: "Your balance is" ends at 750 ms.
+BALANCE = "Your balance is forty euros. Thank you for calling."
+
+
+def cleared_at(ms: float, text: str = BALANCE, **shape: object) -> m.Cleared:
+    world = World(**shape)  # type: ignore[arg-type]
+    world.say(text, "a")
+    world.run(ms)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.heard_text + cleared.unheard_text == text
+    return cleared
+
+
+@pytest.mark.parametrize("timings", [True, False])
+@pytest.mark.parametrize(
+    ("ms", "heard"),
+    [(0, ""), (150, ""), (210, "Your"), (590, "Your"), (610, "Your balance"), (760, "Your balance is")],
+)
+def test_cut_at_the_last_whole_word(ms: float, heard: str, timings: bool) -> None:
+    cleared = cleared_at(ms, timings=timings)
+    assert cleared.heard_text == heard
+    assert (cleared.heard_chars, cleared.basis, cleared.reason) == (len(heard), "clock", "clear")
+
+
+def test_heard_ms_is_what_was_played_and_not_what_was_sent() -> None:
+    world = World()
+    world.say(BALANCE)
+    world.run(760)
+    assert len(world.frames) * 20 == 980
+    world.send(m.Clear())
+    assert world.of(m.Cleared)[0].heard_ms == 760
+
+
+def test_a_heard_sentence_keeps_its_full_stop() -> None:
+    assert cleared_at(1420).heard_text == "Your balance is forty euros."
+
+
+def test_a_number_half_spoken_was_not_heard() -> None:
+    # "$42.50" is read out as words and counts only as a whole.
+    text = "It is $42.50 today, sir."
+    spoken = World()
+    spoken.say(text)
+    spoken.run(1)
+    utterance = spoken.submitted[0][1].text
+    assert "42" not in utterance
+    end_ms = 50 * utterance.index(" today")
+    assert cleared_at(end_ms - 30, text).heard_text == "It is"
+    assert cleared_at(end_ms + 30, text).heard_text == "It is $42.50"
+
+
+def test_chinese_is_cut_at_a_character() -> None:
+    # one "word" without timings: five of nine characters at 50 ms each
+    cleared = cleared_at(255, "您的订单已经发出了。", timings=False)
+    assert cleared.heard_text == "您的订单已"
+
+
+def test_while_the_sentence_is_still_being_synthesised() -> None:
+    world = World(chunk_interval_ms=10_000)
+    world.say("one two three four five six")
+    world.run(5000)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.heard_ms <= 100
+    assert cleared.heard_text == ""
+
+
+def test_the_client_knows_better() -> None:
+    world = World()
+    world.say(BALANCE, "a")
+    world.run(1000)
+    world.send(m.Clear("a", heard_ms=620))
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_text, cleared.heard_ms, cleared.basis) == ("Your balance", 620, "client")
+
+
+def test_a_client_cannot_have_heard_what_was_not_sent() -> None:
+    world = World()
+    world.say(BALANCE, "a")
+    world.run(100)
+    world.send(m.Clear("a", heard_ms=60_000))
+    assert world.of(m.Cleared)[0].heard_ms <= 320
+
+
+def test_a_peer_that_plays_late_was_heard_less_of() -> None:
+    """The first mark's echo tells that the peer began 150 ms after we sent: the clock alone would say too much."""
+    by_clock = cleared_at(760)
+    world = World(peer=True, peer_delay_ms=150)
+    world.say(BALANCE, "a")
+    world.run(760)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.basis == "marks"
+    assert 590 <= cleared.heard_ms <= 630
+    assert (by_clock.heard_text, cleared.heard_text) == ("Your balance is", "Your balance")
+
+
+def test_a_peer_that_never_echoes_is_judged_by_the_clock() -> None:
+    world = World()
+    world.session.attach_media(world.now_ns, marks=True, clears=True)
+    world.say(BALANCE)
+    world.run(760)
+    world.send(m.Clear())
+    assert (world.of(m.Cleared)[0].heard_ms, world.of(m.Cleared)[0].basis) == (760, "clock")
+
+
+def test_underruns_do_not_count_as_heard() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=0), chunk_interval_ms=400)
+    world.say("one two three four five six.")
+    world.run(1000)
+    n_ms = len(world.frames) * 20
+    world.send(m.Clear())
+    assert world.of(m.Cleared)[0].heard_ms <= n_ms < 500
+
+
+def test_all_turns_tell_what_was_heard_of_each() -> None:
+    world = World()
+    world.say("One two.", "a")
+    world.say("Three four.", "b")
+    world.say("Five.", "c")
+    world.run(700)
+    world.send(m.Clear())
+    heard = {event.turn: event.heard_text for event in world.of(m.Cleared)}
+    assert heard == {"b": "Three", "c": ""}
+    assert [done.turn for done in world.of(m.Done)] == ["a"]

@@ -1,0 +1,190 @@
+"""Frames on the wire: when each goes, and what a late engine, a stalled loop or a full socket do to it."""
+
+from __future__ import annotations
+
+import pytest
+from telephony_tts.session.playout import Playout
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+from world import World
+
+MS = 1_000_000
+LONG = "one two three four five six seven eight nine ten eleven twelve."
+
+
+def test_playout_is_one_schedule_without_drift() -> None:
+    playout = Playout(20 * MS, 60 * MS)
+    playout.start(1000 * MS)
+    due = []
+    for _ in range(5):
+        due.append((playout.send_ns() // MS, playout.due_ns() // MS))
+        playout.n_sent += 1
+    assert due == [(940, 1000), (960, 1020), (980, 1040), (1000, 1060), (1020, 1080)]
+
+
+def test_playout_moves_by_exactly_the_gap() -> None:
+    playout = Playout(20 * MS, 0)
+    playout.start(0)
+    playout.n_sent = 3
+    assert playout.resume_at(60 * MS) == 0, "not late at the very moment it is due"
+    assert playout.resume_at(95 * MS) == 35 * MS
+    assert playout.due_ns() == 95 * MS
+    assert playout.played_ns(95 * MS) == 60 * MS
+    assert playout.played_ns(105 * MS) == 60 * MS, "what was not sent cannot have been heard"
+
+
+def test_first_frame_at_once_and_never_further_ahead_than_the_lead() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=100))
+    world.say(LONG)
+    world.run(0.5)
+    assert [at for at, _, _ in world.frames] == [0] * 6
+    world.run(2000)
+    assert [at for at, _, _ in world.frames] == [max(0, n * 20 - 100) for n in range(len(world.frames))]
+    assert len(world.frames) == 106
+
+
+def test_a_minute_of_speech_ends_on_the_schedule() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=40))
+    world.say(" ".join([LONG] * 20))
+    world.run(90_000)
+    (done,) = world.of(m.Done)
+    assert done.audio_ms >= 60_000 and done.underruns == 0
+    ended = [at for at, _, _ in world.frames][-1]
+    assert ended == (len(world.frames) - 1) * 20 - 40
+
+
+def test_after_a_stall_all_due_frames_go_at_once_and_the_schedule_stays() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=60))
+    world.say(LONG)
+    world.run(500)
+    n_before = len(world.frames)
+    world.jump(300)
+    world.pump()
+    assert len(world.frames) == n_before + 15
+    late_ms = [effect.late_ns / MS for effect in world.log if isinstance(effect, m.Frame)][-15:]
+    assert late_ms == [280 - 20 * n for n in range(15)], "each frame knows how late it left"
+    world.run(3000)
+    assert world.frames[-1][0] == (len(world.frames) - 1) * 20 - 60
+    assert world.of(m.Done)[0].underruns == 0
+
+
+def test_an_engine_gap_counts_once_and_moves_the_schedule() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=40), chunk_interval_ms=150)
+    world.say("one two three four")
+    world.run(5000)
+    (done,) = world.of(m.Done)
+    assert done.underruns >= 3
+    first = [world.frames[0][0]] + [b[0] for a, b in zip(world.frames, world.frames[1:], strict=False) if b[0] - a[0] > 100]
+    assert len(first) >= 3, "the gaps are where the engine left them"
+    n_speech = sum(turn == 1 for _, turn, _ in world.frames)
+    assert abs(n_speech - 45) <= 2, "nothing was dropped or doubled to make up for them"
+
+
+def test_a_bot_that_writes_slowly_is_no_underrun_and_the_last_word_is_not_held_back() -> None:
+    world = World()
+    world.send(m.Text("One two three.", "a"))
+    world.send(m.Flush("a"))
+    world.run(1500)
+    n_speech = sum(turn == 1 for _, turn, _ in world.frames)
+    assert n_speech >= 35, "all 700 ms were sent, also what a resampler would hold back"
+    assert not world.of(m.Done)
+    world.send(m.Text(" Four.", "a", last=True))
+    world.run(3000)
+    (done,) = world.of(m.Done)
+    assert done.underruns == 0
+    assert sum(turn == 1 for _, turn, _ in world.frames) >= n_speech + 12
+
+
+def test_two_turns_follow_without_gap_or_overlap() -> None:
+    world = World()
+    world.say("one two three.", "a")
+    world.say("four five six.", "b")
+    world.run(4000)
+    assert [done.turn for done in world.of(m.Done)] == ["a", "b"]
+    heard = [turn for _, turn, _ in world.frames if turn]
+    assert heard == sorted(heard) and set(heard) == {1, 2}
+    gaps = {round(b[0] - a[0]) for a, b in zip(world.frames[11:], world.frames[12:], strict=False)}
+    assert gaps == {20}
+
+
+def test_a_later_turn_starts_at_once_when_the_line_is_quiet() -> None:
+    world = World()
+    world.say("one.", "a")
+    world.run(3000)
+    n = len(world.frames)
+    world.say("two.", "b")
+    assert world.frames[n:] == []  # the engine's answer is an event of its own
+    world.run(0)
+    assert world.frames[n][0] == 3000
+
+
+def test_burst_sends_all_at_once_and_still_knows_when_it_is_heard() -> None:
+    world = World(SessionSettings(first_clause_chars=0, pace="burst"))
+    world.say(LONG)
+    world.run(1)
+    assert len(world.frames) >= 155
+    assert not world.of(m.Done)
+    world.run(1000)
+    world.send(m.Clear())
+    assert world.of(m.Cleared)[0].heard_text == "one two three four"
+
+
+def test_a_full_socket_holds_frames_and_a_clear_drops_them() -> None:
+    world = World()
+    world.say(LONG)
+    world.run(200)
+    world.session.writable(False)
+    n = len(world.frames)
+    world.run(400)
+    assert len(world.frames) == n
+    world.send(m.Clear())
+    world.session.writable(True)
+    world.pump()
+    world.run(1000)
+    assert len(world.frames) == n, "frames of the cleared turn did not come out when the socket had room again"
+
+
+def test_a_socket_that_has_room_again_gets_all_that_is_due() -> None:
+    world = World()
+    world.say(LONG)
+    world.run(200)
+    world.session.writable(False)
+    world.run(400)
+    world.session.writable(True)
+    world.pump()
+    assert len(world.frames) == 600 // 20 + 11
+
+
+def test_no_media_leg_no_frames_until_there_is_one() -> None:
+    world = World(media=False)
+    world.say(LONG)
+    world.run(1000)
+    assert world.frames == [] and world.submitted, "speech is prepared, not sent"
+    world.session.attach_media(world.now_ns, marks=False, clears=False)
+    world.pump()
+    assert world.frames[0][0] == 1000
+    world.run(5000)
+    assert world.of(m.Done)[0].audio_ms == 3160
+
+
+def test_synthesis_stays_within_ahead_of_the_listener() -> None:
+    world = World(SessionSettings(first_clause_chars=0, ahead_ms=1000))
+    world.say(" ".join(["one two three four."] * 12))
+    world.run(100)
+    assert len(world.submitted) <= 3, "2 sentences of 950 ms are enough for one second"
+    world.run(30_000)
+    (done,) = world.of(m.Done)
+    assert done.underruns == 0 and len(world.submitted) == 12
+    starts = [event.start_ms for event in world.of(m.SentenceSpoken)]
+    for (at_ms, _), start_ms in zip(world.submitted[2:], starts[2:], strict=True):
+        assert start_ms - at_ms <= 1000 + 200, "never earlier than ahead_ms before it is needed"
+
+
+@pytest.mark.parametrize("pace", ["realtime", "burst"])
+def test_the_engine_is_asked_for_the_most_urgent_first(pace: str) -> None:
+    world = World(SessionSettings(first_clause_chars=0, pace=pace))
+    world.say("one two three four. five six seven eight.")
+    world.run(5000)
+    first, second = (utterance for _, utterance in world.submitted)
+    assert first.deadline_ns <= world.start_ns, "nobody hears anything yet: at once"
+    assert second.deadline_ns > world.start_ns + 500 * MS
