@@ -1,0 +1,287 @@
+"""Every setting, its default, and the one place that reads files and environment variables.
+
+`load()` merges, weakest first: the defaults below, a YAML file, the environment, the caller's overrides (command-line
+flags). A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
+
+Environment: TELEPHONY_TTS_TOKENS (separated by commas), TELEPHONY_TTS_BOT_TOKEN, TELEPHONY_TTS_TWILIO_AUTH_TOKEN.
+Secrets appear neither in the repr of a section nor in an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from telephony_tts.errors import ConfigError
+from telephony_tts.schema import Between, OneOf, Url, names, read_section, show
+
+Count = Annotated[int, Between(1, 1e9)]
+Milliseconds = Annotated[int, Between(0, 600_000)]
+Seconds = Annotated[float, Between(0.001, 86_400)]
+IdleSeconds = Annotated[int, Between(0, 86_400)]
+
+ENGINES = ("hibari", "espeak", "fake")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files; both or neither."""
+
+    cert: str | None = None
+    key: str | None = None
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.cert is None) != (self.key is None):
+            yield f"{'cert' if self.cert is None else 'key'}: missing; a certificate and its key go together"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The listening socket and who may use it. Without `tokens` everyone who reaches the port may.
+
+    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Between(0, 65_535)] = 8080
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    tokens_file: str | None = None
+    metrics_without_token: bool = True
+    tls: Tls = field(default_factory=Tls)
+    public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
+    drain_s: Annotated[float, Between(0, 3_600)] = 30.0
+    max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
+    slow_reader_s: Seconds = 5.0
+    ping_interval_s: Seconds = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server and one call may use; beyond it a clear error, never a slower neighbour.
+
+    0 means no limit for `text_chars_per_s`, `idle_s` and `turn_idle_s`.
+    """
+
+    calls: Count = 200
+    queued_turns: Count = 32
+    turn_chars: Count = 4_000
+    text_chars_per_s: Annotated[int, Between(0, 1e9)] = 2_000
+    idle_s: IdleSeconds = 3_600
+    turn_idle_s: IdleSeconds = 30
+    call_claim_s: Seconds = 20.0
+    max_frame_lateness_ms: Annotated[int, Between(1, 10_000)] = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """What a call starts with; the bot may change most of it. No `voice` means the default engine's first one."""
+
+    voice: str | None = None
+    lang: str | None = None
+    speed: Annotated[float, Between(0.5, 2.0)] = 1.0
+    codec: Annotated[str, OneOf(("ulaw", "alaw", "pcm"))] = "ulaw"
+    rate_hz: Annotated[int, OneOf((8_000, 16_000, 24_000, 48_000))] = 8_000
+    ptime_ms: Annotated[int, OneOf((10, 20, 30, 40, 60))] = 20
+    pace: Annotated[str, OneOf(("realtime", "burst"))] = "realtime"
+    lead_ms: Milliseconds = 200
+    ahead_ms: Milliseconds = 2_000
+    first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
+    text_timeout_ms: Annotated[int, Between(1, 600_000)] = 1_000
+    pause_chars: Count = 2_000
+    resume_chars: Annotated[int, Between(0, 1e9)] = 500
+
+    def conflicts(self) -> Iterator[str]:
+        if self.codec != "pcm" and self.rate_hz != 8_000:
+            yield f"rate_hz: {self.rate_hz} does not go with codec {self.codec}; G.711 is 8000 Hz"
+        if self.ahead_ms < self.lead_ms:
+            yield f"ahead_ms: {self.ahead_ms} is less than lead_ms ({self.lead_ms}); audio must exist before it is sent"
+        if self.resume_chars >= self.pause_chars:
+            yield f"resume_chars: {self.resume_chars} is not below pause_chars ({self.pause_chars})"
+
+
+@dataclass(frozen=True, slots=True)
+class Hibari:
+    workers: Annotated[int, Between(1, 64)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Espeak:
+    workers: Annotated[int, Between(1, 64)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fake:
+    """Tones instead of speech, for load tests. `rtf` 0.5 is twice as fast as real time, 0 instant."""
+
+    first_audio_ms: Annotated[float, Between(0, 60_000)] = 0.0
+    rtf: Annotated[float, Between(0, 100)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Which engine speaks: the route of the text's language, else `default`."""
+
+    default: Annotated[str, OneOf(ENGINES)] = "hibari"
+    routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
+    hibari: Hibari = field(default_factory=Hibari)
+    espeak: Espeak = field(default_factory=Espeak)
+    fake: Fake = field(default_factory=Fake)
+
+    def conflicts(self) -> Iterator[str]:
+        for lang, engine in self.routes.items():
+            if engine not in ENGINES:
+                yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bot:
+    """With `url` the server dials the bot for each media call. The URL may carry a secret, so it is not shown."""
+
+    url: Annotated[str | None, Url(("ws", "wss"))] = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    connect_timeout_s: Seconds = 5.0
+    inbound: Annotated[str, OneOf(("none", "base64", "binary"))] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Twilio:
+    """With `auth_token` each media connection must carry a valid X-Twilio-Signature."""
+
+    auth_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
+    format: Annotated[str, OneOf(("json", "text"))] = "json"
+    spoken_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    server: Server = field(default_factory=Server)
+    limits: Limits = field(default_factory=Limits)
+    speech: Speech = field(default_factory=Speech)
+    engines: Engines = field(default_factory=Engines)
+    bot: Bot = field(default_factory=Bot)
+    twilio: Twilio = field(default_factory=Twilio)
+    log: Log = field(default_factory=Log)
+
+
+ENVIRONMENT = {"TELEPHONY_TTS_BOT_TOKEN": "bot.token", "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token"}
+
+
+def load(
+    path: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Read the settings. `overrides` has dotted keys ("server.port"); None as its value means "not given".
+
+    Paths in the file are relative to the file's folder, paths in `overrides` to the current one.
+    Raises ConfigError with one line per problem.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    tree = {} if path is None else _read_file(path, problems)
+    from_environment = [(key, environ.get(name) or None) for name, key in ENVIRONMENT.items()]
+    for key, value in [*from_environment, *(overrides or {}).items()]:
+        if value is not None:
+            _put(tree, key, value)
+    config = read_section(Config, tree, problems)
+    server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
+    for name, file in (("cert", server.tls.cert), ("key", server.tls.key)):
+        if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
+            problems.append(f"server.tls.{name}: cannot read {file}")
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
+    return replace(config, server=server)
+
+
+class _Loader(yaml.SafeLoader):
+    """Notes keys given twice, which YAML forbids and PyYAML lets pass (the last one would win in silence)."""
+
+    repeated: list[str]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    self.repeated.append(f"{key.value}: given twice in one section (line {key.start_mark.line + 1})")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    loader = _Loader(text)
+    loader.repeated = problems
+    try:
+        tree = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark
+        where = f", line {at.line + 1}, column {at.column + 1}" if at else ""
+        raise ConfigError(f"{path}{where}: not YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets a date such as 2026-13-40 through as ValueError
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    finally:
+        loader.dispose()
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected sections ({', '.join(names(Config))}), found {show(tree)}")
+    for key in ("server.tokens_file", "server.tls.cert", "server.tls.key"):
+        value = _get(tree, key)
+        if isinstance(value, str):
+            _put(tree, key, str(Path(path).parent / value))
+    return tree
+
+
+def _get(tree: dict[Any, Any], dotted: str) -> object:
+    value: object = tree
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _put(tree: dict[Any, Any], dotted: str, value: object) -> None:
+    """Set a value by its dotted key. A section of the wrong type stays, for `read_section` to report."""
+    *sections, last = dotted.split(".")
+    here: Any = tree
+    for name in sections:
+        if here.get(name) is None:
+            here[name] = {}
+        here = here[name]
+        if not isinstance(here, dict):
+            return
+    here[last] = value
+
+
+def _gather_tokens(server: Server, environ: Mapping[str, str], problems: list[str]) -> tuple[str, ...]:
+    found = [("server.tokens", token) for token in server.tokens]
+    if server.tokens_file is not None:
+        try:
+            lines = Path(server.tokens_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            problems.append(f"server.tokens_file: cannot read {server.tokens_file}")
+        else:
+            lines = [line.strip() for line in lines]
+            found += [("server.tokens_file", line) for line in lines if line and not line.startswith("#")]
+    listed = environ.get("TELEPHONY_TTS_TOKENS", "").split(",")
+    found += [("TELEPHONY_TTS_TOKENS", token.strip()) for token in listed if token.strip()]
+    for source, token in found:
+        # An empty token would let everyone in; the rest could not be written in a header or a URL.
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            problems.append(f"{source}: a token must be visible ASCII characters without spaces")
+    return tuple(dict.fromkeys(token for _, token in found))

@@ -1,0 +1,163 @@
+"""Reading a tree of plain values (from YAML) strictly into nested frozen dataclasses.
+
+The dataclass is the schema: its field types and defaults, a rule in `Annotated` where a type says too little, a
+`conflicts()` method for what one field alone cannot tell, and `field(repr=False)` for a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Annotated, Any, TypeVar
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+    def accepts(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+    def expected(self, kind: str) -> str:
+        return f"{kind} from {_plain(self.low)} to {_plain(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    choices: tuple[str | int, ...]
+
+    def accepts(self, value: Any) -> bool:
+        return value in self.choices
+
+    def expected(self, kind: str) -> str:
+        return "one of " + ", ".join(str(choice) for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A URL with one of `schemes` and a host."""
+
+    schemes: tuple[str, ...]
+
+    def accepts(self, value: Any) -> bool:
+        scheme, _, rest = value.partition("://")
+        return scheme in self.schemes and rest.strip("/") != "" and " " not in rest
+
+    def expected(self, kind: str) -> str:
+        return "a URL beginning with " + " or ".join(f"{scheme}://" for scheme in self.schemes)
+
+
+def read_section(section: type[Section], raw: object, problems: list[str], path: str = "") -> Section:
+    """Build the dataclass `section` from the mapping `raw` (None is an empty one).
+
+    What is wrong is appended to `problems`, one "key.path: what, expected what" each, and keeps its default.
+    """
+    return _Reader(section, problems).section(section, raw, path)
+
+
+def names(section: type) -> list[str]:
+    """The keys a section allows."""
+    return [item.name for item in fields(section)]
+
+
+def show(value: object) -> str:
+    """`value` for an error message: short, whatever it is."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+class _Reader:
+    def __init__(self, root: type, problems: list[str]) -> None:
+        self._problems = problems
+        hints: dict[str, type] = typing.get_type_hints(root)
+        self._sections = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+    def section(self, section: type[Section], raw: object, path: str) -> Section:
+        if raw is None:
+            raw = {}
+        if not isinstance(raw, Mapping):
+            keys = ", ".join(names(section))
+            self._problems.append(f"{path}: {show(raw)} is not a section; expected the keys {keys}")
+            return section()
+        n_before = len(self._problems)
+        self._problems += [self._unknown(section, key, path) for key in raw if key not in names(section)]
+        hints = typing.get_type_hints(section, include_extras=True)
+        given: dict[str, Any] = {}
+        for item in fields(section):  # type: ignore[arg-type]  # a dataclass, which a TypeVar cannot say
+            if item.name not in raw:
+                continue
+            key, value, hint = _join(path, item.name), raw[item.name], hints[item.name]
+            if is_dataclass(hint):
+                given[item.name] = self.section(typing.cast(type[Any], hint), value, key)
+                continue
+            try:
+                given[item.name] = _convert(hint, value)
+            except ValueError as expected:
+                shown = show(value) if item.repr else "the value (not shown)"
+                self._problems.append(f"{key}: {shown} is wrong; expected {expected}")
+        built = section(**given)
+        if len(self._problems) == n_before and hasattr(built, "conflicts"):
+            self._problems += [_join(path, conflict) for conflict in built.conflicts()]
+        return built
+
+    def _unknown(self, section: type, key: object, path: str) -> str:
+        """Name the key and the likeliest one meant: spelt alike in this section, or the same in another."""
+        near = difflib.get_close_matches(str(key), names(section), n=1)
+        near += [f"{name}.{key}" for name, other in self._sections.items() if key in names(other)]
+        guess = f' Did you mean "{near[0]}"?' if near else ""
+        return f"{_join(path, str(key))}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
+
+
+def _convert(hint: Any, value: object) -> object:
+    """`value` as the type `hint`; ValueError, saying what is expected, if it is not of that type and range."""
+    hint, *rules = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    kinds = typing.get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    if typing.get_origin(hint) is tuple:
+        return _texts(value)
+    if typing.get_origin(hint) is Mapping:
+        return _text_by_text(value)
+    kind, fits = _SCALARS[kinds[0]]
+    if not fits(value) or not all(rule.accepts(value) for rule in rules):
+        expected = rules[0].expected(kind) if rules else kind
+        quotes = "; put it in quotes" if kinds[0] is str and value is not None and not isinstance(value, str) else ""
+        raise ValueError(expected + (" or null" if NoneType in kinds else "") + quotes)
+    return kinds[0](value)
+
+
+_SCALARS: dict[type, tuple[str, Any]] = {
+    # A bool is an int to Python, and "port: yes" is none of ours. NaN and infinity are refused by every range.
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    float: ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str) and value != ""),
+}
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError("a list of text, each in quotes")
+    return tuple(value)
+
+
+def _text_by_text(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ValueError('a mapping of text to text; put words that YAML reads as yes or no in quotes, such as "no"')
+    return dict(value)
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,251 @@
+"""The configuration: strict, complete in its complaints, silent about secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from telephony_tts.config import Config, load
+from telephony_tts.errors import ConfigError
+from telephony_tts.session.settings import SessionSettings
+
+SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
+
+
+def problems_of(text: str, folder: Path, **environ: str) -> list[str]:
+    """The lines, after the first, of the error that loading `text` ends in."""
+    file = folder / "server.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(str(file), environ=environ)
+    first, *rest = caught.value.message.split("\n  ")
+    count = "1 problem" if len(rest) == 1 else f"{len(rest)} problems"
+    assert first == f"{file}: {count}"
+    return rest
+
+
+def loaded(text: str, folder: Path, **environ: str) -> Config:
+    file = folder / "server.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load(str(file), environ=environ)
+
+
+def keys_of(tree: object, path: str = "") -> set[str]:
+    if not isinstance(tree, dict) or path == "engines.routes":
+        return {path}
+    return {found for name, part in tree.items() for found in keys_of(part, f"{path}.{name}".strip("."))}
+
+
+# ------------------------------------------------------------------- the defaults
+
+
+def test_the_shipped_file_shows_every_key_with_its_default() -> None:
+    assert load(str(SHIPPED), environ={}) == Config()
+    shown = keys_of(yaml.safe_load(SHIPPED.read_text(encoding="utf-8")))
+    assert shown == keys_of(dataclasses.asdict(Config()))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "server:\nlimits:\n", "{}"])
+def test_an_empty_file_is_the_defaults(text: str, tmp_path: Path) -> None:
+    assert loaded(text, tmp_path) == load(environ={}) == Config()
+
+
+def test_the_session_starts_from_the_same_defaults() -> None:
+    """They are written down twice, because the session may not know the configuration."""
+    session = dataclasses.asdict(SessionSettings())
+    bounds = session.pop("limits")
+    for section, theirs in ((Config().speech, session), (Config().limits, bounds), (Config().speech, bounds)):
+        ours = dataclasses.asdict(section)
+        shared = ours.keys() & theirs.keys()
+        assert shared and {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+
+
+def test_the_defaults_listen_on_loopback_only() -> None:
+    assert (Config().server.host, Config().server.port) == ("127.0.0.1", 8080)
+
+
+# ----------------------------------------------------------------------- reading
+
+
+def test_values_of_the_file_arrive_and_the_rest_stays_default(tmp_path: Path) -> None:
+    config = loaded(
+        "server: {port: 9000, drain_s: 5}\n"
+        "speech: {codec: pcm, rate_hz: 16000, lang: 'no'}\n"
+        "engines: {default: fake, fake: {rtf: 0.25}, routes: {'no': espeak}}\n",
+        tmp_path,
+    )
+    assert config.server.port == 9000
+    assert config.server.drain_s == 5.0 and isinstance(config.server.drain_s, float)
+    assert (config.speech.codec, config.speech.rate_hz, config.speech.lang) == ("pcm", 16_000, "no")
+    assert (config.engines.default, config.engines.fake.rtf) == ("fake", 0.25)
+    assert config.engines.routes == {"no": "espeak"}
+    assert config.limits == Config().limits and config.server.host == "127.0.0.1"
+
+
+def test_overrides_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("bot: {token: of-file}\ntwilio: {auth_token: of-file}\nserver: {port: 1}\n")
+    environ = {"TELEPHONY_TTS_BOT_TOKEN": "of-environment", "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "of-environment"}
+    overrides = {"bot.token": "of-flag", "server.port": 3, "twilio.auth_token": None, "log.level": None}
+    config = load(str(file), overrides, environ)
+    assert config.bot.token == "of-flag"
+    assert config.twilio.auth_token == "of-environment", "None in the overrides means: no flag was given"
+    assert config.server.port == 3
+    assert load(str(file), environ={}).bot.token == "of-file"
+    assert load(str(file), environ={"TELEPHONY_TTS_BOT_TOKEN": ""}).bot.token == "of-file"
+
+
+def test_an_override_is_checked_like_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"server\.port: 70000 is wrong; expected a whole number from 0 to 65535"):
+        load(None, {"server.port": 70_000}, {})
+    with pytest.raises(ConfigError, match=r'server\.prot: unknown key\. Did you mean "port"'):
+        load(None, {"server.prot": 80}, {})
+
+
+def test_tokens_are_the_union_of_list_file_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# the ops team\nfrom-file\n\n  twice  \n")
+    config = loaded(
+        "server: {tokens: [listed, twice], tokens_file: tokens}\n", tmp_path, TELEPHONY_TTS_TOKENS="from-env, twice,"
+    )
+    assert config.server.tokens == ("listed", "twice", "from-file", "from-env")
+
+
+def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, here = tmp_path / "etc", tmp_path / "here"
+    for folder in (beside, here):
+        folder.mkdir()
+        for name in ("c.pem", "k.pem"):
+            (folder / name).touch()
+    monkeypatch.chdir(here)
+    config = loaded("server: {tls: {cert: c.pem, key: k.pem}}\n", beside)
+    assert config.server.tls.cert == str(beside / "c.pem")
+    flags = {"server.tls.cert": "c.pem", "server.tls.key": "k.pem"}
+    assert load(str(beside / "server.yaml"), flags, {}).server.tls.cert == "c.pem"
+
+
+# ------------------------------------------------------------------- complaining
+
+
+def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
+    found = problems_of(
+        "server: {prot: 1, port: 99999, drain_s: soon}\n"
+        "limits: {calls: 0}\n"
+        "speech: {codec: opus}\n"
+        "engines: {fake: {frist_audio_ms: 3}, routes: {zh: esspeak}}\n"
+        "colour: blue\n"
+        "log: loud\n",
+        tmp_path,
+    )
+    assert [line.split(":")[0] for line in found] == [
+        "colour",
+        "server.prot",
+        "server.port",
+        "server.drain_s",
+        "limits.calls",
+        "speech.codec",
+        "engines.fake.frist_audio_ms",
+        "log",
+    ], "keys of no section first, then section by section; routes wait until their section's own fields are right"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("server: {prot: 1}", 'server.prot: unknown key. Did you mean "port"? Allowed here: host, port, tokens, '),
+        ("port: 1", 'port: unknown key. Did you mean "server.port"? Allowed here: server, limits, speech, '),
+        ("server: {colour: 1}", "server.colour: unknown key. Allowed here: host, "),
+        ("server: {port: '80'}", "server.port: '80' is wrong; expected a whole number from 0 to 65535"),
+        ("server: {port: true}", "server.port: True is wrong; expected a whole number from 0 to 65535"),
+        ("server: {port: 80.0}", "server.port: 80.0 is wrong; expected a whole number"),
+        ("server: {port: null}", "server.port: None is wrong; expected a whole number"),
+        ("server: {drain_s: .nan}", "server.drain_s: nan is wrong; expected a number from 0 to 3600"),
+        ("server: {drain_s: .inf}", "server.drain_s: inf is wrong; expected a number"),
+        (f"server: {{drain_s: 1{'0' * 400}}}", "server.drain_s: 1000"),
+        ("server: {host: ''}", "server.host: '' is wrong; expected text"),
+        ("server: {tokens: abc}", "server.tokens: the value (not shown) is wrong; expected a list of text"),
+        ("server: {tokens: ['']}", "server.tokens: a token must be visible ASCII characters"),
+        ("server: {tokens: ['a b']}", "server.tokens: a token must be visible ASCII characters"),
+        ("server: {tokens: ['señor']}", "server.tokens: a token must be visible ASCII characters"),
+        ("server: {tokens_file: nowhere}", "server.tokens_file: cannot read "),
+        ("server: {tls: {cert: c.pem}}", "server.tls.key: missing; a certificate and its key go together"),
+        ("server: {public_url: example.com}", "server.public_url: 'example.com' is wrong; expected a URL beginning"),
+        ("server: [1]", "server: [1] is not a section; expected the keys host, port"),
+        ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),
+        ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),
+        ("speech: {rate_hz: 16000}", "speech.rate_hz: 16000 does not go with codec ulaw; G.711 is 8000 Hz"),
+        ("speech: {lead_ms: 900, ahead_ms: 800}", "speech.ahead_ms: 800 is less than lead_ms (900)"),
+        ("speech: {pause_chars: 5, resume_chars: 5}", "speech.resume_chars: 5 is not below pause_chars (5)"),
+        ("speech: {lang: no}", "speech.lang: False is wrong; expected text or null; put it in quotes"),
+        ("engines: {routes: {no: espeak}}", "engines.routes: {False: 'espeak'} is wrong; expected a mapping of text"),
+        ("engines: {routes: {zh: espek}}", "engines.routes.zh: no engine is named 'espek'; expected one of hibari, "),
+        ("bot: {url: 'http://bot'}", "bot.url: the value (not shown) is wrong; expected a URL beginning with ws://"),
+        ("bot: {url: 'ws://'}", "bot.url: the value (not shown) is wrong"),
+        ("log: {spoken_text: 1}", "log.spoken_text: 1 is wrong; expected true or false"),
+        ("log: {level: info}\nlog: {level: debug}", "log: given twice in one section (line 2)"),
+        ("log:\n  level: info\n  level: debug", "level: given twice in one section (line 3)"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_was_expected(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "c.pem").touch()
+    (line,) = problems_of(text, tmp_path)
+    assert line.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"server: {port: 1", "line 1, column 17: not YAML"),
+        (b"- a\n- b\n", "expected sections (server, limits, speech, engines, bot, twilio, log), found ['a', 'b']"),
+        (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
+        (b"server: !!python/object:os.system {}", "not YAML"),
+        (b"server: {host: 2026-13-40}", "not YAML: month must be in 1..12"),
+        (b"{[1]: 2}", "not YAML: found unhashable key"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_a_config_error(text: bytes, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        load(str(file), environ={})
+    assert caught.value.message.startswith(str(file))
+    assert problem in caught.value.message
+
+
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        load(str(tmp_path / "none.yaml"), environ={})
+
+
+# ----------------------------------------------------------------------- secrets
+
+
+def test_secrets_are_not_in_the_repr(tmp_path: Path) -> None:
+    config = loaded(
+        "server: {tokens: [s3cret-a]}\nbot: {url: 'wss://u:s3cret-b@bot/?k=s3cret-c', token: s3cret-d}\n"
+        "twilio: {auth_token: s3cret-e}\n",
+        tmp_path,
+        TELEPHONY_TTS_TOKENS="s3cret-f",
+    )
+    assert config.server.tokens == ("s3cret-a", "s3cret-f")
+    assert config.twilio.auth_token == "s3cret-e"
+    assert "s3cret" not in repr(config) and "8080" in repr(config)
+
+
+def test_secrets_are_not_in_the_errors(tmp_path: Path) -> None:
+    found = problems_of(
+        "server: {tokens: [33331111]}\nbot: {url: '3333://bot', token: 33332222}\ntwilio: {auth_token: 33334444}\n",
+        tmp_path,
+        TELEPHONY_TTS_TOKENS="3333 5555",
+    )
+    assert len(found) == 5
+    assert "3333" not in "".join(found)
+
+
+def test_settings_cannot_be_changed_after_loading() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().server.port = 1  # type: ignore[misc]

@@ -1,0 +1,277 @@
+"""Who may import whom (ARCHITECTURE.md), held by reading the source.
+
+The table is data; `violations()` judges one file against it. The tests judge the tree, and then judge the judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "telephony_tts"
+MAX_LINES = 400
+FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "helper", "misc"}
+
+TASKS = frozenset({"asyncio", "concurrent", "multiprocessing", "queue", "sched", "signal", "subprocess", "threading"})
+IO = frozenset({"os", "select", "selectors", "socket", "ssl"})
+"""With `time`, what code that decides without I/O, clock and tasks has no use for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a part may import: of ours, from outside, and which of the standard library it may not."""
+
+    ours: frozenset[str] = frozenset()
+    outside: frozenset[str] = frozenset()
+    not_stdlib: frozenset[str] = frozenset()
+
+
+def row(ours: str = "", outside: str = "", not_stdlib: frozenset[str] = frozenset()) -> Row:
+    return Row(frozenset(ours.split()), frozenset(outside.split()), not_stdlib)
+
+
+EVERYTHING = row("*", "*")
+
+# The longest name that a module's own begins with decides. A package may always import from itself.
+TABLE: dict[str, Row] = {
+    "telephony_tts": row(),
+    "telephony_tts.errors": row(),
+    "telephony_tts.clock": row(),
+    "telephony_tts.schema": row(),
+    "telephony_tts.metrics": row(outside="prometheus_client"),
+    "telephony_tts.logs": row("errors clock"),
+    "telephony_tts.config": row("errors schema", "yaml"),
+    "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
+    "telephony_tts.text.normalizer": row("errors", "wetext", TASKS | IO),
+    "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
+    "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
+    "telephony_tts.session": row("errors text audio wire engines.api", "numpy", TASKS | IO),
+    "telephony_tts.engines": row("errors metrics clock", "numpy"),
+    "telephony_tts.engines.hibari": row("errors metrics clock", "numpy hibari onnxruntime"),
+    "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
+    "telephony_tts.engines.cosyvoice2": row("errors metrics clock", "numpy"),
+    **{
+        f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")
+        for name in ("runner", "sampling", "weights", "model", "features")
+    },
+    "telephony_tts.transport": row("errors metrics clock wire session engines.api logs", "websockets"),
+    "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
+    "telephony_tts.app": EVERYTHING,
+    "telephony_tts.cli": EVERYTHING,
+    "telephony_tts.__main__": row("cli"),
+    "sip_bridge": row("wire audio errors clock metrics logs"),
+}
+
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
+"""Engines may share what lies beside them, not reach into each other."""
+
+GUARDED = {"wetext"}
+"""Extras that a core module may use but must do without."""
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    guarded: bool
+
+
+def imports(tree: ast.AST, module: str, is_package: bool, guarded: bool = False) -> Iterator[Import]:
+    """Every import of a file, also the relative, the nested and the `importlib.import_module("...")` kind."""
+    for node in ast.iter_child_nodes(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, line, guarded)
+        elif isinstance(node, ast.ImportFrom):
+            start = node.module or ""
+            if node.level:
+                parents = module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
+                start = ".".join([*parents, *start.split(".")]).rstrip(".")
+            # "from telephony_tts import clock" imports the module clock; "from x.y import name" is of x.y anyway.
+            of_folder = start in (PACKAGE, f"{PACKAGE}.engines")
+            for alias in node.names:
+                yield Import(f"{start}.{alias.name}" if of_folder else start, line, guarded)
+        elif isinstance(node, ast.Call) and node.args and is_import_call(node):
+            yield Import(ast.unparse(node.args[0]).strip("'"), line, guarded)
+        yield from imports(node, module, is_package, guarded or is_guard(node))
+
+
+def is_import_call(node: ast.Call) -> bool:
+    return ast.unparse(node.func) in ("__import__", "import_module", "importlib.import_module")
+
+
+def is_guard(node: ast.AST) -> bool:
+    """A `try` that survives a missing module."""
+    caught = [ast.unparse(h.type) if h.type else "Exception" for h in getattr(node, "handlers", [])]
+    return any(name in kinds for kinds in caught for name in ("ImportError", "ModuleNotFoundError", "Exception"))
+
+
+def within(module: str, part: str) -> bool:
+    return module == part or module.startswith(part + ".")
+
+
+def violations(module: str, source: str, is_package: bool = False) -> list[str]:
+    """What `source`, as the file of `module`, imports against the table: "module:line imports X"."""
+    # hibari_model.py belongs to hibari.py: an engine's files share its row.
+    alike = module
+    for engine in ENGINES:
+        if module.startswith(f"{PACKAGE}.engines.{engine}_"):
+            alike = f"{PACKAGE}.engines.{engine}"
+    allowed = TABLE[max((name for name in TABLE if within(alike, name)), key=len)]
+    own = ".".join(module.split(".")[:2])
+    found = []
+    for item in imports(ast.parse(source), module, is_package):
+        if not may_import(alike, own, allowed, item):
+            found.append(f"{module}:{item.line} imports {item.module}")
+    return found
+
+
+def may_import(module: str, own: str, allowed: Row, item: Import) -> bool:
+    top, _, rest = item.module.partition(".")
+    if top == "time":
+        return module == f"{PACKAGE}.clock"
+    if top in (PACKAGE, "sip_bridge"):
+        if allowed is EVERYTHING:
+            return True
+        if module.startswith(f"{PACKAGE}.engines.") and item.module.startswith(f"{PACKAGE}.engines."):
+            theirs, ours = item.module.split(".")[2].split("_")[0], module.split(".")[2]
+            return theirs not in ENGINES or theirs == ours
+        in_own_package = own != PACKAGE and within(item.module, own) and own in packages()
+        return in_own_package or any(within(rest, part) for part in allowed.ours)
+    if top in sys.stdlib_module_names and top != "audioop":
+        return top not in allowed.not_stdlib
+    if top in GUARDED and allowed is not EVERYTHING and not item.guarded:
+        return False
+    return top in allowed.outside or allowed is EVERYTHING
+
+
+def packages() -> set[str]:
+    return {"sip_bridge"} | {f"{PACKAGE}.{init.parent.name}" for init in (ROOT / PACKAGE).glob("*/__init__.py")}
+
+
+def name_problems(path: Path) -> list[str]:
+    words = {word for part in path.parts for word in Path(part).stem.split("_")}
+    return [f"{path}: {word!r} says nothing about what is in it" for word in sorted(words & FORBIDDEN_NAMES)]
+
+
+FILES = sorted(path.relative_to(ROOT) for top in (PACKAGE, "sip_bridge") for path in (ROOT / top).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# ---------------------------------------------------------------------- the tree
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_file_imports_what_the_table_allows(path: Path) -> None:
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert violations(module_of(path), source, path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_file_is_short_and_named_for_what_is_in_it(path: Path) -> None:
+    n_lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    assert n_lines <= MAX_LINES, f"{path} has {n_lines} lines: split it at a noun"
+    assert name_problems(path) == []
+
+
+def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
+    page = ROOT / "ARCHITECTURE.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else None
+    if text is not None:
+        folders = {f"{path.parent.name}/" for path in FILES if path.name == "__init__.py"}
+        files = {path.name for path in FILES if path.parent == Path(PACKAGE)} - {"__init__.py", "__main__.py"}
+        assert [name for name in sorted(folders | files) if name not in text] == []
+
+
+# --------------------------------------------------------------------- the judge
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("telephony_tts.session.playout", "import time"),
+        ("telephony_tts.session.playout", "from time import monotonic_ns"),
+        ("telephony_tts.app", "import time"),
+        ("telephony_tts.session.playout", "import asyncio"),
+        ("telephony_tts.session.playout", "from telephony_tts.transport.server import serve"),
+        ("telephony_tts.session.playout", "from telephony_tts import metrics"),
+        ("telephony_tts.session.playout", "from telephony_tts import clock as c"),
+        ("telephony_tts.session.playout", "from telephony_tts.engines.hibari import Hibari"),
+        ("telephony_tts.session.playout", "from telephony_tts.engines import hibari"),
+        ("telephony_tts.session.playout", "from ..transport import server"),
+        ("telephony_tts.session.playout", "from .. import config"),
+        ("telephony_tts.session.playout", "def f():\n    if x:\n        from websockets import connect"),
+        ("telephony_tts.session.playout", "import soxr"),
+        ("telephony_tts.wire.native", "import orjson"),
+        ("telephony_tts.wire.native", "import importlib\nimportlib.import_module('numpy')"),
+        ("telephony_tts.text.segmenter", "try:\n    import wetext\nexcept ImportError:\n    pass"),
+        ("telephony_tts.text.normalizer", "import wetext"),
+        ("telephony_tts.text.normalizer", "try:\n    import wetext\nexcept ValueError:\n    pass"),
+        ("telephony_tts.errors", "from telephony_tts.clock import monotonic_ns"),
+        ("telephony_tts.config", "from telephony_tts.logs import setup"),
+        ("telephony_tts.logs", "import yaml"),
+        ("telephony_tts.engines.fake", "import hibari"),
+        ("telephony_tts.engines.fake", "from telephony_tts.engines.hibari import Hibari"),
+        ("telephony_tts.engines.fake", "from telephony_tts.engines.hibari_model import Model"),
+        ("telephony_tts.engines.hibari", "from telephony_tts.audio.resampler import Resampler"),
+        ("telephony_tts.engines.cosyvoice2.scheduler", "import torch"),
+        ("telephony_tts.engines.cosyvoice2.core", "from torch import nn"),
+        ("telephony_tts.transport.server", "from telephony_tts.engines.fake import Fake"),
+        ("telephony_tts.transport.server", "from telephony_tts.app import App"),
+        ("telephony_tts.transport.server", "import numpy"),
+        ("telephony_tts.newcomer", "import numpy"),
+        ("sip_bridge.ari", "from telephony_tts.session.session import Session"),
+    ],
+)
+def test_the_judge_catches(module: str, source: str) -> None:
+    (found,) = violations(module, source)
+    assert found.startswith(f"{module}:")
+
+
+def test_the_judge_names_the_line() -> None:
+    source = "import re\n\ndef f():\n    import time\n"
+    assert violations("telephony_tts.text.segmenter", source) == ["telephony_tts.text.segmenter:4 imports time"]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("telephony_tts.clock", "import time"),
+        ("telephony_tts.session.session", "from telephony_tts.session.turn import Turn\nfrom . import turn"),
+        ("telephony_tts.session.session", "from telephony_tts.engines.api import Chunk\nimport numpy as np"),
+        ("telephony_tts.session.session", "from telephony_tts.engines import api"),
+        ("telephony_tts.text.normalizer", "try:\n    import wetext\nexcept ImportError:\n    wetext = None"),
+        ("telephony_tts.audio.g711", "import audioop\nimport soxr"),
+        ("telephony_tts.engines.hibari", "from telephony_tts.engines.hibari_model import Model\nimport onnxruntime"),
+        ("telephony_tts.engines.hibari_model", "import hibari\nfrom telephony_tts.engines.words import words"),
+        ("telephony_tts.engines.cosyvoice2.runner", "import torch"),
+        ("telephony_tts.engines.cosyvoice2.model.lm", "from torch import nn"),
+        ("telephony_tts.transport.server", "import asyncio\nfrom websockets.asyncio.server import serve"),
+        ("telephony_tts.app", "import uvloop\nfrom telephony_tts.engines.hibari import Hibari"),
+        ("sip_bridge.ari", "import asyncio\nfrom telephony_tts.wire.messages import Say"),
+    ],
+)
+def test_the_judge_lets_pass(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_the_judge_resolves_relative_imports_of_a_package_file() -> None:
+    assert violations("telephony_tts.session", "from .turn import Turn", is_package=True) == []
+    assert violations("telephony_tts.session", "from ..transport import server", is_package=True) != []
+
+
+def test_the_judge_of_names() -> None:
+    assert name_problems(Path("telephony_tts/text/utils.py")) and name_problems(Path("telephony_tts/common/x.py"))
+    assert name_problems(Path("telephony_tts/session/turn_manager.py"))
+    assert name_problems(Path("telephony_tts/session/database.py")) == []
