@@ -1,0 +1,134 @@
+"""The options in the address of `/v1/stream` (PROTOCOL.md §3): text in, a frozen record or `Invalid` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from telephony_tts.wire.fields import CALL_NAME, MAX_NAME_CHARS, BadField, clean, quote
+from telephony_tts.wire.messages import Invalid
+from telephony_tts.wire.native import AUDIO_FORMS
+
+CODECS = ("ulaw", "alaw", "pcm")
+RATES_HZ = (8000, 16000, 24000, 48000)
+PTIMES_MS = (10, 20, 30, 40, 60)
+PACES = ("realtime", "burst")
+MAX_LEAD_MS = 60_000
+MAX_TOKEN_CHARS = 4096
+MAX_OPTIONS = 64
+_MAX_UNKNOWN_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a client asked for. None is "not given": defaults belong to the server's configuration.
+
+    `unknown` holds the names nobody knows, shortened, in order and once each; the server warns of them.
+    """
+
+    codec: str | None = None
+    rate_hz: int | None = None
+    ptime_ms: int | None = None
+    audio: str | None = None
+    pace: str | None = None
+    lead_ms: int | None = None
+    voice: str | None = None
+    lang: str | None = None
+    call: str | None = None
+    token: str | None = field(default=None, repr=False)  # a secret: it must not reach a log by way of repr
+    inbound: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+def parse_stream_query(path: str) -> StreamOptions | Invalid:
+    """Read the options of a request target such as `/v1/stream?codec=alaw&lead_ms=60`. Never raises.
+
+    Of a repeated option the last counts. `+` is a space, as in every HTML form; write a plus as `%2B`.
+    """
+    query = path.partition("?")[2].partition("#")[0]
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_OPTIONS)
+    except ValueError:
+        return Invalid("bad_option", f"more than {MAX_OPTIONS} options in the address")
+    given: dict[str, Any] = {}
+    unknown: dict[str, None] = {}
+    for name, raw in pairs:
+        option = _OPTIONS.get(name)
+        if option is None:
+            unknown[clean(name)[:_MAX_UNKNOWN_CHARS]] = None
+            continue
+        attribute, read = option
+        try:
+            given[attribute] = read(clean(raw))
+        except BadField as error:
+            # Kept, not returned: a later value of the same option counts instead.
+            shown = "(not shown)" if name == "token" else quote(raw)
+            given[attribute] = Invalid("bad_option", f"{name}={shown}: expected {error}")
+    for value in given.values():
+        if isinstance(value, Invalid):
+            return value
+    return StreamOptions(**given, unknown=tuple(unknown))
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def read(raw: str) -> str:
+        if raw not in allowed:
+            raise BadField(f"one of {', '.join(allowed)}")
+        return raw
+
+    return read
+
+
+def _number(allowed: tuple[int, ...]) -> Callable[[str], int]:
+    names = {str(value): value for value in allowed}
+
+    def read(raw: str) -> int:
+        if raw not in names:
+            raise BadField(f"one of {', '.join(names)}")
+        return names[raw]
+
+    return read
+
+
+def _lead_ms(raw: str) -> int:
+    if raw.isascii() and raw.isdecimal() and len(raw) <= 5 and int(raw) <= MAX_LEAD_MS:
+        return int(raw)
+    raise BadField(f"a whole number of milliseconds from 0 to {MAX_LEAD_MS}")
+
+
+def _name(most: int) -> Callable[[str], str]:
+    def read(raw: str) -> str:
+        if not 1 <= len(raw) <= most or not raw.isprintable():
+            raise BadField(f"1 to {most} printable characters")
+        return raw
+
+    return read
+
+
+def _call(raw: str) -> str:
+    if not CALL_NAME.fullmatch(raw):
+        raise BadField("1 to 128 of the characters A-Z a-z 0-9 _ . : -")
+    return raw
+
+
+def _token(raw: str) -> str:
+    if len(raw) > MAX_TOKEN_CHARS:
+        raise BadField(f"at most {MAX_TOKEN_CHARS} characters")
+    return raw
+
+
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "codec": ("codec", _choice(CODECS)),
+    "rate": ("rate_hz", _number(RATES_HZ)),
+    "ptime_ms": ("ptime_ms", _number(PTIMES_MS)),
+    "audio": ("audio", _choice(AUDIO_FORMS)),
+    "pace": ("pace", _choice(PACES)),
+    "lead_ms": ("lead_ms", _lead_ms),
+    "voice": ("voice", _name(MAX_NAME_CHARS)),
+    "lang": ("lang", _name(35)),
+    "call": ("call", _call),
+    "token": ("token", _token),
+    "inbound": ("inbound", _choice(AUDIO_FORMS)),
+}

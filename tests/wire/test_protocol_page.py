@@ -1,0 +1,243 @@
+"""PROTOCOL.md cannot go stale: every example on it goes through the codecs, every table is held against the code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import telephony_tts.wire as wire_package
+from telephony_tts import errors
+from telephony_tts.session.settings import Limits
+from telephony_tts.wire import messages
+from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
+from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
+from telephony_tts.wire.query import StreamOptions, parse_stream_query
+from telephony_tts.wire.twilio import TwilioCodec
+
+PAGE = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+
+_BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
+_CLIENT_CLASSES = {
+    "say": messages.Say,
+    "text": messages.Text,
+    "end": messages.End,
+    "flush": messages.Flush,
+    "clear": messages.Clear,
+    "mark": messages.Mark,
+    "config": messages.Configure,
+    "status": messages.Status,
+    "ping": messages.Ping,
+    "close": messages.Close,
+}
+
+
+def examples(info: str) -> list[str]:
+    """The lines of every block marked ```info."""
+    return [line for found, body in _BLOCK.findall(PAGE) if found == info for line in body.splitlines()]
+
+
+def transcripts(sign: str) -> list[str]:
+    return [line[2:] for line in examples("text session") if line.startswith(f"{sign} ")]
+
+
+def section(heading: str) -> str:
+    """The text from `heading` to the next one of its level or above."""
+    level = heading.split(" ")[0]
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, heading
+    return found[1]
+
+
+def first_column(text: str) -> list[str]:
+    """The names in backquotes in the first column of the section's tables."""
+    cells = re.findall(r"^\| *(`[^|]+) \|", text, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def _headings(part: int) -> list[tuple[str, str]]:
+    """(type, heading) of each message's own section in part 4 or 5."""
+    return [(h[1], h[0]) for h in re.findall(rf"^(### {part}\.\d+ `(\w+)`)$", PAGE, re.MULTILINE)]
+
+
+# ---------------------------------------------------------------------- examples
+
+
+def test_no_block_escapes_the_tests() -> None:
+    known = {"json bot", "json server", "json twilio-in", "json twilio-out", "text session", "text address"}
+    infos = {info for info, _ in _BLOCK.findall(PAGE)}
+    assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
+    assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))
+
+
+@pytest.mark.parametrize("line", examples("json bot") + transcripts(">"))
+def test_what_the_bot_says_is_read(line: str) -> None:
+    message = NativeCodec().decode(line)
+    if line == '{"type":"shout"}':  # the transcript's one mistake; its answer stands in the next line
+        assert isinstance(message, Invalid)
+        return
+    assert not isinstance(message, Invalid), message
+    if not line.startswith("{"):
+        assert messages.Say(line) == message
+        return
+    said = json.loads(line)
+    assert _CLIENT_CLASSES[said.pop("type")] is type(message)
+    if isinstance(message, Text) and "token" in said:
+        said["text"] = said.pop("token")
+    assert {name: getattr(message, name) for name in said} == said
+
+
+INVALID = [
+    (code, line) for code in ("bad_json", "unknown_type", "bad_field") for line in examples(f"json invalid {code}")
+]
+
+
+@pytest.mark.parametrize(("code", "line"), INVALID)
+def test_what_the_page_calls_invalid_is_invalid_in_that_way(code: str, line: str) -> None:
+    answer = NativeCodec().decode(line)
+    assert isinstance(answer, Invalid)
+    assert answer.code == code
+
+
+@pytest.mark.parametrize("line", examples("json server") + transcripts("<"))
+def test_what_the_server_says_is_written_byte_for_byte(line: str) -> None:
+    said: dict[str, Any] = json.loads(line)
+    if "event" in said:
+        media = said["media"]
+        payload = base64.b64decode(media["payload"], validate=True)
+        if media.get("track") == "inbound":
+            codec = NativeCodec(inbound="base64")
+            assert codec.encode(InboundAudio(payload, int(media["timestamp"]))) == (line.encode(), True)
+        else:
+            assert NativeCodec(stream_id=said["streamSid"]).encode(Frame(payload)) == (line.encode(), True)
+        return
+    event = _EVENT_CLASSES[said.pop("type")](**said)
+    assert NativeCodec().encode(event) == (line.encode(), True)
+
+
+@pytest.mark.parametrize("line", [line for line in transcripts("<") if '"unknown_type"' in line])
+def test_the_error_in_the_transcript_is_the_codecs_own(line: str) -> None:
+    said = json.loads(line)
+    assert NativeCodec().decode('{"type":"shout"}') == Invalid(said["code"], said["message"])
+
+
+def test_heard_and_unheard_text_of_the_barge_in_are_the_text_sent_before() -> None:
+    """§6.4 on the page's own examples: the text received so far, in code points, cut in two."""
+    sent: dict[str, str] = {}
+    n_checked = 0
+    for line in examples("text session"):
+        if not line.startswith(("> {", "< {")):
+            continue
+        said = json.loads(line[2:])
+        if line.startswith(">") and said["type"] in ("say", "text"):
+            sent[said["turn"]] = sent.get(said["turn"], "") + said["text"]
+        elif said["type"] == "cleared":
+            assert sent[said["turn"]] == said["heard_text"] + said["unheard_text"]
+            assert len(said["heard_text"]) == said["heard_chars"]
+            n_checked += 1
+    assert n_checked == 2
+
+
+def test_twilio_examples_are_read_and_written() -> None:
+    codec = TwilioCodec()
+    read = [codec.decode(line) for line in examples("json twilio-in")]
+    kinds = ["NoneType", "MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "MediaStop"]
+    assert [type(message).__name__ for message in read] == kinds
+    audio = read[2]
+    assert isinstance(audio, messages.MediaAudio)
+    spoken = [codec.encode(m)[0].decode() for m in (Frame(audio.payload), MediaMark("1.1"), MediaClear())]
+    assert spoken == examples("json twilio-out")
+
+
+@pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
+def test_addresses_are_read_without_a_warning(address: str) -> None:
+    options = parse_stream_query(address)
+    assert isinstance(options, StreamOptions)
+    assert options.unknown == ()
+
+
+# ------------------------------------------------------------------------ tables
+
+
+@pytest.mark.parametrize(("kind", "heading"), _headings(4))
+def test_the_fields_a_bot_may_send_are_those_of_the_code(kind: str, heading: str) -> None:
+    assert first_column(section(heading)) == [field.name for field in fields(_CLIENT_CLASSES[kind])]
+
+
+@pytest.mark.parametrize(("kind", "heading"), _headings(5))
+def test_the_fields_of_an_event_are_those_of_the_code(kind: str, heading: str) -> None:
+    assert first_column(section(heading)) == [field.name for field in fields(_EVENT_CLASSES[kind])]
+
+
+def test_every_message_and_event_has_its_section() -> None:
+    assert [kind for kind, _ in _headings(4)] == list(CLIENT_TYPES) == list(_CLIENT_CLASSES)
+    assert {kind for kind, _ in _headings(5)} == set(_EVENT_CLASSES)
+
+
+def test_the_options_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("## 3. Options"), re.MULTILINE)
+    attributes = {field.name for field in fields(StreamOptions)} - {"unknown"}
+    assert {"rate_hz" if name == "rate" else name for name, _ in rows} == attributes
+    for name, values in rows:
+        for value in re.findall(r"`(\S+)`", values):
+            if name != "call":
+                assert isinstance(parse_stream_query(f"?{name}={value}"), StreamOptions), (name, value)
+        nonsense = parse_stream_query(f"?{name}={'%00' * 4097}")
+        assert isinstance(nonsense, Invalid), name
+        allowed = nonsense.message.partition(": expected ")[2]
+        if allowed.startswith("one of "):
+            assert re.findall(r"`(\S+)`", values) == allowed.removeprefix("one of ").split(", ")
+
+
+def test_every_code_the_codecs_and_error_classes_use_is_in_the_table() -> None:
+    source = "".join(path.read_text() for path in Path(wire_package.__path__[0]).glob("*.py"))
+    used = set(re.findall(r'(?:Invalid|invalid)\(\s*"(\w+)"', source))
+    used |= set(re.findall(r'BadField\(\s*[^()]*(?:\([^()]*\)[^()]*)*, "(\w+)"\s*\)', source))
+    used |= {"bad_field"}
+    assert {"bad_json", "unknown_type", "text_too_long", "bad_order", "unsupported_codec"} <= used
+    used |= {e.code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.TelephonyTTSError)}
+    used -= {errors.ConfigError.code}  # raised before there is a wire
+    listed = first_column(section("### 8.1 Errors"))
+    assert used - set(listed) == set()
+    assert len(listed) == len(set(listed))
+
+
+def test_every_code_the_package_says_is_in_its_table() -> None:
+    root = Path(wire_package.__path__[0]).parent
+    source = "".join(path.read_text() for path in sorted(root.rglob("*.py")))
+    refused = set(re.findall(r'\bErrorEvent\(\s*"(\w+)"', source))
+    assert refused - set(first_column(section("### 8.1 Errors"))) == set()
+    warned = set(re.findall(r'\b(?:WarningEvent|warn)\(\s*"(\w+)"', source))
+    assert warned - set(first_column(section("### 8.2 Warnings"))) == set()
+
+
+def test_the_limits_are_those_of_the_session() -> None:
+    names = first_column(section("## 7. Limits"))
+    assert set(names) == {field.name for field in fields(Limits)} | {"message_bytes"}
+    ready = next(json.loads(line) for line in examples("json server") if '"ready"' in line)
+    assert set(ready["limits"]) <= set(names)
+
+
+def test_every_section_quoted_exists() -> None:
+    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", PAGE, re.MULTILINE))
+    quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
+    for path in Path(wire_package.__path__[0]).glob("*.py"):
+        quoted |= set(re.findall(r"PROTOCOL\.md §(\d+(?:\.\d+)?)", path.read_text()))
+    assert quoted - sections == set()
+
+
+def test_config_limits_on_the_page_are_the_codecs() -> None:
+    for setting, ok, bad in (("speed", (0.5, 2.0), (0.49, 2.01)), ("seed", (0, 4294967295), (-1, 4294967296))):
+        table = section("### 4.9 `config`")
+        row = next(line for line in table.splitlines() if line.startswith(f"| `{setting}`"))
+        for value in ok:
+            assert str(value) in row
+            assert isinstance(NativeCodec().decode(json.dumps({"type": "config", setting: value})), Configure)
+        for value in bad:
+            assert isinstance(NativeCodec().decode(json.dumps({"type": "config", setting: value})), Invalid)
