@@ -7,7 +7,6 @@ two turns in a row have no gap and no overlap even though both are sent ahead of
 from __future__ import annotations
 
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.heard import resolve_marks
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
@@ -82,7 +81,6 @@ class Sender:
                 turn.sent_all = True
                 self.media_end_ns = playout.end_ns()
                 if self.peer_marks:
-                    resolve_marks(turn)
                     turn.resolved.append(Mark(None, turn.n_chars, turn.n_sent_samples))
                     self.announce_marks(turn)
                 return True

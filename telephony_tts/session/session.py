@@ -315,6 +315,9 @@ class Session:
         settings = self.settings
         for turn in self.turns:
             turn.cut(now_ns)
+            if turn.unresolved:
+                # Before the frames go: a mark must travel behind its own frame, not behind the lead.
+                resolve_marks(turn)
             if turn.closed:
                 continue
             if turn.pending_text and turn.cut_all:
@@ -336,7 +339,6 @@ class Session:
         peer_marks = self._sender.peer_marks
         while self.turns:
             turn = self.turns[0]
-            resolve_marks(turn)
             if peer_marks and turn.playout.t0_ns is not None:
                 self._sender.announce_marks(turn)
             elif turn.resolved:

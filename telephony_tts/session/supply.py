@@ -34,9 +34,8 @@ class Supply:
         if candidate is None:
             return None
         turn, part = candidate
+        # No gate here: the end of the utterance before was itself pulled no earlier than `ahead` before it is needed.
         dry_ns = self.dry_ns(now_ns, media_end_ns)
-        if dry_ns - self._ahead_ns > now_ns:
-            return dry_ns - self._ahead_ns
         deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
         self._active = candidate
         self._hungry = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
 

@@ -1,4 +1,4 @@
-"""The written guarantees (PROTOCOL.md §7) under random histories: what is promised holds whatever happens when."""
+"""The written guarantees (PROTOCOL.md §6.1) under random histories: what is promised holds whatever happens when."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from world import World, heard_turn
+
 from telephony_tts.errors import EngineError
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.wire import messages as m
-from world import World, heard_turn
 
 TEXTS = [
-    "Hello. ", "Your balance is fine", " today. Thank you", "!", "One two three four five six.", "😀", "", "好的，请稍等。",
-    "wait", "A. B. C. D. ", "... ",
+    "Hello. ", "Your balance is fine", " today. Thank you", "!", "One two three four five six.", "😀", "",
+    "好的，请稍等。", "wait", "A. B. C. D. ", "... ",
 ]
+PIECES = ["One two three. ", "Four, five! ", "Six seven eight nine", " ten."]
 TURNS = [None, None, "a", "b", "c"]
 
 text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS), st.booleans())
@@ -132,7 +134,7 @@ def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any])
 
 
 @given(
-    st.lists(st.sampled_from(["One two three. ", "Four, five! ", "Six seven eight nine", " ten."]), min_size=1, max_size=6),
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=6),
     st.lists(st.integers(0, 300), max_size=20),
     st.sampled_from([0, 40, 250]),
     st.booleans(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from world import World
+
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
-from world import World
 
 # 50 ms per character: "Your balance is" ends at 750 ms.
 BALANCE = "Your balance is forty euros. Thank you for calling."
@@ -111,6 +112,38 @@ def test_a_peer_that_never_echoes_is_judged_by_the_clock() -> None:
     world.run(760)
     world.send(m.Clear())
     assert (world.of(m.Cleared)[0].heard_ms, world.of(m.Cleared)[0].basis) == (760, "clock")
+
+
+def test_a_peer_that_stalls_was_not_heard_beyond_the_mark_it_owes() -> None:
+    """It echoed the first frame's mark and then nothing: the sentence's end has not been played, whatever the time."""
+    world = World()
+    world.session.attach_media(world.now_ns, marks=True, clears=True)
+    world.send(m.Text("One two three. Four five six.", "a"))
+    world.send(m.Mark("end", "a"))
+    world.send(m.End("a"))
+    world.run(20)
+    names = [effect.name for effect in world.log if isinstance(effect, m.MediaMark)]
+    world.send(m.MediaMark(names[0]))
+    world.run(2500)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_text, cleared.heard_ms, cleared.basis) == ("One two three.", 700, "marks")
+    assert [(mark.name, mark.state) for mark in world.of(m.MarkReached)] == [("end", "cleared")]
+
+
+def test_a_mark_the_peer_owes_is_not_played_even_at_the_very_place() -> None:
+    world = World()
+    world.session.attach_media(world.now_ns, marks=True, clears=True)
+    world.send(m.Text("One two three. ", "a"))
+    world.send(m.Mark("here", "a"))
+    world.send(m.Text("Four five six.", "a", last=True))
+    world.run(20)
+    first = next(effect.name for effect in world.log if isinstance(effect, m.MediaMark))
+    world.send(m.MediaMark(first))
+    world.run(1200)
+    world.send(m.Clear())
+    assert world.of(m.Cleared)[0].heard_ms == 700
+    assert [(mark.name, mark.state) for mark in world.of(m.MarkReached)] == [("here", "cleared")]
 
 
 def test_underruns_do_not_count_as_heard() -> None:

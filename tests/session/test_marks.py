@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from world import World
+
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.wire import messages as m
-from world import World
 
 
 def reached(world: World) -> list[tuple[str, str]]:
@@ -120,6 +121,23 @@ def test_an_interrupted_mark_that_was_passed_says_played() -> None:
     world.run(1000)
     world.send(m.Clear())
     assert reached(world) == [("first", "played"), ("second", "cleared")]
+
+
+def test_a_mark_whose_frames_are_sent_again_is_placed_again() -> None:
+    """Clearing a empties the peer of b's first frames too; b's mark comes back from that, but b was not heard yet."""
+    world = World(peer=True)
+    world.say("one two.", "a")
+    world.send(m.Text("x ", "b"))
+    world.send(m.Mark("early", "b"))
+    world.send(m.Text("three four five six.", "b", last=True))
+    world.run(300)
+    world.send(m.Clear("a"))
+    world.run(0)
+    assert reached(world) == []
+    world.run(150)
+    assert reached(world) == [("early", "played")]
+    world.run(5000)
+    assert reached(world) == [("early", "played")] and [d.turn for d in world.of(m.Done)] == ["b"]
 
 
 def test_marks_have_a_bound() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from world import World
+
 from telephony_tts.session.playout import Playout
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
-from world import World
 
 MS = 1_000_000
 LONG = "one two three four five six seven eight nine ten eleven twelve."
@@ -74,8 +77,11 @@ def test_an_engine_gap_counts_once_and_moves_the_schedule() -> None:
     world.run(5000)
     (done,) = world.of(m.Done)
     assert done.underruns >= 3
-    first = [world.frames[0][0]] + [b[0] for a, b in zip(world.frames, world.frames[1:], strict=False) if b[0] - a[0] > 100]
-    assert len(first) >= 3, "the gaps are where the engine left them"
+    times = [at for at, _, _ in world.frames]
+    gaps = [later - at for at, later in pairwise(times) if later - at > 100]
+    assert len(gaps) >= 3, "the gaps are where the engine left them"
+    late = [effect.late_ns for effect in world.log if isinstance(effect, m.Frame)]
+    assert set(late) == {0}, "no frame was late: what the engine had not made could not be sent"
     n_speech = sum(turn == 1 for _, turn, _ in world.frames)
     assert abs(n_speech - 45) <= 2, "nothing was dropped or doubled to make up for them"
 
@@ -103,7 +109,7 @@ def test_two_turns_follow_without_gap_or_overlap() -> None:
     assert [done.turn for done in world.of(m.Done)] == ["a", "b"]
     heard = [turn for _, turn, _ in world.frames if turn]
     assert heard == sorted(heard) and set(heard) == {1, 2}
-    gaps = {round(b[0] - a[0]) for a, b in zip(world.frames[11:], world.frames[12:], strict=False)}
+    gaps = {round(b[0] - a[0]) for a, b in pairwise(world.frames[11:])}
     assert gaps == {20}
 
 
@@ -178,6 +184,17 @@ def test_synthesis_stays_within_ahead_of_the_listener() -> None:
     starts = [event.start_ms for event in world.of(m.SentenceSpoken)]
     for (at_ms, _), start_ms in zip(world.submitted[2:], starts[2:], strict=True):
         assert start_ms - at_ms <= 1000 + 200, "never earlier than ahead_ms before it is needed"
+
+
+def test_one_long_sentence_is_not_synthesised_far_ahead_either() -> None:
+    world = World(SessionSettings(first_clause_chars=0, ahead_ms=1000))
+    world.say("one two three four five six seven eight nine ten " * 4 + "end.")
+    world.run(500)
+    turn = world.session.turns[0]
+    given_ms = turn.encoder.position_samples / 8
+    assert 1500 <= given_ms <= 1500 + 100, "what was heard, and a second more, to the chunk"
+    world.run(30_000)
+    assert world.of(m.Done)[0].underruns == 0
 
 
 @pytest.mark.parametrize("pace", ["realtime", "burst"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from world import World
+
 from telephony_tts.errors import UnsupportedText
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.wire import messages as m
-from world import World
 
 
 def spoken(world: World) -> list[str]:
@@ -66,6 +67,7 @@ def test_turns_speak_in_the_order_of_their_first_mention() -> None:
     world.send(m.Text("half.", "a", last=True))
     world.run(9000)
     assert [d.turn for d in world.of(m.Done)] == ["a", "b"]
+    assert [utterance.turn for _, utterance in world.submitted][-1] == "b", "the engine was not given b first either"
 
 
 def test_a_whole_turn_ends_the_one_left_open() -> None:
@@ -88,6 +90,16 @@ def test_late_tokens_of_a_cleared_turn_do_not_speak_again() -> None:
     assert len(world.frames) == n
     assert codes(world, m.WarningEvent) == ["turn_ended"], "said once, not for each token"
     assert len(world.terminals("a")) == 1
+
+
+def test_text_without_an_id_after_a_clear_is_a_new_turn() -> None:
+    world = World()
+    world.send(m.Text("One two three. "))
+    world.run(100)
+    world.send(m.Clear())
+    world.send(m.Text("Four.", last=True))
+    world.run(3000)
+    assert [event.turn for event in world.events if isinstance(event, m.Cleared | m.Done)] == ["t1", "t2"]
 
 
 def test_text_after_the_end_of_a_turn_still_playing_is_refused() -> None:
@@ -220,7 +232,7 @@ def test_text_backpressure_asks_for_a_pause_and_lifts_it() -> None:
     world.send(m.End("a"))
     world.run(60_000)
     (resume,) = world.of(m.Resume)
-    assert resume.buffered_chars <= 50
+    assert 0 < resume.buffered_chars <= 50
     assert len(world.of(m.Pause)) == 1 and len(spoken(world)) == 12
 
 

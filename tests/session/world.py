@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.session.effects import Cancel, Finish, Pull, Synthesize
@@ -60,7 +61,7 @@ class World:
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}
         self._peer_end_ns = 0
-        self._peer_marks: list[tuple[int, str]] = []
+        self._peer_marks: set[str] = set()
         if peer:
             self.session.attach_media(self.now_ns, marks=True, clears=True)
         self.pump()
@@ -120,10 +121,13 @@ class World:
                 self.finished = effect
             elif isinstance(effect, m.MediaMark):
                 if self.peer:
-                    at_ns = max(self._peer_end_ns, self.now_ns)
-                    self._at(at_ns, lambda name=effect.name: self.session.receive(m.MediaMark(name), self.now_ns))
+                    self._peer_marks.add(effect.name)
+                    self._at(max(self._peer_end_ns, self.now_ns), lambda name=effect.name: self._echo(name))
             elif isinstance(effect, m.MediaClear):
+                # As Twilio does: the buffer is emptied and every pending mark comes back, though nobody heard it.
                 self._peer_end_ns = 0
+                for name in sorted(self._peer_marks):
+                    self._at(self.now_ns, lambda name=name: self._echo(name))
                 self.events.append(effect)
             else:
                 self.events.append(effect)
@@ -133,6 +137,11 @@ class World:
 
     def terminals(self, turn: str) -> list[Any]:
         return [e for e in self.events if isinstance(e, m.Done | m.Cleared | m.ErrorEvent) and e.turn == turn]
+
+    def _echo(self, name: str) -> None:
+        if name in self._peer_marks:
+            self._peer_marks.remove(name)
+            self.session.receive(m.MediaMark(name), self.now_ns)
 
     # -------------------------------------------------------------- engine
 
