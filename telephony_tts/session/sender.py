@@ -77,6 +77,7 @@ class Sender:
             if turn.spoken_out:
                 if not encoder.finished:
                     encoder.finish()
+                    turn.ready_since_ns = now_ns
                     continue
                 turn.sent_all = True
                 self.media_end_ns = playout.end_ns()
@@ -109,6 +110,7 @@ class Sender:
         if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
             # Between utterances: the end of the last word must not wait inside the resampler for the next sentence.
             turn.encoder.drain()
+            turn.ready_since_ns = now_ns
             if turn.encoder.n_ready_frames:
                 return True
         turn.in_gap = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -41,11 +41,11 @@ class Leg(Protocol):
 
     def send_now(self, payload: bytes, is_text: bool) -> None: ...
     def end(self, code: int, reason: str) -> None:
-        """Close in the background. Idempotent."""
+        """Close without waiting. Idempotent."""
 
 
 class Call:
-    """See the module text. `on_over` is called once, when nothing of the call is left to do."""
+    """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
     def __init__(self, session: Session, catalog: Catalog, kind: str) -> None:
         self.session = session
@@ -61,6 +61,7 @@ class Call:
         self._timer_ns = 0
         self._claim: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
+        self._end: tuple[int, str] | None = None
         self.started = asyncio.Event()
         self.bot: Leg | None = None
         self.media: Leg | None = None
@@ -71,8 +72,23 @@ class Call:
 
     # ---------------------------------------------------------------- legs
 
+    @property
+    def over(self) -> bool:
+        """Ended: nothing can be joined or said any more, though some of it may still be winding down."""
+        return self._end is not None
+
+    def voice_name(self, voice: str | None) -> str:
+        """The name of the voice that speaks if the bot asks for `voice` and the text has no say in it."""
+        for wanted in (voice, self.session.settings.voice):
+            if wanted is not None:
+                with suppress(TelephonyTTSError):
+                    self._catalog.resolve(wanted, None, "")
+                    return wanted
+        return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
+
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""
+        self._claimed()
         self._claim = self._loop.call_later(within_s, self._unclaimed, what)
 
     def _unclaimed(self, what: str) -> None:
@@ -90,12 +106,16 @@ class Call:
         self._to_bot(ready)
         while self._missed:
             self._to_bot(self._missed.popleft())
+        if self._end is not None:
+            leg.end(*self._end)
 
     def join_media(self, leg: Leg, encode: Callable[[m.ToMedia], Wire | None]) -> None:
         """The telephone side is there; frames go to it."""
         self._claimed()
         self.media = leg
         self._encode_media = encode
+        if self._end is not None:
+            leg.end(*self._end)
 
     def _claimed(self) -> None:
         if self._claim is not None:
@@ -111,34 +131,57 @@ class Call:
         """Send the bot an event that is not the session's."""
         self._to_bot(event)
 
-    def bot_left(self, reason: str) -> None:
+    def bot_left(self, leg: Leg, reason: str) -> None:
         """The bot's socket is gone: nobody would say what comes next, so the caller is let go."""
-        if self.bot is None:
+        if self.bot is not leg:
             return
         self.bot = None
         now_ns = monotonic_ns()
-        self.session.interrupt("bot_gone", now_ns)
-        self.pump(now_ns)
-        self.log.info("bot_left", reason=reason)
+        self._drive(now_ns, self.session.interrupt, "bot_gone", now_ns)
+        if not self.over:
+            self.log.info("bot_left", reason=reason)
         self.finish(1000, "the bot has left")
 
-    def media_left(self, reason: str) -> None:
+    def media_left(self, leg: Leg, reason: str) -> None:
         """The telephone side is gone."""
-        if self.media is None:
+        if self.media is not leg:
             return
         self.media = None
         now_ns = monotonic_ns()
-        self.session.hang_up(reason, now_ns)
-        self.pump(now_ns)
+        self._drive(now_ns, self.session.hang_up, reason, now_ns)
+
+    def drain(self, code: int, reason: str) -> None:
+        """Take no more turns; finish when what was said so far is spoken."""
+        now_ns = monotonic_ns()
+        self._drive(now_ns, lambda: self.session.close(now_ns, code=code, reason=reason))
+
+    def cut_off(self, why: str, code: int, reason: str) -> None:
+        """End the call in the middle of its speech."""
+        now_ns = monotonic_ns()
+        self._drive(now_ns, self.session.interrupt, why, now_ns)
+        self.finish(code, reason)
 
     def finish(self, code: int, reason: str) -> None:
         """End the call and both its legs. Idempotent."""
-        if self._over.is_set():
+        if self._end is not None:
             return
+        self._end = (code, reason)
+        self._claimed()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for leg in (self.media, self.bot):
             if leg is not None:
                 leg.end(code, reason)
         self._over.set()
+
+    def crash(self) -> None:
+        """A fault of ours, being handled as an exception: this call ends, its neighbours do not notice."""
+        self.log.exception("call_crashed")
+        if not self.over:
+            with suppress(Exception):
+                self._to_bot(m.ErrorEvent("internal", "a fault of the server's; see its log", fatal=True))
+            self.finish(1011, "internal error")
 
     async def run(self) -> None:
         """Live until the call is over; returns with no task, timer or engine slot left."""
@@ -148,18 +191,14 @@ class Call:
         try:
             async with asyncio.TaskGroup() as self._group:
                 self.started.set()
-                self.pump(monotonic_ns())
+                self._tick()
                 await self._over.wait()
                 for task in list(self._tasks.values()):
                     task.cancel()
         finally:
+            self.finish(1011, "internal error")
             live.dec()
             self._group = None
-            self._over.set()
-            self._claimed()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a child of the call: it ends with the call at the latest."""
@@ -170,18 +209,27 @@ class Call:
 
     def receive(self, message: m.FromBot | m.FromMedia) -> None:
         """A message of either leg."""
+        if self._end is not None:
+            return
         now_ns = monotonic_ns()
-        if type(message) is m.Configure and message.voice is not None:
-            try:
-                self._catalog.resolve(message.voice, message.lang, "")
-            except TelephonyTTSError as error:
-                message = m.Invalid(error.code, error.message)
-        elif type(message) is m.Text or type(message) is m.Say:
-            metrics.TEXT_CHARACTERS.inc(len(message.text))
-        self.session.receive(message, now_ns)
-        self.pump(now_ns)
+        try:
+            if type(message) is m.Configure and message.voice is not None:
+                message = self._with_known_voice(message, message.voice)
+            elif type(message) is m.Text or type(message) is m.Say:
+                metrics.TEXT_CHARACTERS.inc(len(message.text))
+            self.session.receive(message, now_ns)
+            self._pump(now_ns)
+        except Exception:
+            self.crash()
         if type(message) is m.Clear:
             metrics.CANCEL_TO_SILENCE_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
+
+    def _with_known_voice(self, message: m.Configure, voice: str) -> m.Configure | m.Invalid:
+        try:
+            self._catalog.resolve(voice, message.lang, "")
+        except TelephonyTTSError as error:
+            return m.Invalid(error.code, error.message)
+        return message
 
     def writable(self, flag: bool) -> None:
         """The media socket is full, or has room again."""
@@ -189,7 +237,28 @@ class Call:
         if flag:
             self._loop.call_soon(self._tick)
 
-    def pump(self, now_ns: int) -> None:
+    def _drive(self, now_ns: int, act: Callable[..., object], *args: object) -> None:
+        """Tell the session something and do what follows from it."""
+        if self._end is not None:
+            return
+        try:
+            act(*args)
+            self._pump(now_ns)
+        except Exception:
+            self.crash()
+
+    def _tick(self) -> None:
+        if self._end is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            self._pump(monotonic_ns())
+        except Exception:
+            self.crash()
+
+    def _pump(self, now_ns: int) -> None:
         """Perform all that is due and arm the timer for what is next."""
         for effect in self.session.poll(now_ns):
             if type(effect) is m.Frame:
@@ -205,17 +274,9 @@ class Call:
             if self._timer_ns <= deadline_ns:
                 return
             timer.cancel()
-        if self._over.is_set():
-            return
         self._timer_ns = deadline_ns
         # The loop's timers have a grain of 1 ms; rounding up avoids waking just before the moment.
         self._timer = self._loop.call_later(max(0, deadline_ns - now_ns + NS_PER_MS // 2) / NS_PER_S, self._tick)
-
-    def _tick(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.pump(monotonic_ns())
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Synthesize):
@@ -224,7 +285,9 @@ class Call:
             if (gate := self._gates.get(effect.utterance_id)) is not None:
                 gate.set()
         elif isinstance(effect, Cancel):
-            if (task := self._tasks.get(effect.utterance_id)) is not None:
+            # Popped here too: a task cancelled before its first step never reaches its own `finally`.
+            self._gates.pop(effect.utterance_id, None)
+            if (task := self._tasks.pop(effect.utterance_id, None)) is not None:
                 task.cancel()
         elif isinstance(effect, Finish):
             self._loop.call_soon(self.finish, effect.code, effect.reason)
@@ -312,23 +375,21 @@ class Call:
                     if chunk is None:
                         break
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
-                    session.audio(utterance.id, chunk, now_ns, voice.gain_db)
-                    self.pump(now_ns)
+                    self._drive(now_ns, session.audio, utterance.id, chunk, now_ns, voice.gain_db)
                     await gate.wait()
                     gate.clear()
-            session.audio_ended(utterance.id, now_ns)
-            self.pump(now_ns)
+            self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
             self._failed(utterance, error)
         except Exception:
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
             self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
-            del self._tasks[utterance.id], self._gates[utterance.id]
+            self._tasks.pop(utterance.id, None)
+            self._gates.pop(utterance.id, None)
             if audio_ns:
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
 
     def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
         now_ns = monotonic_ns()
-        self.session.audio_failed(utterance.id, error, now_ns)
-        self.pump(now_ns)
+        self._drive(now_ns, self.session.audio_failed, utterance.id, error, now_ns)

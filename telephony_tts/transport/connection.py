@@ -8,12 +8,17 @@ Incoming frames go straight to the call; a flood is fed in slices so that the ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, broadcast
 from websockets.frames import DATA_OPCODES, Frame, Opcode
+from websockets.protocol import OPEN
 
 from telephony_tts import logs
 from telephony_tts.wire.query import StreamOptions
@@ -26,12 +31,23 @@ _SLICE_BYTES = 8192
 _MAX_UNSENT_BYTES = 1 << 20
 """A peer that makes us owe it this much is not reading at all."""
 
+_MAX_KERNEL_UNSENT_BYTES = 16_384
+"""What the kernel may hold that is not yet on the network. Its own default is megabytes, where no `clear` could
+reach the audio any more and minutes would pass before a peer that does not read is noticed."""
+
+_MAX_REASON_BYTES = 123
+"""RFC 6455 §5.5: a control frame's payload is at most 125 bytes, two of them the close code."""
+
 OnMessage = Callable[[bytes, bool], None]
 """(payload, is_text)"""
 
 
-class CallConnection(ServerConnection):
-    """A server connection whose messages are delivered by callback. `listen` starts the delivery."""
+class DirectConnection(Connection):
+    """A connection whose messages are delivered by callback. `listen` starts the delivery, `end` stops it.
+
+    `left` is done as soon as either side wants no more of this connection; the socket itself may live on for the
+    closing handshake, at most the close timeout, for which `close` waits.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,34 +59,36 @@ class CallConnection(ServerConnection):
         self._held: deque[bytes] = deque()
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self.options: StreamOptions | None = None
-        """What the handshake made of the request, for the handler."""
+        self.left: asyncio.Future[None] = self.loop.create_future()
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
         """Deliver messages from now on, first those that came with the handshake."""
+        if self.left.done():
+            return
         self._on_message = on_message
         self._on_writable = on_writable
         early, self._early = self._early, []
         for payload, is_text in early:
-            on_message(payload, is_text)
+            self._deliver(payload, is_text)
+        if self.paused:
+            on_writable(False)
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message; never waits, and does nothing on a closing connection."""
         broadcast((self,), payload, text=is_text)
         if self.paused and self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            _log.warning("reads_nothing", unsent_bytes=self.transport.get_write_buffer_size())
             self.transport.abort()
 
     def end(self, code: int, reason: str) -> None:
-        """Close in the background; `gone` waits for it. Idempotent."""
-        if self._ending is None:
-            self._ending = self.loop.create_task(self.close(code, reason), name="close socket")
-
-    async def gone(self) -> None:
-        """Wait until the socket is closed, by whichever side."""
-        await self.wait_closed()
-        if self._ending is not None:
-            await self._ending
+        """Send a close and deliver nothing more, not even what was already received. Idempotent."""
+        self._stop_listening()
+        if self.protocol.state is not OPEN:
+            return
+        self.protocol.send_close(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
+        if self.close_timeout is not None:
+            self.close_deadline = self.loop.time() + self.close_timeout
+        self.send_data()
 
     def watch_slow_reader(self, seconds: float) -> None:
         """Drop the peer if what we sent it stays unread for this long: its audio would only ever be later."""
@@ -80,10 +98,26 @@ class CallConnection(ServerConnection):
         _log.warning("slow_reader", unsent_bytes=self.transport.get_write_buffer_size(), for_s=self._slow_s)
         self.transport.abort()
 
+    def _stop_listening(self) -> None:
+        self._on_message = _ignore
+        self._on_writable = None
+        self._early.clear()
+        if not self.left.done():
+            self.left.set_result(None)
+
+    def _deliver(self, payload: bytes, is_text: bool) -> None:
+        assert self._on_message is not None
+        try:
+            self._on_message(payload, is_text)
+        except Exception:
+            # Raised on, it would tear down the transport without a word, or leave a held flood stuck for ever.
+            _log.exception("message_crashed")
+            self.end(1011, "internal error")
+
     # ------------------------------------------------- called by websockets
 
     def process_event(self, event: Any) -> None:
-        if self.request is None or not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
+        if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
             super().process_event(event)
             return
         if event.opcode is not Opcode.CONT:
@@ -98,11 +132,20 @@ class CallConnection(ServerConnection):
         if self._on_message is None:
             self._early.append((payload, self._fragments_are_text))
         else:
-            self._on_message(payload, self._fragments_are_text)
+            self._deliver(payload, self._fragments_are_text)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
         if len(data) <= _SLICE_BYTES and not self._held:
             super().data_received(data)
+            if self.close_deadline is not None:
+                self._stop_listening()
             return
         if not self._held:
             self.transport.pause_reading()
@@ -113,6 +156,8 @@ class CallConnection(ServerConnection):
         if not self._held:
             return
         super().data_received(self._held[0])
+        if self.close_deadline is not None:
+            self._stop_listening()
         if self._held:
             self._held.popleft()
         if self._held:
@@ -129,6 +174,8 @@ class CallConnection(ServerConnection):
         self._held.clear()
         if self._slow_timer is not None:
             self._slow_timer.cancel()
+            self._slow_timer = None
+        self._stop_listening()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -145,3 +192,20 @@ class CallConnection(ServerConnection):
             self._slow_timer = None
         if self._on_writable is not None:
             self._on_writable(True)
+
+
+class CallConnection(DirectConnection, ServerConnection):
+    """A peer that dialled us."""
+
+    options: StreamOptions | None = None
+    """What the handshake made of the request, for the handler."""
+    may_begin = False
+    """Admitted as a new call. Otherwise it was let in to join one, and there must be one."""
+
+
+class DialledConnection(DirectConnection, ClientConnection):
+    """A peer that we dialled."""
+
+
+def _ignore(payload: bytes, is_text: bool) -> None:
+    """What an ended connection does with messages."""

@@ -17,7 +17,6 @@ from telephony_tts.wire import messages as m
 from telephony_tts.wire.twilio import TwilioCodec
 
 _log = logs.get(__name__)
-_START_WITHIN_S = 10.0
 _LOGGED_MISTAKES = 10
 
 
@@ -25,44 +24,47 @@ async def serve_twilio(
     connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
 ) -> None:
     """Serve one media leg until its socket is gone."""
-    leg = _TwilioLeg(connection, settings)
+    leg = _TwilioLeg(connection)
     connection.listen(leg.on_message, leg.on_writable)
-    try:
-        async with asyncio.timeout(_START_WITHIN_S):
-            start = await leg.started
-    except TimeoutError:
-        _log.warning("media_never_started")
-        connection.end(4400, "no start event came")
-        await connection.gone()
+    await asyncio.wait(
+        (leg.started, connection.left), timeout=settings.media_start_s, return_when=asyncio.FIRST_COMPLETED
+    )
+    if not leg.started.done():
+        if not connection.left.done():
+            _log.warning("media_never_started")
+            connection.end(4400, "no start event came")
         return
-    except asyncio.CancelledError:
-        raise
+    start = leg.started.result()
     call = registry.find(start.call)
-    if call is not None and call.media is not None:
-        metrics.REFUSED.labels(reason="call_taken").inc()
-        connection.end(4409, "the call already has a media leg")
-        await connection.gone()
-        return
     if call is None:
+        if not connection.may_begin or registry.draining:
+            # Let in for the sake of a bot that waits for its media leg, but that bot waits for another one.
+            metrics.REFUSED.labels(reason="draining" if registry.draining else "busy").inc()
+            connection.end(1013, "no room for another call")
+            return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
         call = new_call(speech, catalog, media=False)
         await registry.start(call)
+    if call.media is not None or call.kind == "stream":
+        metrics.REFUSED.labels(reason="call_taken").inc()
+        connection.end(4409, "the call already has a media leg")
+        return
     try:
         leg.attach(call, start)
-        if call.bot is None:
+        if call.bot is None and not call.over:
             if settings.bot_url is not None:
                 call.spawn(dial_bot(call, settings), "dial bot")
             else:
                 call.expect("bot", settings.call_claim_s)
-        await connection.gone()
+        await connection.left
     finally:
-        call.media_left(leg.reason)
+        call.media_left(connection, leg.reason)
 
 
 class _TwilioLeg:
     """What one media socket has said so far."""
 
-    def __init__(self, connection: CallConnection, settings: TransportSettings) -> None:
+    def __init__(self, connection: CallConnection) -> None:
         self._connection = connection
         self._codec = TwilioCodec()
         self._call: Call | None = None
@@ -98,6 +100,8 @@ class _TwilioLeg:
         call.join_media(self._connection, self._codec.encode)
         self._call = call
         call.session.attach_media(monotonic_ns(), marks=True, clears=True)
+        if self._connection.paused:
+            call.writable(False)
         call.receive(start)
         waiting, self._waiting = self._waiting, []
         for message in waiting:
@@ -106,8 +110,9 @@ class _TwilioLeg:
     def _pass_on(self, call: Call, message: m.FromMedia) -> None:
         if isinstance(message, m.MediaStop):
             self.reason = message.reason
-            self._connection.end(1000, "stopped")
         call.receive(message)
+        if isinstance(message, m.MediaStop):
+            self._connection.end(1000, "stopped")
 
     def _mistake(self, mistake: m.Invalid) -> None:
         """Twilio has no error message to send back, so the log is the only place to tell."""

@@ -26,6 +26,7 @@ class TransportSettings:
     ping_interval_s: float = 20.0
     max_calls: int = 200
     call_claim_s: float = 20.0
+    media_start_s: float = 10.0
     max_frame_lateness_ms: int = 100
     bot_url: str | None = field(default=None, repr=False)
     bot_token: str | None = field(default=None, repr=False)

@@ -31,37 +31,39 @@ async def serve_stream(
     call_id = options.call or f"c{secrets.token_hex(6)}"
     codec = NativeCodec(audio, call_id, settings.speech.limits.turn_chars, options.inbound or "none")
     call = registry.find(call_id)
-    if call is not None and (call.bot is not None or not joins):
-        _refuse_taken(connection, codec, call_id)
-        await connection.gone()
-        return
     if call is None:
-        speech = settings.speech if joins else _speech(settings.speech, options)
+        if not connection.may_begin or registry.draining:
+            # It was let in to join a call that ended in the meantime.
+            connection.end(1013, "the call is over and there is no room for another")
+            return
+        speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
         call = new_call(replace(speech, call=call_id), catalog, media=not joins)
+        mine: Call | None = call
         await registry.start(call)
-        if joins:
-            call.expect("media", settings.call_claim_s)
-    await _serve(connection, call, codec, options, joins)
-
-
-async def _serve(
-    connection: CallConnection, call: Call, codec: NativeCodec, options: StreamOptions, joins: bool
-) -> None:
+    else:
+        mine = None
+    if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
+        _refuse_taken(connection, codec, call_id)
+        return
     try:
         if not joins:
             call.frames_to_bot(connection, codec.encode)
-        call.join_bot(connection, codec.encode, ready(call, codec.audio))
+        call.join_bot(connection, codec.encode, ready(call, options.voice))
+        if call.media is None:
+            call.expect("media", settings.call_claim_s)
         _warn_of_options(call, options, joins)
-        call.receive(m.Configure(options.voice, options.lang, inbound=options.inbound))
+        call.receive(m.Configure(lang=options.lang, inbound=options.inbound))
+        if options.voice is not None:
+            call.receive(m.Configure(voice=options.voice))
 
         def on_message(payload: bytes, is_text: bool) -> None:
             metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
             call.receive(codec.decode(payload, is_text))
 
         connection.listen(on_message, (lambda flag: None) if joins else call.writable)
-        await connection.gone()
+        await connection.left
     finally:
-        call.bot_left(f"closed with {connection.protocol.close_code}")
+        call.bot_left(connection, f"closed with {connection.protocol.close_code}")
 
 
 def new_call(speech: SessionSettings, catalog: Catalog, *, media: bool) -> Call:
@@ -71,8 +73,8 @@ def new_call(speech: SessionSettings, catalog: Catalog, *, media: bool) -> Call:
     return Call(Session(speech, monotonic_ns(), media=media), catalog, kind)
 
 
-def ready(call: Call, audio: str) -> m.Ready:
-    """The greeting of a bot leg."""
+def ready(call: Call, voice: str | None = None) -> m.Ready:
+    """The greeting of a bot leg that asked for `voice`."""
     speech = call.session.settings
     limits = speech.limits
     return m.Ready(
@@ -83,7 +85,7 @@ def ready(call: Call, audio: str) -> m.Ready:
         ptime_ms=speech.ptime_ms,
         pace=speech.pace,
         lead_ms=speech.lead_ms,
-        voice=speech.voice or "default",
+        voice=call.voice_name(voice),
         limits={
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
@@ -106,6 +108,11 @@ def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
         pace=options.pace or speech.pace,
         lead_ms=speech.lead_ms if options.lead_ms is None else options.lead_ms,
     )
+
+
+def _media_speech(speech: SessionSettings) -> SessionSettings:
+    """For a call whose media leg is still to come: the one dialect there is has μ-law at 8 kHz."""
+    return replace(speech, codec="ulaw", rate_hz=8000)
 
 
 def _warn_of_options(call: Call, options: StreamOptions, joins: bool) -> None:
