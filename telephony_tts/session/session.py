@@ -204,7 +204,6 @@ class Session:
                     )
                 )
             self._forget(turn, "cleared" if error is None else "error")
-            turn.encoder.discard()
         return True
 
     def hang_up(self, reason: str, now_ns: int) -> None:
