@@ -1,0 +1,196 @@
+"""The hibari network as a function: English text in, trimmed PCM and word timings out. No threads, no loop.
+
+The package is used below its `Hibari` class, which neither tells durations nor lets the session be chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telephony_tts.engines.api import Timing
+from telephony_tts.engines.speech import Speech, shared, trimmed
+from telephony_tts.engines.words import words
+
+SAMPLE_RATE_HZ = 24_000
+
+_DURATIONS = "/Clip_output_0"
+"""The node of hibari 0.2.1 that says how long each phoneme lasts."""
+_N_SAMPLES_PER_DURATION = 600
+"""Durations count 25 ms."""
+_ONSET_MS = 40.0
+"""Sound begins this much before the durations say, at speed 1: median of 15 word starts after a pause.
+
+Scaled by speed it fits 0.7 (57 for a measured 62, 22 starts) and is too much at 1.6 (25 for 0, 7 starts).
+"""
+_SILENCE_DBFS = -55.0
+"""30 dB below hibari's speech. The loudest 5 ms cut before the onset was -59 dBFS, over 17 sentences."""
+
+_DIGIT_GROUPS = re.compile(r"(?<![\w.,:/-])(?!\d{4}-\d\d-\d\d\b)\d+(?:[-\u2010-\u2013]\d+){2,}(?![\w-])")
+_DIGITS = re.compile(r"(?<![\d.,:/-])\d+(?!\d|[.,:/-]\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What the network is given: phoneme ids with their pads, and the ids of each word that is read."""
+
+    ids: list[int]
+    words: list[str]
+    spans: list[tuple[int, int]]
+
+
+class HibariModel:
+    """Loads everything in its constructor (about 0.5 s). `speak` may be called from several threads at once."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+        from hibari import dsp
+        from hibari.g2p import G2P
+        from hibari.g2p.normalize import normalize
+        from hibari.voices import ASSETS, DEFAULT, voice_path
+
+        self._dsp = dsp
+        self._normalize = normalize
+        self._g2p = G2P()
+        self._g2p.oov("warmup")  # built on first use and without a lock, so not from two threads
+        self._vocabulary: dict[str, int] = json.loads(Path(ASSETS, "vocab.json").read_text(encoding="utf-8"))
+        model = Path(voice_path(DEFAULT, download_missing=False)).read_bytes()
+        self._session, self.has_durations = _open(onnxruntime, model)
+        if self.has_durations:
+            self.has_durations = self._durations_add_up()
+
+    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> Speech:
+        """Speak at most a few hundred characters. Silence before is cut to 10 ms, after to `trail_ms`.
+
+        The PCM is empty where the text has nothing that sounds. The same arguments give the same samples.
+        """
+        reading = self._read(text)
+        if len(reading.ids) < 3:
+            return Speech(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+        wave, durations = self._run(reading.ids, speed, seed)
+        pcm = np.round(np.clip(wave, -1.0, 1.0) * 32767.0).astype(np.int16)
+        if durations is None:
+            timings = shared(words(text), 0, len(pcm))
+        else:
+            n_early = round(_ONSET_MS / speed * SAMPLE_RATE_HZ / 1000)
+            edges = np.concatenate(([0], np.cumsum(durations))) * _N_SAMPLES_PER_DURATION - n_early
+            timings = _aligned(text, reading, edges.astype(int).tolist())
+        return trimmed(Speech(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
+
+    def _read(self, text: str) -> _Reading:
+        """Phonemes by word. The words are those of the normalised text, which is not always the text."""
+        plain = _spell_ids(text.translate(_NO_MARKUP))
+        tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(self._normalize(plain)))
+        reading = _Reading([0], [], [])
+        word, start = "", 1
+        for token in tokens:
+            word += token.text
+            reading.ids.extend(self._ids(token.phonemes or ""))
+            if token.whitespace or token is tokens[-1]:
+                if (key := _key(word)) and len(reading.ids) > start:
+                    reading.words.append(key)
+                    reading.spans.append((start, len(reading.ids)))
+                if len(reading.ids) > 1:
+                    reading.ids.extend(self._ids(" "))
+                word, start = "", len(reading.ids)
+        while len(reading.ids) > 1 and reading.ids[-1:] == self._ids(" "):
+            reading.ids.pop()
+        reading.ids.append(0)
+        return reading
+
+    def _ids(self, phonemes: str) -> list[int]:
+        return [self._vocabulary[char] for char in phonemes if char in self._vocabulary]
+
+    def _run(
+        self, ids: Sequence[int], speed: float, seed: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+        feeds = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+        outputs = self._session.run(None, feeds)
+        durations = outputs[6].reshape(-1) if self.has_durations else None
+        spectra = [output[0] for output in outputs[:6]]
+        return self._dsp.synth(*spectra, np.random.default_rng(seed)), durations
+
+    def _durations_add_up(self) -> bool:
+        for speed in (1.0, 1.5):
+            ids = self._read("Hello, how can I help you today?").ids
+            wave, durations = self._run(ids, speed, 0)
+            if durations is None or durations.shape != (len(ids),):
+                return False
+            if abs(int(durations.sum()) * _N_SAMPLES_PER_DURATION - len(wave)) > _N_SAMPLES_PER_DURATION:
+                return False
+        return True
+
+
+_NO_MARKUP = str.maketrans("[]", "  ")
+"""hibari reads `[word](/phonemes/)` as phonemes; a caller's text must not reach that."""
+
+
+def _spell_ids(text: str) -> str:
+    """Digits that hibari would misread, one by one: three hyphenated groups, leading zeros, "#", seven and more.
+
+    Text should arrive in words; this is the net below that. "1-800-555-0199" would lose its zeros.
+    """
+
+    def spell(match: re.Match[str]) -> str:
+        run = match[0]
+        is_id = len(run) >= 7 or (run[0] == "0" and len(run) > 1) or text[: match.start()].endswith("#")
+        return " ".join(run) if is_id else run
+
+    text = _DIGIT_GROUPS.sub(lambda match: ", ".join(" ".join(run) for run in re.split(r"\D", match[0])), text)
+    return _DIGITS.sub(spell, text)
+
+
+def _key(word: str) -> str:
+    return "".join(char for char in word.lower() if char.isalnum())
+
+
+def _aligned(text: str, reading: _Reading, edges: list[int]) -> list[Timing]:
+    """Words of the text timed by the words that were read; `edges[i]` is where phoneme i begins, in samples.
+
+    Words that are the same in both are matched; where normalising changed some, the time of the
+    read ones is shared among the written ones by their length.
+    """
+    written = words(text)
+    keys = [_key(text[start:end]) for start, end in written]
+    timings: list[Timing] = []
+    for _, w0, w1, r0, r1 in SequenceMatcher(None, keys, reading.words, autojunk=False).get_opcodes():
+        if r0 == r1 or w0 == w1:
+            continue
+        if w1 - w0 == r1 - r0:
+            for (start, end), (first, last) in zip(written[w0:w1], reading.spans[r0:r1], strict=True):
+                timings.append(Timing(start, end, edges[first], edges[last]))
+        else:
+            timings.extend(shared(written[w0:w1], edges[reading.spans[r0][0]], edges[reading.spans[r1 - 1][1]]))
+    return timings
+
+
+def _open(onnxruntime: Any, model: bytes) -> tuple[Any, bool]:
+    """A one-thread session, with the durations as a seventh output where the graph has that node."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    providers = ["CPUExecutionProvider"]
+    try:
+        return onnxruntime.InferenceSession(model + _graph_output(_DURATIONS), options, providers=providers), True
+    except Exception:
+        return onnxruntime.InferenceSession(model, options, providers=providers), False
+
+
+def _graph_output(name: str) -> bytes:
+    """Bytes that, put after a serialised ONNX ModelProto, add a graph output.
+
+    Protobuf merges a repeated occurrence of a message field: ModelProto.graph (7) gains one
+    GraphProto.output (12), a ValueInfoProto with only its name (1). Lengths below 128 are one byte.
+    """
+    encoded = name.encode()
+    value_info = b"\x0a" + bytes([len(encoded)]) + encoded
+    output = b"\x62" + bytes([len(value_info)]) + value_info
+    return b"\x3a" + bytes([len(output)]) + output

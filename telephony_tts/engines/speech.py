@@ -1,0 +1,116 @@
+"""One piece of text as a blocking synthesiser speaks it, and how pieces become an utterance's chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from telephony_tts.engines.api import Chunk, Pcm, Timing
+from telephony_tts.engines.words import pieces, without_endless_words
+
+CHUNK_MS = 200
+LEAD_MS = 10.0
+"""Silence kept before the first sound, so that the rise of an "f" or "h" is whole."""
+
+_WINDOW_MS = 5
+_END_TRAIL_MS = 120.0
+_SENTENCE_TRAIL_MS, _CLAUSE_TRAIL_MS, _SPACE_TRAIL_MS = 300.0, 180.0, 40.0
+"""Silence kept after a piece inside an utterance, by what ends the piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """PCM, and the words' places in the piece's text and in the PCM. Empty PCM: nothing in it sounds."""
+
+    pcm: Pcm
+    sample_rate_hz: int
+    timings: tuple[Timing, ...] = ()
+
+    def chunks(self, start_char: int, start_sample: int) -> Iterator[Chunk]:
+        """Chunks of at most 200 ms, the timings with the first, moved to the piece's place in the utterance."""
+        timings = tuple(
+            Timing(
+                t.start_char + start_char,
+                t.end_char + start_char,
+                t.start_sample + start_sample,
+                t.end_sample + start_sample,
+            )
+            for t in self.timings
+        )
+        n_chunk = self.sample_rate_hz * CHUNK_MS // 1000
+        for start in range(0, len(self.pcm), n_chunk):
+            yield Chunk(self.pcm[start : start + n_chunk], self.sample_rate_hz, timings if start == 0 else ())
+
+
+Speak = Callable[[str, int, float], Speech]
+"""Speak one piece: its text, its index, and the milliseconds of silence to keep after it."""
+
+
+def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iterator[Chunk]:
+    """Piece after piece; the first chunks leave while later pieces are still to be made."""
+    text = without_endless_words(text)
+    spans = pieces(text)
+    n_before = 0
+    for index, (start, end) in enumerate(spans):
+        if cancelled():
+            return
+        trail_ms = _END_TRAIL_MS if index == len(spans) - 1 else _trail_ms(text[start:end])
+        speech = speak(text[start:end], index, trail_ms)
+        yield from speech.chunks(start, n_before)
+        n_before += len(speech.pcm)
+
+
+def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
+    """Without the silence around it: sound is what exceeds `level_dbfs` (RMS of 5 ms windows).
+
+    10 ms are kept before the first and `trail_ms` after the last. The first word begins with the first
+    sound and no word reaches beyond the last.
+    """
+    start, end = _sounding(speech.pcm, speech.sample_rate_hz, level_dbfs)
+    if start == end:
+        return Speech(speech.pcm[:0], speech.sample_rate_hz)
+    first = max(0, start - round(LEAD_MS * speech.sample_rate_hz / 1000))
+    last = end + round(trail_ms * speech.sample_rate_hz / 1000)
+    timings = [
+        replace(
+            t,
+            start_sample=min(max(t.start_sample, start), end) - first,
+            end_sample=min(max(t.end_sample, start), end) - first,
+        )
+        for t in speech.timings
+    ]
+    if timings:
+        timings[0] = replace(timings[0], start_sample=start - first)
+    return Speech(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
+
+
+def shared(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
+    """Time shared among words by their letters, one more each for the joint."""
+    if not spans:
+        return []
+    shares = np.cumsum([0] + [end - start + 1 for start, end in spans])
+    edges = (start_sample + shares * ((end_sample - start_sample) / shares[-1])).astype(int).tolist()
+    return [Timing(*span, *edge) for span, edge in zip(spans, pairwise(edges), strict=True)]
+
+
+def _sounding(pcm: Pcm, sample_rate_hz: int, level_dbfs: float) -> tuple[int, int]:
+    """`[start, end)` from the first window above the level to the last; (0, 0) where there is none."""
+    n_window = sample_rate_hz * _WINDOW_MS // 1000
+    n_windows = -(-len(pcm) // n_window)
+    padded = np.zeros(n_windows * n_window, np.float32)
+    padded[: len(pcm)] = pcm
+    power = np.square(padded.reshape(n_windows, n_window)).mean(axis=1)
+    loud = np.flatnonzero(power > (32768.0 * 10 ** (level_dbfs / 20)) ** 2)
+    if not len(loud):
+        return 0, 0
+    return int(loud[0]) * n_window, min(len(pcm), (int(loud[-1]) + 1) * n_window)
+
+
+def _trail_ms(piece: str) -> float:
+    last = piece.rstrip("\"'”’)] \t\n")[-1:]
+    if last in ".!?…。！？":
+        return _SENTENCE_TRAIL_MS
+    return _CLAUSE_TRAIL_MS if last in ",;:—，、；：" else _SPACE_TRAIL_MS

@@ -1,0 +1,250 @@
+"""Threads that do an engine's blocking work while the event loop keeps its 20 ms promises.
+
+Work is an iterator. A worker advances it, item by item, until it ends, is cancelled, something more
+urgent waits, or there are `max_ahead` items that nobody took; then it lets go of it and takes the work
+with the smallest deadline. So a slow consumer costs memory up to a bound and never a thread, and no
+worker ever waits for a consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from telephony_tts.engines.api import EngineStats
+from telephony_tts.errors import EngineError
+
+T = TypeVar("T")
+
+Cancelled = Callable[[], bool]
+"""True once nobody wants the work any more. Long steps ask it and return early."""
+
+Work = Callable[[Cancelled], Iterator[T]]
+"""Blocking work: its items are made on a worker thread. Between items it must hold nothing that is scarce."""
+
+MAX_AHEAD = 64
+"""Items made but not taken, per job; 64 chunks of 200 ms are 12.8 s and 0.6 MB of speech."""
+
+
+class _Job(Generic[T]):
+    """One utterance's work. Every field is guarded by the pool's lock, except `cancelled` and `steps`."""
+
+    def __init__(self, work: Work[T], deadline_ns: int, order: int) -> None:
+        self.deadline_ns = deadline_ns
+        self.order = order
+        self.cancelled = threading.Event()
+        self.steps = work(self.cancelled.is_set)
+        self.items: deque[T] = deque()
+        self.error: BaseException | None = None
+        self.is_running = False
+        self.is_parked = False
+        self.is_done = False
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+        self.is_awaited = False
+
+    def __lt__(self, other: _Job[T]) -> bool:
+        return (self.deadline_ns, self.order) < (other.deadline_ns, other.order)
+
+    def close_steps(self) -> None:
+        """Run the work's `finally` blocks; nothing to do for work that ended or never began."""
+        close = getattr(self.steps, "close", None)
+        if close is not None:
+            close()
+
+    def wake(self) -> None:
+        """Tell the consumer, once for each time it waits: waking a loop costs a system call."""
+        if self.is_awaited:
+            self.is_awaited = False
+            self.loop.call_soon_threadsafe(self.changed.set)
+
+
+class WorkerPool:
+    """`n_workers` threads serving jobs by earliest deadline. Made and closed on an event loop."""
+
+    def __init__(self, n_workers: int, name: str, *, max_ahead: int = MAX_AHEAD) -> None:
+        if n_workers < 1 or max_ahead < 1:
+            raise ValueError("n_workers and max_ahead must be at least 1")
+        self.name = name
+        self._max_ahead = max_ahead
+        self._ready = threading.Condition()
+        self._queue: list[_Job[Any]] = []
+        self._jobs: set[_Job[Any]] = set()
+        self._n_submitted = 0
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._exited = [asyncio.Event() for _ in range(n_workers)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(exited,), name=f"{name}-{i}", daemon=True)
+            for i, exited in enumerate(self._exited)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stats(self) -> EngineStats:
+        with self._ready:
+            n_running = sum(job.is_running for job in self._jobs)
+            return EngineStats(n_queued=len(self._queue), n_running=n_running)
+
+    async def stream(self, work: Work[T], deadline_ns: int = 0) -> AsyncGenerator[T, None]:
+        """Yield the items of `work`. Work that is closed while it waits never starts.
+
+        Closing the generator, or cancelling its task, stops the work at its next look at `Cancelled`
+        and returns only when no worker is on it. What the work raises is raised here, after its items.
+        """
+        job = self._submit(work, deadline_ns)
+        try:
+            while True:
+                item = self._take(job)
+                if item is not None:
+                    yield item[0]
+                elif job.is_done:
+                    if job.error is not None:
+                        raise job.error
+                    return
+                else:
+                    await self._change(job)
+        finally:
+            await self._withdraw(job)
+
+    async def close(self) -> None:
+        """Cancel every job and join every thread. Idempotent. Streams still open raise EngineError."""
+        with self._ready:
+            self._is_closed = True
+            for job in list(self._jobs):
+                job.cancelled.set()
+                job.items.clear()
+                if not job.is_running:
+                    self._end(job, self._closed_error())
+            self._queue.clear()
+            self._ready.notify_all()
+        for exited in self._exited:
+            await exited.wait()
+        for thread in self._threads:
+            thread.join()
+
+    # ------------------------------------------------------------------------ on the loop
+
+    def _submit(self, work: Work[T], deadline_ns: int) -> _Job[T]:
+        with self._ready:
+            if self._is_closed:
+                raise EngineError(f"{self.name} is closed")
+            self._n_submitted += 1
+            job = _Job(work, deadline_ns, self._n_submitted)
+            self._jobs.add(job)
+            self._enqueue(job)
+            return job
+
+    def _take(self, job: _Job[T]) -> tuple[T] | None:
+        with self._ready:
+            if not job.items:
+                return None
+            item = job.items.popleft()
+            if job.is_parked and len(job.items) <= self._max_ahead // 2:
+                job.is_parked = False
+                self._enqueue(job)
+            return (item,)
+
+    async def _change(self, job: _Job[T]) -> None:
+        with self._ready:
+            if job.items or job.is_done:
+                return
+            job.changed.clear()
+            job.is_awaited = True
+        await job.changed.wait()
+
+    async def _withdraw(self, job: _Job[T]) -> None:
+        """Cancel, and wait for the worker however often the waiting task is itself cancelled."""
+        interrupted: asyncio.CancelledError | None = None
+        job.cancelled.set()
+        while True:
+            with self._ready:
+                job.items.clear()
+                if not job.is_running:
+                    if job in self._queue:
+                        self._queue.remove(job)
+                        heapq.heapify(self._queue)
+                    self._end(job, None)
+                    break
+                job.changed.clear()
+                job.is_awaited = True
+            try:
+                await job.changed.wait()
+            except asyncio.CancelledError as cancelled:
+                interrupted = cancelled
+        if interrupted is not None:
+            raise interrupted
+
+    # ------------------------------------------------------------- with the lock held
+
+    def _enqueue(self, job: _Job[T]) -> None:
+        heapq.heappush(self._queue, job)
+        self._ready.notify()
+
+    def _end(self, job: _Job[Any], error: BaseException | None) -> None:
+        """The job's last moment in the pool; a second call changes nothing."""
+        if job.is_done:
+            return
+        job.is_done = True
+        job.is_running = False
+        job.is_parked = False
+        job.error = error
+        job.close_steps()
+        self._jobs.discard(job)
+        job.wake()
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"{self.name} was closed")
+
+    # ----------------------------------------------------------------------- on a worker
+
+    def _serve(self, exited: asyncio.Event) -> None:
+        while (job := self._next()) is not None:
+            self._advance(job)
+            del job  # an idle worker must not keep the last utterance alive
+        self._loop.call_soon_threadsafe(exited.set)
+
+    def _next(self) -> _Job[Any] | None:
+        with self._ready:
+            while not self._queue:
+                if self._is_closed:
+                    return None
+                self._ready.wait()
+            job = heapq.heappop(self._queue)
+            job.is_running = True
+            return job
+
+    def _advance(self, job: _Job[Any]) -> None:
+        error: BaseException | None = None
+        try:
+            while not job.cancelled.is_set():
+                item = next(job.steps)
+                with self._ready:
+                    if job.cancelled.is_set():
+                        break
+                    job.items.append(item)
+                    job.wake()
+                    if self._lets_go(job):
+                        return
+        except StopIteration:
+            pass
+        except Exception as raised:
+            error = raised
+        job.close_steps()
+        with self._ready:
+            self._end(job, self._closed_error() if self._is_closed and error is None else error)
+
+    def _lets_go(self, job: _Job[Any]) -> bool:
+        """Whether the worker turns to other work; decided with the lock held, after each item."""
+        if len(job.items) >= self._max_ahead:
+            job.is_parked = True
+        elif self._queue and self._queue[0] < job:
+            self._enqueue(job)
+        else:
+            return False
+        job.is_running = False
+        return True

@@ -1,0 +1,136 @@
+import asyncio
+
+import pytest
+
+from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
+
+ENGLISH = ["heart", "emma"]
+
+
+def engines() -> list[FakeEngine]:
+    return [
+        FakeEngine(name="hibari", voice_names=ENGLISH, languages=["en"]),
+        FakeEngine(name="cosyvoice2", voice_names=["mei", "heart"], languages=["zh", "en"]),
+        FakeEngine(name="espeak", voice_names=["zh-tone"], languages=["cmn", "zh"]),
+        FakeEngine(name="formant", voice_names=["fr-be", "fr"], languages=["fr"]),
+    ]
+
+
+def resolved(catalog: Catalog, voice: str | None, lang: str | None, text: str) -> str:
+    engine, named = catalog.resolve(voice, lang, text)
+    return f"{engine.name}/{named.name}"
+
+
+@pytest.mark.parametrize(
+    ("voice", "lang", "text", "expected"),
+    [
+        (None, None, "Hello", "hibari/heart"),
+        (None, "en-GB", "Hello", "hibari/heart"),
+        (None, None, "…", "hibari/heart"),
+        ("emma", None, "Hello", "hibari/emma"),
+        ("heart", None, "Hello", "hibari/heart"),
+        ("cosyvoice2/heart", None, "Hello", "cosyvoice2/heart"),
+        ("mei", "en", "Hello", "cosyvoice2/mei"),
+        (None, None, "你好", "espeak/zh-tone"),
+        (None, "en", "你好", "espeak/zh-tone"),
+        (None, "zh-CN", "OK 123", "espeak/zh-tone"),
+        ("emma", "en", "你好", "espeak/zh-tone"),
+        ("mei", None, "你好", "cosyvoice2/mei"),
+        (None, "fr", "Bonjour", "formant/fr-be"),
+        (None, "de", "Guten Tag", "hibari/heart"),
+        (None, None, "привет", "hibari/heart"),
+        ("emma", None, "привет", "hibari/emma"),
+    ],
+)
+def test_resolve(voice: str | None, lang: str | None, text: str, expected: str) -> None:
+    assert resolved(Catalog(engines(), {"zh": "espeak"}), voice, lang, text) == expected
+
+
+def test_without_a_route_the_first_engine_of_the_language_speaks_and_a_named_voice_is_kept() -> None:
+    catalog = Catalog(engines())
+    assert resolved(catalog, None, None, "你好") == "cosyvoice2/mei"
+    assert resolved(catalog, "emma", None, "你好") == "hibari/emma"
+
+
+@pytest.mark.parametrize(
+    ("voice", "says"),
+    [
+        ("hart", "near it: heart"),
+        ("hibari/hart", "hibari/heart"),
+        ("nobody", "telephony-tts voices"),
+        ("nowhere/heart", "no voice 'nowhere/heart'"),
+        ("hibari/mei", "no voice"),
+        ("", "no voice ''"),
+    ],
+)
+def test_an_unknown_voice_is_told_what_is_near(voice: str, says: str) -> None:
+    with pytest.raises(UnknownVoice, match=says):
+        Catalog(engines()).resolve(voice, None, "Hello")
+
+
+def test_configuration_mistakes_are_found_at_once() -> None:
+    with pytest.raises(ConfigError, match="'nowhere'"):
+        Catalog(engines(), {"zh": "nowhere"})
+    with pytest.raises(ConfigError, match="must differ"):
+        Catalog([FakeEngine(), FakeEngine()])
+    with pytest.raises(ConfigError, match="at least one"):
+        Catalog([])
+
+
+def test_voices_are_listed_default_engine_first() -> None:
+    names = [f"{voice.engine}/{voice.name}" for voice in Catalog(engines()).voices]
+    assert names[:3] == ["hibari/heart", "hibari/emma", "cosyvoice2/mei"] and len(names) == 7
+
+
+class Unavailable(FakeEngine):
+    async def start(self) -> None:
+        raise EngineUnavailable("no such package")
+
+
+class Stubborn(FakeEngine):
+    async def close(self) -> None:
+        raise OSError("will not close")
+
+
+def test_stats_are_by_engine() -> None:
+    async def body() -> None:
+        catalog = Catalog(engines())
+        await catalog.start()
+        engine, voice = catalog.resolve("emma", None, "Hello")
+        stream = engine.synthesize(Utterance("u", "Hello", voice=voice.name))
+        await anext(stream)
+        assert catalog.stats() == {
+            "hibari": EngineStats(n_running=1),
+            "cosyvoice2": EngineStats(),
+            "espeak": EngineStats(),
+            "formant": EngineStats(),
+        }
+        await stream.aclose()
+        await catalog.close()
+
+    asyncio.run(body())
+
+
+def still_speaks(engine: FakeEngine) -> bool:
+    async def body() -> bool:
+        return bool([chunk async for chunk in engine.synthesize(Utterance("u", "Hello"))])
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("broken", [Unavailable(name="broken"), Stubborn(name="broken")])
+def test_one_broken_engine_does_not_leave_the_others_open(broken: FakeEngine) -> None:
+    good = FakeEngine(name="good")
+    catalog = Catalog([broken, good] if isinstance(broken, Stubborn) else [good, broken])
+
+    async def body() -> None:
+        await catalog.start()
+        await catalog.close()
+
+    with pytest.raises((EngineUnavailable, OSError)):
+        asyncio.run(body())
+    with pytest.raises(EngineError, match="was closed"):
+        still_speaks(good)
