@@ -1,0 +1,69 @@
+"""Web addresses, e-mail addresses, IP addresses and version numbers, in the words of a language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_TLD = (
+    "com|net|org|edu|gov|mil|int|info|biz|io|ai|app|dev|me|tv|cc|co|shop|store|online|site|tech|cloud|xyz|top|vip|"
+    "link|help|support|bank|health|uk|us|ca|au|nz|ie|de|fr|es|it|nl|be|ch|at|se|no|dk|fi|pl|pt|ru|in|cn|hk|tw|mo|jp|"
+    "kr|sg|my|th|vn|id|ph|br|mx|ar|za|ae|eu|ly|gl"
+)
+URL = re.compile(
+    rf"""(?:(?:https?|ftp|wss?)://[A-Za-z0-9._~%-]{{0,200}}[A-Za-z0-9](?::[0-9]{{1,5}})?
+        | www\.[A-Za-z0-9-]{{1,63}}(?:\.[A-Za-z0-9-]{{1,63}}){{0,6}}
+        | (?:[A-Za-z0-9][A-Za-z0-9-]{{0,62}}\.){{1,6}}(?:{_TLD})(?![A-Za-z0-9-]|\.[A-Za-z]))
+        (?:/(?:[A-Za-z0-9._~%/-]{{0,300}}[A-Za-z0-9/])?)?(?:\?[A-Za-z0-9._~%/&=+-]{{0,300}}[A-Za-z0-9])?
+        (?:\#[A-Za-z0-9._~%/-]{{0,100}}[A-Za-z0-9])?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+EMAIL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,6}")
+IP = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9]|\.[0-9])(?::(?P<port>[0-9]{1,5})(?![0-9]))?")
+VERSION = re.compile(
+    r"(?P<v>[vV])(?P<v_parts>[0-9]{1,6}(?:\.[0-9]{1,6}){0,6})(?![0-9A-Za-z-])"
+    r"|(?P<parts>[0-9]{1,6}(?:\.[0-9]{1,6}){2,6})(?![0-9A-Za-z])"
+)
+
+_PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressWords:
+    """How a language says the parts of an address. `digits` reads a run of digits, `space` parts the words."""
+
+    at: str
+    signs: dict[str, str]
+    digits: Callable[[str], str]
+    space: str
+
+
+def say_url(url: str, words: AddressWords) -> str:
+    """ "https://www.shop.com/a?b=1" without its scheme: nobody dials "h t t p s"."""
+    url = re.sub(r"^[A-Za-z]{2,5}://", "", url).rstrip("/")
+    return _say(url, words)
+
+
+def say_email(address: str, words: AddressWords) -> str:
+    local, _, host = address.partition("@")
+    return words.space.join((_say(local, words), words.at, _say(host, words)))
+
+
+def _say(text: str, words: AddressWords) -> str:
+    said: list[str] = []
+    for piece in _PIECE.findall(text):
+        if piece.isdigit():
+            said.append(words.digits(piece))
+        elif piece.isalpha():
+            said.append(_say_name(piece))
+        elif word := words.signs.get(piece, ""):
+            said.append(word)
+    return words.space.join(said)
+
+
+def _say_name(name: str) -> str:
+    """A label as a word where it can be read as one, else its letters: "www" -> "w w w"."""
+    if re.search("[aeiouyAEIOUY]", name) or len(name) > 5:
+        return name
+    return " ".join(name)

@@ -1,0 +1,149 @@
+"""What is written but never said: markdown marks, HTML and SSML tags, emoji, control characters.
+
+`strip` removes them and remembers where every character that is left came from, so that spoken text can
+be told in the writer's own characters.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from dataclasses import dataclass
+
+_FOLD_ONE: dict[int, int | str] = {ord(c): chr(ord(c) - 0xFEE0) for c in "＃＄％＆＊＋－．／＝＠＿～"}
+_FOLD_ONE |= {c: c - 0xFEE0 for first, last in ("０９", "ＡＺ", "ａｚ") for c in range(ord(first), ord(last) + 1)}
+_FOLD_ONE |= {
+    ord("￡"): "£",
+    ord("￥"): "¥",
+    ord("−"): "-",
+    ord("‐"): "-",
+    ord("‑"): "-",
+    ord("‒"): "-",
+    ord("﹣"): "-",
+    ord("∶"): ":",
+}
+_FOLD_ONE |= {
+    ord(c): " " for c in "\t\n\r\v\f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+}
+_FOLD_ONE |= {ord(c): " " for c in "\u200a\u2028\u2029\u202f\u205f\u3000"}
+
+_OTHER_DIGIT = re.compile(r"[^\D0-9]|[①-⑨⑴-⑼⒈-⒐❶-❾➀-➈➊-➒]")
+
+_BLOCK_TAG = re.compile(r"</?(?:br|p|div|li|ul|ol|tr|td|th|table|h[1-6]|hr|break|s|voice|speak)\b", re.I)
+
+# Control, format, private and unassigned-looking characters, arrows, boxes, dingbats and emoji. A lone
+# surrogate is among them: it cannot be encoded, so no engine could take it.
+_SILENT = (
+    r"\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
+    r"\u20d0-\u20f0\u2190-\u21ff\u2300-\u23ff\u2400-\u245f\u2500-\u2775\u2794-\u27bf\u27f0-\u27ff\u2900-\u297f"
+    r"\u2b00-\u2bff\u3030\u303d\u3297\u3299\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufff0-\uffff"
+    r"\U0001f000-\U0001f0ff\U0001f10d-\U0001f1ff\U0001f200-\U0001faff\U000e0000-\U0010ffff©®™•◦‣"
+)
+
+_MARK = re.compile(
+    rf"""
+      (?P<fence>^[ \t]*(?:```|~~~)[^\n`]{{0,40}}$)
+    | (?P<rule>^[ \t]*(?:-[ \t]*){{3,}}$|^[ \t]*(?:\*[ \t]*){{3,}}$|^[ \t]*(?:_[ \t]*){{3,}}$|^[ \t]*={{3,}}[ \t]*$)
+    | (?P<divider>^[ \t]*\|?[ \t]*:?-{{2,}}:?[ \t]*\|[-|: \t]*$)
+    | (?P<quote>^[ \t]*>[> \t]*)
+    | (?P<heading>^[ \t]*\#{{1,6}}[ \t]+)
+    | (?P<closing_heading>[ \t]+\#{{2,}}[ \t]*$)
+    | (?P<bullet>^[ \t]*[-*+•·●▪◦‣][ \t]+(?:\[[ xX]\][ \t]+)?)
+    | (?P<image>!?\[(?=[^\[\]\n]{{0,300}}\]\())
+    | (?P<target>\]\([^()\s]{{0,500}}(?:[ \t]+"[^"\n]{{0,200}}")?\))
+    | (?P<footnote>\[\^[\w-]{{1,20}}\])
+    | (?P<autolink>[<>](?=(?:https?://|mailto:))|(?<=<)mailto:)
+    | (?P<comment><!--(?:[^-<]|-(?!->)){{0,2000}}-->)
+    | (?P<tag></?[A-Za-z][\w:.-]{{0,40}}(?:\s{{1,9}}[\w:.-]{{1,40}}\s?=\s?
+      (?:"[^"<>]{{0,500}}"|'[^'<>]{{0,500}}'|[^\s"'<>]{{1,500}})){{0,20}}\s{{0,9}}/?>)
+    | (?P<entity>&(?:[A-Za-z]{{2,8}}|\#[0-9]{{1,7}}|\#[xX][0-9A-Fa-f]{{1,6}});)
+    | (?P<escape>\\(?=[\\`*_{{}}\[\]()\#+.!|~>-]))
+    | (?P<mask>\*{{4,}}(?=[ -]?[0-9])|(?<=[0-9])\*{{2,}}(?=[0-9]))
+    | (?P<strong>\*{{2,}}|~~+|`+|(?<!\w)__+(?=\S)|(?<=\S)__+(?!\w))
+    | (?P<underline>(?<![\w@./])_(?=\S)|(?<=\S)_(?![\w@./]))
+    | (?P<star>\*)
+    | (?P<pipe>\|+)
+    | (?P<silent>[{_SILENT}]+)
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_OPENS = re.compile(r"\*(?=[^\s*][^*\n]{0,200}(?<!\s)\*)")
+_KEY = re.compile(r"(?:按|press|dial|hit|the|key|拨|键入|输入)[ ]?$", re.I)
+_KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#])", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """`text` is what is left; `origins[i]` is where its character i began in the input, with one more for its end."""
+
+    text: str
+    origins: list[int]
+
+
+def fold(text: str) -> str:
+    """Full-width and foreign digits, full-width signs and odd spaces as their plain forms, one for one."""
+    text = text.translate(_FOLD_ONE)
+    if text.isascii():
+        return text
+    return _OTHER_DIGIT.sub(lambda m: str(unicodedata.digit(m.group())), text)
+
+
+def strip(text: str) -> Stripped:
+    """`text` without its silent marks, folded. A mark that parts words leaves a space or a comma in its place."""
+    pieces: list[str] = []
+    origins: list[int] = []
+    at = 0
+    emphasised = False
+    for mark in _MARK.finditer(text):
+        kind, start, end = mark.lastgroup, mark.start(), mark.end()
+        kept = ""
+        if kind == "mask":
+            continue
+        if kind == "star":
+            opens = _is_opening(text, start)
+            if not opens and not (emphasised and start and not text[start - 1].isspace()):
+                continue
+            emphasised = opens and not emphasised
+        elif kind == "tag":
+            kept = " " if _BLOCK_TAG.match(mark.group()) else ""
+        elif kind == "entity":
+            kept = html.unescape(mark.group())
+            if len(kept) != 1 or not kept.isprintable():
+                kept = " "
+        elif kind == "pipe":
+            kept = "," if _parts_cells(text, start, end) else " "
+        elif kind == "silent":
+            kept = " " if _parts_words(text, start, end) else ""
+        pieces.append(text[at:start])
+        origins.extend(range(at, start))
+        if kept:
+            pieces.append(kept)
+            origins.append(start)
+        at = end
+    pieces.append(text[at:])
+    origins.extend(range(at, len(text) + 1))
+    return Stripped(fold("".join(pieces)), origins)
+
+
+def _is_opening(text: str, at: int) -> bool:
+    """Whether the lone asterisk at `at` opens emphasis; else it is the star key, a product or a rating."""
+    if at and text[at - 1].isascii() and text[at - 1].isalnum():
+        return False
+    if _KEY.search(text, max(0, at - 8), at) and _KEY_AFTER.match(text, at + 1):
+        return False
+    return _OPENS.match(text, at) is not None
+
+
+def _parts_cells(text: str, start: int, end: int) -> bool:
+    """Whether a table bar has words on both sides in its line."""
+    before = text[max(0, start - 200) : start].rpartition("\n")[2].strip(" \t|")
+    after = text[end : end + 200].partition("\n")[0].strip(" \t|")
+    return bool(before and after)
+
+
+def _parts_words(text: str, start: int, end: int) -> bool:
+    """Whether a drawn sign (an arrow, an emoji) stands between two words; a format character joins them."""
+    if not (start and end < len(text) and text[start - 1].isalnum() and text[end].isalnum()):
+        return False
+    return any(unicodedata.category(c) in ("So", "Sm") for c in text[start:end])

@@ -1,0 +1,163 @@
+"""Written text to spoken words: numbers, amounts, dates, codes, units, signs, addresses; marks and emoji dropped.
+
+English and Mandarin are read in full (digits in Mandarin text are read in Mandarin, its English words stay),
+Japanese and Korean in their common forms. Text in any other language keeps its digits for an engine that knows
+them and only loses what is never said.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from telephony_tts.text import markdown
+from telephony_tts.text.chinese_rules import CHINESE
+from telephony_tts.text.english_rules import ENGLISH
+from telephony_tts.text.japanese_rules import JAPANESE
+from telephony_tts.text.korean_rules import KOREAN
+from telephony_tts.text.scanner import readings
+
+_LANGUAGES = {"en": ENGLISH, "zh": CHINESE, "ja": JAPANESE, "ko": KOREAN}
+_CODES = {"cmn": "zh", "yue": "zh", "chi": "zh", "zho": "zh", "eng": "en", "jpn": "ja", "kor": "ko"}
+
+_CJK_MARK = re.compile("[，。、；：？！（）《》「」【】￥]")
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_KANA = re.compile("[\u3041-\u309f\u30a1-\u30fa\u31f0-\u31ff\uff66-\uff9d]")
+_HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3131-\u318e]")
+_LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
+_OTHER_LETTER = re.compile("[\u0370-\u1fff\ua4d0-\uabff\ufb50-\ufdff\ufe70-\ufefc]")
+_N_HEARD = 400
+"""Characters that `detect_lang` looks at: a sentence shows its language early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`spoken` is what is said for `text[start:end]` of the input; "" where nothing is said.
+
+    The spans of a text tile it in order without gaps.
+    """
+
+    start: int
+    end: int
+    spoken: str
+
+
+def detect_lang(text: str) -> str:
+    """ "zh", "en", "ja" or "ko" by the characters; "und" where the script is none of theirs.
+
+    English with a few Chinese characters in it stays English. Text without any letter is "en".
+    """
+    text = text[:_N_HEARD]
+    if text.isascii():
+        return "en"
+    if _HANGUL.search(text):
+        return "ko"
+    if _KANA.search(text):
+        return "ja"
+    n_han = len(_HAN.findall(text)) + len(_CJK_MARK.findall(text))
+    n_words = len(_LATIN_WORD.findall(text))
+    if n_han:
+        return "zh" if 2 * n_han >= n_words else "en"
+    return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
+
+
+def normalize_spans(text: str, lang: str | None = None) -> list[Span]:
+    """What is said for each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong one.
+
+    Never raises, whatever is in the string.
+    """
+    stripped = markdown.strip(text)
+    clean, origins = stripped.text, stripped.origins
+    chosen = _choose(clean, lang)
+    language = _LANGUAGES.get(chosen)
+    spans = _Spans(text, origins)
+    at = 0
+    for start, end, spoken in readings(clean, language) if language else ():
+        spans.verbatim(clean, at, start)
+        spans.reading(start, end, spoken)
+        at = end
+    spans.verbatim(clean, at, len(clean))
+    return spans.close()
+
+
+def normalize(text: str, lang: str | None = None) -> str:
+    """`text` as it is spoken, in words. See `normalize_spans`."""
+    return "".join(span.spoken for span in normalize_spans(text, lang))
+
+
+def is_speakable(text: str) -> bool:
+    """Whether anything in `text` can be said: False for punctuation, emoji, white space and markdown marks alone."""
+    if not any(c.isalnum() for c in text):
+        return False
+    return any(c.isalnum() for c in markdown.strip(text).text)
+
+
+def _choose(text: str, lang: str | None) -> str:
+    """The language to read in: the hint, unless the characters say otherwise."""
+    hint = re.split("[-_]", (lang or "").lower(), maxsplit=1)[0]
+    hint = _CODES.get(hint, hint)
+    seen = detect_lang(text)
+    if hint in ("en", "zh", "ja", "ko"):
+        if seen == "en" and hint != "en":
+            return "en" if len(_LATIN_WORD.findall(text[:_N_HEARD])) >= 4 and not _HAN.search(text) else hint
+        if seen == "zh" and hint == "ja":
+            return "ja"
+        return seen
+    if len(hint) in (2, 3) and hint.isalpha() and seen == "en":
+        return hint
+    return seen
+
+
+class _Spans:
+    """Builds the tiling. A removed mark becomes a silent span, and words that would touch are parted by a space."""
+
+    def __init__(self, text: str, origins: list[int]) -> None:
+        self._text = text
+        self._origins = origins
+        self._spans: list[Span] = []
+        self._at = 0
+        self._last = ""
+
+    def verbatim(self, clean: str, start: int, end: int) -> None:
+        """Characters said as they are, in runs that lie together in the input."""
+        while start < end:
+            stop = self._run_end(start, end)
+            self._add(self._origins[start], self._origins[stop - 1] + 1, clean[start:stop])
+            start = stop
+
+    def _run_end(self, start: int, end: int) -> int:
+        """The end of the unbroken run from `start`: origins grow by one, so a run shows at its last element."""
+        origins = self._origins
+        offset = origins[start] - start
+        if origins[end - 1] - (end - 1) == offset:
+            return end
+        low, high = start + 1, end - 1
+        while low < high:
+            middle = (low + high) // 2
+            if origins[middle] - middle == offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def reading(self, start: int, end: int, spoken: str) -> None:
+        self._add(self._origins[start], self._origins[end - 1] + 1, spoken)
+
+    def close(self) -> list[Span]:
+        if self._at < len(self._text):
+            self._spans.append(Span(self._at, len(self._text), ""))
+        return self._spans
+
+    def _add(self, start: int, end: int, spoken: str) -> None:
+        if start > self._at:
+            self._spans.append(Span(self._at, start, ""))
+        if spoken:
+            if _touch(self._last, spoken[0]):
+                spoken = " " + spoken
+            self._last = spoken[-1]
+        self._spans.append(Span(start, end, spoken))
+        self._at = end
+
+
+def _touch(left: str, right: str) -> bool:
+    return left.isascii() and right.isascii() and left.isalnum() and right.isalnum()
