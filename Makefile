@@ -52,7 +52,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB of downloads, once"
-	@$(PIP) install --quiet --editable '.[dev,espeak,zh]'
+	@$(PIP) install --quiet --editable '.[dev,espeak]'
 	@touch $(VENV)/.installed $@
 
 $(BIN)/python:

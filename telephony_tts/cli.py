@@ -325,7 +325,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
-        ("wetext", "zh", "Mandarin text normalisation"),
         ("torch", "cosyvoice", "the CosyVoice2 engine"),
     ):
         try:

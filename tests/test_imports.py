@@ -48,7 +48,6 @@ TABLE: dict[str, Row] = {
     "telephony_tts.logs": row("errors clock"),
     "telephony_tts.config": row("errors schema", "yaml"),
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
-    "telephony_tts.text.normalizer": row("errors", "wetext", TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
     "telephony_tts.session": row("errors text audio wire engines.api", "numpy", TASKS | IO),
@@ -71,24 +70,20 @@ TABLE: dict[str, Row] = {
 ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 """Engines may share what lies beside them, not reach into each other."""
 
-GUARDED = {"wetext"}
-"""Extras that a core module may use but must do without."""
-
 
 @dataclass(frozen=True)
 class Import:
     module: str
     line: int
-    guarded: bool
 
 
-def imports(tree: ast.AST, module: str, is_package: bool, guarded: bool = False) -> Iterator[Import]:
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[Import]:
     """Every import of a file, also the relative, the nested and the `importlib.import_module("...")` kind."""
     for node in ast.iter_child_nodes(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, line, guarded)
+                yield Import(alias.name, line)
         elif isinstance(node, ast.ImportFrom):
             start = node.module or ""
             if node.level:
@@ -97,20 +92,14 @@ def imports(tree: ast.AST, module: str, is_package: bool, guarded: bool = False)
             # "from telephony_tts import clock" imports the module clock; "from x.y import name" is of x.y anyway.
             of_folder = start in (PACKAGE, f"{PACKAGE}.engines")
             for alias in node.names:
-                yield Import(f"{start}.{alias.name}" if of_folder else start, line, guarded)
+                yield Import(f"{start}.{alias.name}" if of_folder else start, line)
         elif isinstance(node, ast.Call) and node.args and is_import_call(node):
-            yield Import(ast.unparse(node.args[0]).strip("'"), line, guarded)
-        yield from imports(node, module, is_package, guarded or is_guard(node))
+            yield Import(ast.unparse(node.args[0]).strip("'"), line)
+        yield from imports(node, module, is_package)
 
 
 def is_import_call(node: ast.Call) -> bool:
     return ast.unparse(node.func) in ("__import__", "import_module", "importlib.import_module")
-
-
-def is_guard(node: ast.AST) -> bool:
-    """A `try` that survives a missing module."""
-    caught = [ast.unparse(h.type) if h.type else "Exception" for h in getattr(node, "handlers", [])]
-    return any(name in kinds for kinds in caught for name in ("ImportError", "ModuleNotFoundError", "Exception"))
 
 
 def within(module: str, part: str) -> bool:
@@ -147,8 +136,6 @@ def may_import(module: str, own: str, allowed: Row, item: Import) -> bool:
         return in_own_package or any(within(rest, part) for part in allowed.ours)
     if top in sys.stdlib_module_names and top != "audioop":
         return top not in allowed.not_stdlib
-    if top in GUARDED and allowed is not EVERYTHING and not item.guarded:
-        return False
     return top in allowed.outside or allowed is EVERYTHING
 
 
@@ -216,8 +203,6 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         ("telephony_tts.wire.native", "import orjson"),
         ("telephony_tts.wire.native", "import importlib\nimportlib.import_module('numpy')"),
         ("telephony_tts.text.segmenter", "try:\n    import wetext\nexcept ImportError:\n    pass"),
-        ("telephony_tts.text.normalizer", "import wetext"),
-        ("telephony_tts.text.normalizer", "try:\n    import wetext\nexcept ValueError:\n    pass"),
         ("telephony_tts.errors", "from telephony_tts.clock import monotonic_ns"),
         ("telephony_tts.config", "from telephony_tts.logs import setup"),
         ("telephony_tts.logs", "import yaml"),
@@ -251,7 +236,6 @@ def test_the_judge_names_the_line() -> None:
         ("telephony_tts.session.session", "from telephony_tts.session.turn import Turn\nfrom . import turn"),
         ("telephony_tts.session.session", "from telephony_tts.engines.api import Chunk\nimport numpy as np"),
         ("telephony_tts.session.session", "from telephony_tts.engines import api"),
-        ("telephony_tts.text.normalizer", "try:\n    import wetext\nexcept ImportError:\n    wetext = None"),
         ("telephony_tts.audio.g711", "import audioop\nimport soxr"),
         ("telephony_tts.engines.hibari", "from telephony_tts.engines.hibari_model import Model\nimport onnxruntime"),
         ("telephony_tts.engines.hibari_model", "import hibari\nfrom telephony_tts.engines.words import words"),
