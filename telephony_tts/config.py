@@ -91,7 +91,7 @@ class Speech:
     lead_ms: Milliseconds = 200
     ahead_ms: Milliseconds = 2_000
     first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
-    text_timeout_ms: Annotated[int, Between(1, 600_000)] = 1_000
+    text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
     pause_chars: Count = 2_000
     resume_chars: Annotated[int, Between(0, 1e9)] = 500
 

@@ -311,7 +311,7 @@ class Session:
             self._house_ns = now_ns
 
     def _watch_text(self, now_ns: int, wake: list[int]) -> None:
-        settings = self.settings
+        turn_idle_s = self.settings.limits.turn_idle_s
         for turn in self.turns:
             turn.cut(now_ns)
             if turn.unresolved:
@@ -319,14 +319,14 @@ class Session:
                 resolve_marks(turn)
             if turn.closed:
                 continue
-            if turn.pending_text and turn.cut_all:
-                at_ns = turn.last_text_ns + settings.text_timeout_ms * _MS
-                if now_ns < at_ns:
-                    wake.append(at_ns)
-                else:
-                    turn.text_timed_out(now_ns)
-            if settings.limits.turn_idle_s:
-                at_ns = turn.last_text_ns + settings.limits.turn_idle_s * _S
+            at_ns = turn.text_timeout_ns()
+            if at_ns is not None and now_ns >= at_ns:
+                turn.text_timed_out(now_ns)
+                at_ns = turn.text_timeout_ns()
+            if at_ns is not None:
+                wake.append(at_ns)
+            if turn_idle_s:
+                at_ns = turn.last_text_ns + turn_idle_s * _S
                 if now_ns >= at_ns:
                     self._intake.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
                     self._intake.close_turn(turn, now_ns)

@@ -44,6 +44,6 @@ class SessionSettings:
     lang: str | None = None
     speed: float = 1.0
     first_clause_chars: int = 24
-    text_timeout_ms: int = 1000
+    text_timeout_ms: int = 500
     mark_timeout_ms: int = 2000
     limits: Limits = Limits()

@@ -20,6 +20,8 @@ from telephony_tts.text.segmenter import Segmenter, Sentence
 # Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
 _PIECE_CHARS = 256
 _SENTENCES_AHEAD = 2
+# The segmenter lets an ordinary last word go only when asked again with nothing fed between.
+_TIMEOUTS = 2
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class Turn:
         self.n_chars = 0
         self._n_cut = 0
         self._barriers: deque[int] = deque()
+        self._n_timeouts = 0
         self._segmenter = Segmenter(speaking.lang, first_clause_chars=settings.first_clause_chars)
         self.n_submitted = 0
         self.n_done = 0
@@ -115,6 +118,7 @@ class Turn:
         self._pieces.append(text)
         self.n_chars += len(text)
         self.last_text_ns = now_ns
+        self._n_timeouts = 0
 
     def close(self, now_ns: int) -> None:
         """No more text will come."""
@@ -170,8 +174,18 @@ class Turn:
                 continue
             return
 
+    def text_timeout_ns(self) -> int | None:
+        """When the bot will have been silent for so long that pending text is spoken; None if there is none."""
+        if self.closed or self._n_timeouts == _TIMEOUTS or not self.cut_all or not self._segmenter.pending.strip():
+            return None
+        return self.last_text_ns + (self._n_timeouts + 1) * self.settings.text_timeout_ms * 1_000_000
+
     def text_timed_out(self, now_ns: int) -> None:
-        """The bot has been silent for a while: say what is pending, but never half a number."""
+        """Say what is pending: whole sentences at the first timeout, an ordinary last word at the second.
+
+        Half a number or address is never said; it waits for more text or the end of the turn.
+        """
+        self._n_timeouts += 1
         self._add(self._segmenter.timeout(), now_ns)
 
     def _add(self, sentences: list[Sentence], now_ns: int) -> None:

@@ -142,6 +142,16 @@ def test_a_silent_bot_is_spoken_for_after_the_timeout() -> None:
     assert len(spoken(world)) == 2 and world.of(m.Done)
 
 
+def test_an_ordinary_last_word_is_given_a_second_pause_to_go_on() -> None:
+    """"exam" may become "example.com"; after two pauses it is a word."""
+    world = World(SessionSettings(first_clause_chars=0, text_timeout_ms=700))
+    world.send(m.Text("Please hold on", "a"))
+    world.run(1399)
+    assert spoken(world) == []
+    world.run(2)
+    assert spoken(world) == ["Please hold on"]
+
+
 def test_a_turn_left_open_is_ended_with_a_warning() -> None:
     world = with_limits(turn_idle_s=5)
     world.send(m.Text("One.", "a"))

@@ -1,0 +1,243 @@
+"""Deltas of a bot's text become sentences to speak, each as soon as it is certainly complete.
+
+The text is read once, left to right, by places that matter: terminators, line ends, quotes and brackets. At a
+terminator the rules of `boundaries` are asked; they either answer from what has been fed or wait for more
+(`lookahead`), so the same text gives the same sentences however it is cut into deltas. What is kept is bounded by
+`max_chars` and a short look-ahead.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from telephony_tts.text.atoms import forced_cut, held_tail, last_clause_end
+from telephony_tts.text.boundaries import ends_sentence, is_list_marker, list_number
+from telephony_tts.text.characters import (
+    CLAUSE,
+    CLOSING,
+    CONTENT,
+    DASHES,
+    NEWLINES,
+    NON_SPACE,
+    PAIRS,
+    TERMINATORS,
+    is_cjk,
+    width,
+)
+from telephony_tts.text.lookahead import Starved, View, read_run
+from telephony_tts.text.nesting import Nesting
+
+_MIN_MAX_CHARS = 16
+_CLAUSE_RUN_MAX = 8
+
+
+def _any_of(*classes: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("[" + re.escape("".join(sorted(frozenset().union(*classes)))) + "]")
+
+
+_EVENT = _any_of(TERMINATORS, NEWLINES, frozenset(PAIRS), CLOSING, frozenset('"'))
+_EVENT_OR_CLAUSE = _any_of(TERMINATORS, NEWLINES, frozenset(PAIRS), CLOSING, frozenset('"'), CLAUSE, DASHES)
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """`text` is exactly `source[start:end]`, where the source is all that was fed since the last reset()."""
+
+    text: str
+    start: int
+    end: int
+
+
+class Segmenter:
+    """Incremental sentence segmentation of one turn at a time.
+
+    `lang` is only kept: scripts are told apart where they stand. `first_clause_chars` > 0 lets the first sentence of a
+    turn end early at a clause mark once that many characters (a wide one counts 2) stand before it. `max_chars` bounds
+    a sentence that never ends. Raises ValueError for a `max_chars` below 16 or a negative `first_clause_chars`.
+    """
+
+    def __init__(self, lang: str | None = None, *, first_clause_chars: int = 0, max_chars: int = 240) -> None:
+        if max_chars < _MIN_MAX_CHARS:
+            raise ValueError(f"max_chars is {max_chars}, must be at least {_MIN_MAX_CHARS}")
+        if first_clause_chars < 0:
+            raise ValueError(f"first_clause_chars is {first_clause_chars}, must not be negative")
+        self._first_clause_chars = first_clause_chars
+        self._max_chars = max_chars
+        self.reset(lang)
+
+    def reset(self, lang: str | None = None) -> None:
+        """Forget everything; the next character fed has offset 0."""
+        self.lang = lang
+        self._view = View()
+        self._nesting = Nesting()
+        self._place = 0
+        self._paused = False
+        self._event = _EVENT_OR_CLAUSE if self._first_clause_chars else _EVENT
+
+    @property
+    def pending(self) -> str:
+        """What was fed and is not yet emitted."""
+        return self._view.text[self._view.start :]
+
+    def feed(self, text: str) -> list[Sentence]:
+        """Take a piece of the turn of any length; return the sentences that are now certainly complete."""
+        sentences: list[Sentence] = []
+        if text:
+            self._paused = False
+            self._view.text += text
+            self._scan(sentences, None)
+            self._trim()
+        return sentences
+
+    def flush(self) -> list[Sentence]:
+        """The turn's text ends here: return all that is pending. What holds nothing to say is dropped."""
+        sentences: list[Sentence] = []
+        view = self._view
+        view.ended = True
+        self._scan(sentences, None)
+        self._cut(sentences, len(view.text), whole=True)
+        self._view = View(base=view.base + len(view.text))
+        self._nesting.clear()
+        self._place = 0
+        self._paused = False
+        return sentences
+
+    def timeout(self) -> list[Sentence]:
+        """The bot has paused: return what is pending, but nothing that further text could still tear apart.
+
+        A number, amount, id or address at the end stays pending until more text or flush(). An ordinary word directly
+        at the end may be the beginning of one ("exam" of "example.com"): its whole clause stays too, as a phrase must
+        not break before its last word, but only once: a second timeout() with nothing fed between lets it go.
+        """
+        sentences: list[Sentence] = []
+        view = self._view
+        held, is_atom = held_tail(self.pending)
+        if self._paused and not is_atom:
+            held = len(self.pending)
+        self._paused = True
+        stop = view.start + held
+        # What is read as if the text ended here is forgotten: the rest is read again when it goes on.
+        place, nesting, list_number = self._place, self._nesting.copy(), view.list_number
+        view.ended = True
+        self._scan(sentences, stop)
+        view.ended = False
+        rest = view.text[view.start : stop]
+        n_spoken = len(rest) if is_atom or stop == len(view.text) else last_clause_end(rest)
+        if n_spoken > 0 and not is_list_marker(rest[:n_spoken]):
+            self._cut(sentences, view.start + n_spoken, whole=rest[:n_spoken].rstrip()[-1:] in TERMINATORS)
+        self._place, self._nesting, view.list_number = max(place, view.start), nesting, list_number
+        self._trim()
+        return sentences
+
+    def _scan(self, out: list[Sentence], stop: int | None) -> None:
+        """Read on from the last place to the end of the text, or until a sentence would end behind `stop`."""
+        view = self._view
+        text = view.text
+        while True:
+            if self._place <= view.start:
+                self._skip_blanks()
+            limit = view.start + self._max_chars
+            event = self._event.search(text, self._place, limit)
+            if event is None:
+                if len(text) <= limit or (stop is not None and limit > stop):
+                    self._place = len(text)
+                    return
+                self._place = max(self._place, limit)
+                self._cut(out, forced_cut(text, view.start, limit), whole=False)
+                continue
+            self._place = event.start()
+            char = event.group()
+            try:
+                end, resume = self._judge(char)
+            except Starved:
+                return
+            if end is not None:
+                if stop is not None and end > stop:
+                    return
+                self._cut(out, end, whole=char in TERMINATORS or char in NEWLINES)
+            self._place = resume
+
+    def _skip_blanks(self) -> None:
+        """Move the beginning of the next sentence to its first character."""
+        view = self._view
+        found = NON_SPACE.search(view.text, view.start)
+        first = found.start() if found else len(view.text)
+        if any(char in NEWLINES for char in view.text[view.start : first]):
+            view.line_start, view.bold = True, False
+            self._nesting.clear()
+        view.start = self._place = first
+
+    def _judge(self, char: str) -> tuple[int | None, int]:
+        """What `char` at the reading place means: (end of the sentence or None, where to read on)."""
+        view, place = self._view, self._place
+        if char in TERMINATORS:
+            return self._judge_terminator()
+        if char in NEWLINES:
+            line = view.text[view.start : place]
+            if not CONTENT.search(line) or is_list_marker(line):
+                return None, place + 1
+            return place, place
+        if char in PAIRS:
+            self._nesting.open(char, view.base + place, view.text[view.start : place])
+        elif char == '"':
+            self._nesting.straight_quote(view.base + place, view.text[view.start : place])
+        elif char in CLOSING:
+            self._nesting.close(char)
+        elif (end := self._clause_end()) is not None:
+            return end, end
+        return None, place + 1
+
+    def _judge_terminator(self) -> tuple[int | None, int]:
+        view = self._view
+        nesting = self._nesting.copy()
+        run = read_run(view, self._place, nesting)
+        number = list_number(view, run)
+        ends = number is None and not nesting.holds(view.base + self._place) and ends_sentence(view, run)
+        self._nesting = nesting
+        if number is not None:
+            view.list_number = number
+        return (run.end if ends else None), run.end
+
+    def _clause_end(self) -> int | None:
+        """Where the first sentence may be cut early at the clause mark at the reading place."""
+        view, place = self._view, self._place
+        head = view.text[view.start : place]
+        if self._nesting.holds(view.base + place) or width(head) < self._first_clause_chars or not CONTENT.search(head):
+            return None
+        end = place + 1
+        while end - place < _CLAUSE_RUN_MAX and (view.at(end) in CLAUSE or view.at(end) in DASHES) and view.at(end):
+            end += 1
+        after = end
+        while after - end < _CLAUSE_RUN_MAX and view.at(after).isspace():
+            after += 1
+        mark, left, right = view.text[place], head.rstrip()[-1:], view.at(after)
+        if not right or (left.isdigit() and right.isdigit()):
+            return None
+        if mark in ",;:" and after == end and not is_cjk(right):
+            return None
+        if mark == "-" and end == place + 1 and not (head[-1:].isspace() and after > end):
+            return None
+        return end
+
+    def _cut(self, out: list[Sentence], end: int, *, whole: bool) -> None:
+        """Emit the pending text up to `end` and begin there: a sentence if `whole`, else the rest of one."""
+        view = self._view
+        text = view.text[view.start : end].rstrip()
+        view.bold = view.emphasised("*", end)
+        if CONTENT.search(text):
+            start = view.base + view.start
+            out.append(Sentence(text, start, start + len(text)))
+            self._event = _EVENT
+        view.start = end
+        view.whole, view.line_start = whole, False
+        while view.start < self._place and view.text[view.start].isspace():
+            view.start += 1
+
+    def _trim(self) -> None:
+        """Let go of what has been emitted."""
+        view = self._view
+        view.text = view.text[view.start :]
+        view.base += view.start
+        self._place -= view.start
+        view.start = 0
