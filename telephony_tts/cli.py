@@ -75,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"telephony-tts {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, help_text: str, examples: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def command(
+        name: str, help_text: str, examples: str, run: Callable[[argparse.Namespace], int]
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -215,7 +217,8 @@ def _say(arguments: argparse.Namespace) -> int:
     if not text.strip():
         raise ConfigError("there is no text to speak")
     catalog = app.build_catalog(settings)
-    seconds = asyncio.run(_say_to_file(text, Path(arguments.out), catalog, app.session_settings(settings), arguments.pcm))
+    speech = app.session_settings(settings)
+    seconds = asyncio.run(_say_to_file(text, Path(arguments.out), catalog, speech, arguments.pcm))
     print(f"{arguments.out}: {seconds:.2f} s of speech", file=sys.stderr)
     return 0
 

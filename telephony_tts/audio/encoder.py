@@ -66,7 +66,7 @@ CODECS: Mapping[str, Codec] = MappingProxyType(
     {
         "ulaw": Codec("ulaw", 1, ULAW_SILENCE, (8_000,), encode_ulaw, decode_ulaw),
         "alaw": Codec("alaw", 1, ALAW_SILENCE, (8_000,), encode_alaw, decode_alaw),
-        "pcm": Codec("pcm", 2, b"\x00\x00", (8_000, 16_000, 24_000), _encode_pcm, _decode_pcm),
+        "pcm": Codec("pcm", 2, b"\x00\x00", (8_000, 16_000, 24_000, 48_000), _encode_pcm, _decode_pcm),
     }
 )
 

@@ -15,7 +15,7 @@ from bisect import insort
 from collections import deque
 
 from telephony_tts.engines.api import Chunk
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.errors import EngineError, TelephonyTTSError
 from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.heard import heard_offset, resolve_marks
 from telephony_tts.session.intake import Intake
@@ -41,7 +41,7 @@ class Session:
         self._sender = Sender(self.turns, self._out)
         self._sender.open = media
         ahead_ms = settings.ahead_ms if settings.pace == "realtime" else UNPACED_MS
-        self._supply = Supply(self.turns, self._out, ahead_ms * _MS)
+        self._supply = Supply(self.turns, self._out, ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
         self._media_clears = False
         self._marks = Marks(settings, self._sender, self._out)
@@ -291,6 +291,7 @@ class Session:
         wake: list[int] = []
         self._watch_text(now_ns, wake)
         self._sender.send_due(now_ns)
+        self._give_up_on_stuck_engine(now_ns)
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
         if supply_ns is not None:
             wake.append(supply_ns)
@@ -309,6 +310,12 @@ class Session:
         self._house_ns = min(wake) if wake else None
         if self._dirty:
             self._house_ns = now_ns
+
+    def _give_up_on_stuck_engine(self, now_ns: int) -> None:
+        turn = self._supply.stuck(now_ns)
+        if turn is not None:
+            error = EngineError(f"the engine gave no audio for {self.settings.engine_timeout_ms / 1000:g} s")
+            self.interrupt("engine_failure", now_ns, turn_id=turn.id, error=error)
 
     def _watch_text(self, now_ns: int, wake: list[int]) -> None:
         turn_idle_s = self.settings.limits.turn_idle_s

@@ -46,4 +46,5 @@ class SessionSettings:
     first_clause_chars: int = 24
     text_timeout_ms: int = 500
     mark_timeout_ms: int = 2000
+    engine_timeout_ms: int = 30_000
     limits: Limits = Limits()

@@ -1,18 +1,28 @@
-"""Sentences to the engine: one at a time, early enough that joints have no gap, never further ahead than `ahead_ms`."""
+"""Sentences to the engine: one at a time, early enough that joints have no gap, never further ahead than `ahead_ms`.
+
+Chunks are pulled in runs: once full, nothing is asked for until half a second has been played. An engine that is
+woken for every 100 ms it may make costs more in waking than in encoding (docs/experiments.md).
+"""
 
 from __future__ import annotations
 
 from telephony_tts.session.effects import Cancel, Effect, Pull, Synthesize
 from telephony_tts.session.turn import Part, Turn
 
+_RUN_NS = 500_000_000
+
 
 class Supply:
     """Keeps the call's encoders fed. `turns` and `out` are the session's own lists."""
 
-    def __init__(self, turns: list[Turn], out: list[Effect], ahead_ns: int) -> None:
+    def __init__(self, turns: list[Turn], out: list[Effect], ahead_ns: int, patience_ns: int) -> None:
         self._turns = turns
         self._out = out
         self._ahead_ns = ahead_ns
+        self._refill_ns = ahead_ns - min(_RUN_NS, ahead_ns // 2)
+        self._filling = True
+        self._patience_ns = patience_ns
+        self._asked_ns = 0
         self._active: tuple[Turn, Part] | None = None
         self._hungry = False
         """A chunk has come and the engine waits to be asked for the next one."""
@@ -20,16 +30,17 @@ class Supply:
     def poll(self, now_ns: int, media_end_ns: int) -> int | None:
         """Submit or pull what is wanted now; returns when to look again."""
         if self._active is not None:
-            if not self._hungry:
-                return None
-            pull_ns = self.dry_ns(now_ns, media_end_ns) - self._ahead_ns
-            if pull_ns > now_ns:
-                return pull_ns
-            utterance = self._active[1].utterance
-            assert utterance is not None
-            self._hungry = False
-            self._out.append(Pull(utterance.id))
-            return None
+            if self._hungry:
+                dry_ns = self.dry_ns(now_ns, media_end_ns)
+                if dry_ns - (self._ahead_ns if self._filling else self._refill_ns) > now_ns:
+                    self._filling = False
+                    return dry_ns - self._refill_ns
+                utterance = self._active[1].utterance
+                assert utterance is not None
+                self._filling = True
+                self._ask(now_ns)
+                self._out.append(Pull(utterance.id))
+            return self._asked_ns + self._patience_ns
         candidate = self._next(now_ns)
         if candidate is None:
             return None
@@ -38,9 +49,18 @@ class Supply:
         dry_ns = self.dry_ns(now_ns, media_end_ns)
         deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
         self._active = candidate
-        self._hungry = False
+        self._ask(now_ns)
         self._out.append(Synthesize(turn.submit(part, deadline_ns, now_ns)))
-        return None
+        return now_ns + self._patience_ns
+
+    def _ask(self, now_ns: int) -> None:
+        self._hungry = False
+        self._asked_ns = now_ns
+
+    def stuck(self, now_ns: int) -> Turn | None:
+        """The turn whose engine was asked for audio and has given none for longer than a caller would wait."""
+        waited = self._active is not None and not self._hungry and now_ns - self._asked_ns >= self._patience_ns
+        return self._active[0] if waited and self._active is not None else None
 
     def _next(self, now_ns: int) -> tuple[Turn, Part] | None:
         """The next sentence in speaking order; a turn still open holds back the turns after it."""

@@ -326,7 +326,7 @@ def test_memory_follows_what_is_not_taken():
         ({"codec": "opus"}, "unknown codec 'opus'"),
         ({"codec": "ulaw", "rate_hz": 16_000}, "ulaw is carried at 8000 Hz"),
         ({"codec": "alaw", "rate_hz": 24_000}, "alaw is carried at 8000 Hz"),
-        ({"codec": "pcm", "rate_hz": 44_100}, "pcm is carried at 8000, 16000, 24000 Hz"),
+        ({"codec": "pcm", "rate_hz": 44_100}, "pcm is carried at 8000, 16000, 24000, 48000 Hz"),
         ({"ptime_ms": 9}, "ptime"),
         ({"ptime_ms": 61}, "ptime"),
         ({"fade_ms": -1}, "fade"),

@@ -192,7 +192,7 @@ def test_one_long_sentence_is_not_synthesised_far_ahead_either() -> None:
     world.run(500)
     turn = world.session.turns[0]
     given_ms = turn.encoder.position_samples / 8
-    assert 1500 <= given_ms <= 1500 + 100, "what was heard, and a second more, to the chunk"
+    assert 1000 <= given_ms <= 1500 + 100, "what was heard, and at most a second more, to the chunk"
     world.run(30_000)
     assert world.of(m.Done)[0].underruns == 0
 

@@ -324,6 +324,20 @@ def test_engine_failure_ends_its_turn_and_the_next_one_speaks() -> None:
     assert isinstance(world.terminals("b")[0], m.Done)
 
 
+def test_an_engine_that_hangs_ends_its_turn_and_not_the_call() -> None:
+    world = World(SessionSettings(engine_timeout_ms=5000), first_audio_ms=7000)
+    world.say("One.", "a")
+    world.run(4999)
+    assert world.terminals("a") == []
+    world.run(2)
+    (error,) = world.terminals("a")
+    assert (error.code, error.retryable) == ("engine_failed", True) and len(world.cancelled) == 1
+    world.first_audio_ms = 0
+    world.say("Two.", "b")
+    world.run(9000)
+    assert isinstance(world.terminals("b")[0], m.Done)
+
+
 def test_clear_overtakes_everything_and_cancels_the_engine() -> None:
     world = World(chunk_interval_ms=20)
     world.send(m.Text("One two three four. " * 100, "a"))
