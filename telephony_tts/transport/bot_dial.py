@@ -84,5 +84,6 @@ async def _connect(call: Call, settings: TransportSettings) -> DialledConnection
     except (WebSocketException, ValueError) as error:
         why = str(error)
     call.log.error("bot_unreachable", why=why)
-    call.finish(1011, "the bot cannot be reached")
+    if call.bot is None:  # else one came by itself in the meantime
+        call.finish(1011, "the bot cannot be reached")
     return None

@@ -19,6 +19,7 @@ from telephony_tts.engines.api import Engine, EngineStats, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
 from telephony_tts.session.effects import Cancel, Effect, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
+from telephony_tts.transport.journal import Journal
 from telephony_tts.wire import messages as m
 
 _log = logs.get(__name__)
@@ -68,7 +69,7 @@ class Call:
         self._encode_bot: Callable[[m.ToBot | m.Frame], Wire | None] | None = None
         self._encode_media: Callable[[m.ToMedia], Wire | None] | None = None
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
-        self._n_underruns = 0
+        self._journal = Journal(self.log)
 
     # ---------------------------------------------------------------- legs
 
@@ -237,12 +238,13 @@ class Call:
         if flag:
             self._loop.call_soon(self._tick)
 
-    def _drive(self, now_ns: int, act: Callable[..., object], *args: object) -> None:
+    def _drive(self, now_ns: int, act: Callable[..., object] | None = None, *args: object) -> None:
         """Tell the session something and do what follows from it."""
         if self._end is not None:
             return
         try:
-            act(*args)
+            if act is not None:
+                act(*args)
             self._pump(now_ns)
         except Exception:
             self.crash()
@@ -264,6 +266,8 @@ class Call:
             if type(effect) is m.Frame:
                 metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
                 self._to_media(effect)
+            elif type(effect) is m.InboundAudio:
+                self._to_bot(effect)
             else:
                 self._perform(effect)
         deadline_ns = self.session.deadline_ns()
@@ -295,7 +299,7 @@ class Call:
             self._to_media(effect)
         else:
             assert not isinstance(effect, m.Frame)
-            self._count(effect)
+            self._journal.note(effect, self.session.n_underruns)
             self._to_bot(effect)
 
     def _to_media(self, message: m.ToMedia) -> None:
@@ -315,39 +319,6 @@ class Call:
         if wire is not None:
             _SENT["bot"].inc(len(wire[0]))
             self.bot.send_now(*wire)
-
-    def _count(self, event: m.ToBot) -> None:
-        """Metrics and the log line of an event."""
-        match event:
-            case m.Started():
-                metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
-                self.log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
-            case m.Done():
-                metrics.TURNS.labels(outcome="done").inc()
-                self.log.info(
-                    "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
-                    latency=event.latency,
-                )
-            case m.Cleared():
-                metrics.TURNS.labels(outcome="cleared").inc()
-                self.log.info(
-                    "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
-                    heard=logs.speech(event.heard_text),
-                )
-            case m.ErrorEvent():
-                if event.turn is not None:
-                    metrics.TURNS.labels(outcome="error").inc()
-                self.log.warning("error", turn=event.turn or event.about, code=event.code, message_=event.message)
-            case m.MarkReached():
-                metrics.MARKS.labels(state=event.state).inc()
-            case m.WarningEvent():
-                self.log.info("warning", turn=event.turn, code=event.code)
-            case m.SentenceSpoken():
-                self.log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
-        n_underruns = self.session.n_underruns
-        if n_underruns != self._n_underruns:
-            metrics.UNDERRUNS.inc(n_underruns - self._n_underruns)
-            self._n_underruns = n_underruns
 
     # --------------------------------------------------------------- engine
 
@@ -375,12 +346,19 @@ class Call:
                     if chunk is None:
                         break
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
-                    self._drive(now_ns, session.audio, utterance.id, chunk, now_ns, voice.gain_db)
+                    session.audio(utterance.id, chunk, now_ns, voice.gain_db)
+                    self._drive(now_ns)
                     await gate.wait()
                     gate.clear()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
             self._failed(utterance, error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: something inside the engine was, and the turn would wait for it for ever.
+            self._failed(utterance, EngineError(f"the engine {engine_name} gave up"))
         except Exception:
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
             self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))

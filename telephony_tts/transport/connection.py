@@ -21,12 +21,16 @@ from websockets.frames import DATA_OPCODES, Frame, Opcode
 from websockets.protocol import OPEN
 
 from telephony_tts import logs
+from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.wire.query import StreamOptions
 
 _log = logs.get(__name__)
 
-_SLICE_BYTES = 8192
-"""How much of one read is parsed before the loop runs other calls: about 400 of the smallest messages."""
+_PIECE_BYTES = 1024
+"""How much of one read is parsed between two looks at the clock: at most 170 messages."""
+
+_TURN_NS = 2 * NS_PER_MS
+"""How long one peer's messages may be worked on before the loop runs other calls."""
 
 _MAX_UNSENT_BYTES = 1 << 20
 """A peer that makes us owe it this much is not reading at all."""
@@ -142,28 +146,33 @@ class DirectConnection(Connection):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= _SLICE_BYTES and not self._held:
+        if len(data) <= _PIECE_BYTES and not self._held:
             super().data_received(data)
             if self.close_deadline is not None:
                 self._stop_listening()
             return
-        if not self._held:
-            self.transport.pause_reading()
-            self.loop.call_soon(self._feed_slice)
-        self._held.extend(data[at : at + _SLICE_BYTES] for at in range(0, len(data), _SLICE_BYTES))
+        was_held = bool(self._held)
+        self._held.extend(data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
+        if not was_held:
+            self._feed()
+            if self._held:
+                self.transport.pause_reading()
 
-    def _feed_slice(self) -> None:
-        if not self._held:
-            return
-        super().data_received(self._held[0])
+    def _feed(self) -> None:
+        """Parse what is held until the turn is over; the next turn comes when the loop has been round once."""
+        end_ns = monotonic_ns() + _TURN_NS
+        while self._held and monotonic_ns() < end_ns:
+            super().data_received(self._held.popleft())
         if self.close_deadline is not None:
             self._stop_listening()
         if self._held:
-            self._held.popleft()
+            self.loop.call_soon(self._feed_on)
+
+    def _feed_on(self) -> None:
         if self._held:
-            self.loop.call_soon(self._feed_slice)
-        elif not self.transport.is_closing():
-            self.transport.resume_reading()
+            self._feed()
+            if not self._held and not self.transport.is_closing():
+                self.transport.resume_reading()
 
     def eof_received(self) -> None:
         while self._held:

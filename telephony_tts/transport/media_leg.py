@@ -26,9 +26,13 @@ async def serve_twilio(
     """Serve one media leg until its socket is gone."""
     leg = _TwilioLeg(connection)
     connection.listen(leg.on_message, leg.on_writable)
-    await asyncio.wait(
-        (leg.started, connection.left), timeout=settings.media_start_s, return_when=asyncio.FIRST_COMPLETED
-    )
+    registry.n_arriving += 1
+    try:
+        await asyncio.wait(
+            (leg.started, connection.left), timeout=settings.media_start_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        registry.n_arriving -= 1
     if not leg.started.done():
         if not connection.left.done():
             _log.warning("media_never_started")

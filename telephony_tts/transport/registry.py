@@ -18,6 +18,8 @@ class Registry:
         self.group: asyncio.TaskGroup | None = None
         self.draining = False
         """No new calls; live ones may still be joined."""
+        self.n_arriving = 0
+        """Media legs that have not said yet which call they belong to."""
         self._calls: dict[str, Call] = {}
         self._alive: set[Call] = set()
         self._empty = asyncio.Event()

@@ -28,7 +28,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import serve_twilio
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
-from telephony_tts.transport.stream_leg import serve_stream
+from telephony_tts.transport.stream_leg import misfit, serve_stream
 from telephony_tts.wire import twilio
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
@@ -36,6 +36,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
 _CLOSE_TIMEOUT_S = 2.0
+_OPEN_TIMEOUT_S = 10.0
 _CLOSE_REASON = "the server is going away"
 
 
@@ -48,7 +49,7 @@ class Server:
         self.registry = Registry()
         self.admission = Admission(settings.max_calls, settings.max_frame_lateness_ms)
         self.ready = False
-        self.draining = False
+        self._at_once = False
         self._listener: WebSocketServer | None = None
         self._drain_limit: asyncio.Timeout | None = None
 
@@ -58,64 +59,68 @@ class Server:
         assert self._listener is not None
         return int(self._listener.sockets[0].getsockname()[1])
 
+    @property
+    def draining(self) -> bool:
+        return self.registry.draining
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Server]:
-        """Listen for the duration of the context; on leaving, drain and close."""
+        """Listen for the duration of the context; on leaving, drain and close. Raises OSError for a port in use."""
         settings = self.settings
+        listener = self._listener = await serve(
+            self._handle,
+            settings.host,
+            settings.port,
+            ssl=settings.tls,
+            compression=None,
+            process_request=self._answer,
+            select_subprotocol=_any_subprotocol,
+            create_connection=CallConnection,
+            max_size=settings.max_message_bytes,
+            ping_interval=settings.ping_interval_s,
+            ping_timeout=settings.ping_interval_s,
+            close_timeout=_CLOSE_TIMEOUT_S,
+            open_timeout=_OPEN_TIMEOUT_S,
+            server_header=None,
+            reuse_address=True,
+            start_serving=False,
+        )
         async with asyncio.TaskGroup() as group:
             self.registry.group = group
             lag = group.create_task(self._watch_lag(), name="loop lag")
-            listener = await serve(
-                self._handle,
-                settings.host,
-                settings.port,
-                ssl=settings.tls,
-                compression=None,
-                process_request=self._answer,
-                select_subprotocol=_any_subprotocol,
-                create_connection=CallConnection,
-                max_size=settings.max_message_bytes,
-                ping_interval=settings.ping_interval_s,
-                ping_timeout=settings.ping_interval_s,
-                close_timeout=_CLOSE_TIMEOUT_S,
-                open_timeout=10,
-                server_header=None,
-                reuse_address=True,
-            )
-            self._listener = listener
-            self.ready = True
             try:
+                await listener.start_serving()
+                self.ready = True
                 yield self
             finally:
                 await self.drain()
-                listener.close(code=1001, reason=_CLOSE_REASON)
+                for connection in listener.connections:
+                    assert isinstance(connection, CallConnection)
+                    connection.end(1001, _CLOSE_REASON)
+                listener.close()
                 await listener.wait_closed()
                 lag.cancel()
 
     async def drain(self) -> None:
         """Refuse new calls, let those that speak finish up to `drain_s`, then end what is left."""
-        self.draining = True
+        self.registry.draining = True
         calls = self.registry.calls()
         if not calls:
             return
         _log.info("draining", calls=len(calls), at_most_s=self.settings.drain_s)
-        now_ns = monotonic_ns()
         for call in calls:
-            call.session.close(now_ns, code=1001, reason=_CLOSE_REASON)
-            call.pump(now_ns)
+            call.drain(1001, _CLOSE_REASON)
         try:
-            async with asyncio.timeout(self.settings.drain_s) as self._drain_limit:
+            async with asyncio.timeout(0 if self._at_once else self.settings.drain_s) as self._drain_limit:
                 await self.registry.wait_empty()
         except TimeoutError:
-            now_ns = monotonic_ns()
             for call in self.registry.calls():
-                call.session.interrupt("drain", now_ns)
-                call.pump(now_ns)
-                call.finish(1001, _CLOSE_REASON)
+                call.cut_off("drain", 1001, _CLOSE_REASON)
             await self.registry.wait_empty()
 
     def stop_at_once(self) -> None:
-        """Do not wait for live speech any longer. Does nothing unless a drain is under way."""
+        """Do not wait for live speech any longer, nor when the drain is still to begin."""
+        self._at_once = True
         if self._drain_limit is not None and not self._drain_limit.expired():
             self._drain_limit.reschedule(asyncio.get_running_loop().time())
 
@@ -131,7 +136,7 @@ class Server:
         if path == "/v1/stream":
             return self._admit_stream(connection, request)
         if path == "/media/twilio":
-            return self._admit_twilio(request)
+            return self._admit_twilio(connection, request)
         return _respond(HTTPStatus.NOT_FOUND, "no such path; WebSockets are served at /v1/stream and /media/twilio\n")
 
     def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
@@ -140,50 +145,64 @@ class Server:
             return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.code}: {options.message}\n")
         if not self._authorised(request, options):
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n")
+        if (wrong := misfit(self.settings.speech, options)) is not None:
+            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"bad_option: {wrong}\n")
         connection.options = options
         # A bot that joins a call which is already there adds nothing to the load.
         joins = options.call is not None and self.registry.find(options.call) is not None
-        return None if joins else self._admit_call()
+        return self._admit(connection, joins)
 
-    def _admit_twilio(self, request: Request) -> Response | None:
+    def _admit_twilio(self, connection: CallConnection, request: Request) -> Response | None:
         token = self.settings.twilio_auth_token
         if token is not None:
-            base = self.settings.public_url or f"wss://{request.headers.get('Host', '')}"
+            base = self.settings.public_url or f"wss://{_only(request.headers, 'Host')}"
             url = base.rstrip("/") + request.path
-            if not twilio.verify(token, url, request.headers.get("X-Twilio-Signature")):
+            if not twilio.verify(token, url, _only(request.headers, "X-Twilio-Signature")):
                 message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
                 return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
-        return self._admit_call()
+        # Its call is known only at its `start`, and may be one that a bot waits in.
+        return self._admit(connection, self.registry.awaits_media)
 
-    def _admit_call(self) -> Response | None:
+    def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
+        """Whether there is room for one more call; who only joins one may come in without."""
         if self.draining or not self.ready:
-            response = self._refuse("draining", HTTPStatus.SERVICE_UNAVAILABLE, "draining: no new calls\n")
-            response.headers["Retry-After"] = "5"
-            return response
-        try:
-            n_queued = sum(stats.n_queued for stats in self.catalog.stats().values())
-            self.admission.check(len(self.registry), n_queued, monotonic_ns())
-        except Busy as busy:
-            response = self._refuse("busy", HTTPStatus.SERVICE_UNAVAILABLE, f"busy: {busy.message}\n")
-            response.headers["Retry-After"] = str(-(-busy.retry_after_ms // 1000))
-            return response
-        return None
+            reason, why, retry_ms = "draining", "draining: no new calls\n", 5000
+        else:
+            try:
+                n_queued = sum(stats.n_queued for stats in self.catalog.stats().values())
+                n_calls = len(self.registry) + self.registry.n_arriving
+                self.admission.check(n_calls, n_queued, monotonic_ns())
+            except Busy as busy:
+                reason, why, retry_ms = "busy", f"busy: {busy.message}\n", busy.retry_after_ms
+            else:
+                connection.may_begin = True
+                return None
+        if joins:
+            return None
+        response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, why)
+        response.headers["Retry-After"] = str(-(-retry_ms // 1000))
+        return response
 
     def _authorised(self, request: Request, options: StreamOptions) -> bool:
         tokens = self.settings.tokens
         if not tokens:
             return True
-        scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
-        given = credential.strip() if scheme.lower() in ("bearer", "token") else options.token
-        if not given:
-            return False
+        scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
+        if scheme.lower() in ("bearer", "token"):
+            # Headers are bytes, which the library shows as Latin-1 (before its version 16 as ASCII with surrogates).
+            given = credential.strip().encode("iso-8859-1", "surrogateescape")
+        else:
+            given = (options.token or "").encode()
         # Every token is compared, so the time taken does not tell which one was nearly right.
-        return any([hmac.compare_digest(given.encode(), token.encode()) for token in tokens])
+        return any([hmac.compare_digest(given, token.encode()) for token in tokens])
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
         _log.info("refused", reason=reason, why=message.strip())
-        return _respond(status, message)
+        response = _respond(status, message)
+        if status is HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
     # ----------------------------------------------------------- plain HTTP
 
@@ -206,7 +225,7 @@ class Server:
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
             metrics.ENGINE_RUNNING.labels(engine=name).set(stats.n_running)
         body, content_type = metrics.render()
-        return Response(200, "OK", Headers({"Content-Type": content_type, "Content-Length": str(len(body))}), body)
+        return _response(HTTPStatus.OK, content_type, body)
 
     # -------------------------------------------------------------- sockets
 
@@ -234,7 +253,16 @@ def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotoco
     return offered[0] if offered else None
 
 
+def _only(headers: Headers, name: str) -> str:
+    """A header's value; none if it is there twice, because then nobody can tell which one a proxy has checked."""
+    values = headers.get_all(name)
+    return values[0] if len(values) == 1 else ""
+
+
 def _respond(status: HTTPStatus, text: str) -> Response:
-    body = text.encode()
-    headers = Headers({"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))})
+    return _response(status, "text/plain; charset=utf-8", text.encode())
+
+
+def _response(status: HTTPStatus, content_type: str, body: bytes) -> Response:
+    headers = Headers({"Content-Type": content_type, "Content-Length": str(len(body)), "Connection": "close"})
     return Response(status.value, status.phrase, headers, body)

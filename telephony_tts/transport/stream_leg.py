@@ -96,6 +96,16 @@ def ready(call: Call, voice: str | None = None) -> m.Ready:
     )
 
 
+def misfit(speech: SessionSettings, options: StreamOptions) -> str | None:
+    """What is wrong with options that are each allowed and do not go together; None if they do."""
+    if options.call is not None and options.audio in (None, "none"):
+        return None  # it joins: codec and rate are the media leg's
+    asked = _speech(speech, options)
+    if asked.codec == "pcm" or asked.rate_hz == 8000:
+        return None
+    return f"rate={asked.rate_hz}: expected 8000 with codec {asked.codec}; other rates go with codec=pcm"
+
+
 def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
     """The configured way of speaking, as far as the client did not ask for another."""
     codec = options.codec or speech.codec

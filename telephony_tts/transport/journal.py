@@ -1,0 +1,55 @@
+"""What is written down of a call: the metrics and the log line of each of its events."""
+
+from __future__ import annotations
+
+from telephony_tts import logs, metrics
+from telephony_tts.wire import messages as m
+
+_LOGGED_ERRORS = 100
+"""Error events of one call that are logged; a bot that makes more of them has been seen."""
+
+
+class Journal:
+    """One call's. `log` carries the call's id."""
+
+    def __init__(self, log: logs.EventLogger) -> None:
+        self._log = log
+        self._n_underruns = 0
+        self._n_errors = 0
+
+    def note(self, event: m.ToBot, n_underruns: int) -> None:
+        """An event goes to the bot; `n_underruns` is the call's sum so far."""
+        match event:
+            case m.Started():
+                metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
+                self._log.info("turn_started", turn=event.turn, first_audio_ms=round(event.first_audio_ms, 1))
+            case m.Done():
+                metrics.TURNS.labels(outcome="done").inc()
+                self._log.info(
+                    "turn_done", turn=event.turn, audio_ms=event.audio_ms, underruns=event.underruns,
+                    latency=event.latency,
+                )
+            case m.Cleared():
+                metrics.TURNS.labels(outcome="cleared").inc()
+                self._log.info(
+                    "turn_cleared", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms, basis=event.basis,
+                    heard=logs.speech(event.heard_text),
+                )
+            case m.ErrorEvent():
+                if event.turn is not None:
+                    metrics.TURNS.labels(outcome="error").inc()
+                self._error(event)
+            case m.MarkReached():
+                metrics.MARKS.labels(state=event.state).inc()
+            case m.WarningEvent():
+                self._log.info("warning", turn=event.turn, code=event.code)
+            case m.SentenceSpoken():
+                self._log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
+        if n_underruns != self._n_underruns:
+            metrics.UNDERRUNS.inc(n_underruns - self._n_underruns)
+            self._n_underruns = n_underruns
+
+    def _error(self, event: m.ErrorEvent) -> None:
+        self._n_errors += 1
+        if self._n_errors <= _LOGGED_ERRORS:
+            self._log.warning("error", turn=event.turn or event.about, code=event.code, message_=event.message)

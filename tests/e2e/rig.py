@@ -1,0 +1,321 @@
+"""A whole server in this process on a free port, bots and readers to talk to it, and a look at what they leave behind.
+
+Nothing here knows the inside of the server except to see, at the end, that it is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import soxr
+import uvloop
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
+from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
+from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.settings import TransportSettings
+
+FRAME_MS = 20
+FRAME_BYTES = 160
+PATIENCE_S = 8.0
+"""How long anything that should happen may take on a busy machine before a test fails."""
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = False, within_s: float = 40) -> None:
+    """Run a test's coroutine; afterwards no socket, task or timer of it may be left.
+
+    uvloop is what the server runs on; `plain_loop` is asyncio's own, which also lets its timers be counted.
+    """
+    n_sockets = _n_sockets()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(within_s):
+            await main()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks left: {left}"
+        if plain_loop:
+            timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
+            own = [t for t in timers if "Timeout" not in repr(t)]
+            assert not own, f"timers left: {own}"
+
+    with asyncio.Runner(loop_factory=None if plain_loop else uvloop.new_event_loop) as runner:
+        try:
+            runner.run(bounded())
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+    assert _n_sockets() <= n_sockets, "sockets left open"
+
+
+def _first(error: BaseException) -> BaseException:
+    """What failed, without the task groups around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _n_sockets() -> int:
+    n = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            n += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except OSError:
+            continue
+    return n
+
+
+class Tones(FakeEngine):
+    """The fake engine, which also writes down what it was asked to say."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.spoken: list[str] = []
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        self.spoken.append(utterance.text)
+        async with aclosing(super().synthesize(utterance)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class Rig:
+    """A running server and how to reach it."""
+
+    def __init__(self, server: Server, engine: Engine) -> None:
+        self.server = server
+        self.engine = engine
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def url(self, path: str = "/v1/stream", **options: Any) -> str:
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"ws://127.0.0.1:{self.port}{path}{'?' + query if query else ''}"
+
+    @asynccontextmanager
+    async def bot(self, *, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Bot]:
+        """A bot that has been greeted."""
+        async with connect(
+            self.url(**options), compression=None, additional_headers=headers or {}, proxy=None, max_queue=None
+        ) as socket:
+            bot = Bot(socket)
+            try:
+                bot.ready = await bot.event("ready")
+                yield bot
+            finally:
+                await bot.aclose()
+
+    async def empty(self) -> None:
+        """Wait until no call, engine work or socket is left."""
+        await until(lambda: not len(self.server.registry), "calls left")
+        await self.empty_engine()
+
+    async def empty_engine(self) -> None:
+        def idle() -> bool:
+            stats = self.engine.stats()
+            return stats.n_queued + stats.n_running == 0
+
+        await until(idle, "engine work left")
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine | None = None, *, speech: SessionSettings | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
+    """A server with tones for speech. After the body everything must have come to its end by itself."""
+    engine = engine or Tones()
+    # Admission by lateness is off: the machine that runs the tests may stall, and that is not their subject.
+    how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "ping_interval_s": 60.0, **settings}
+    transport = TransportSettings(speech=speech or patient(), host="127.0.0.1", port=0, **how)
+    catalog = Catalog([engine])
+    await catalog.start()
+    try:
+        server = Server(transport, catalog)
+        async with server.running():
+            rig = Rig(server, engine)
+            yield rig
+            await rig.empty()
+            assert server.registry.n_arriving == 0
+        assert server._listener is not None and not server._listener.all_connections
+    finally:
+        await catalog.close()
+
+
+def patient(**settings: Any) -> SessionSettings:
+    """Session settings under which a sentence is one utterance."""
+    limits = settings.pop("limits", Limits())
+    return replace(SessionSettings(first_clause_chars=0, limits=limits), **settings)
+
+
+async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+    """Wait for a condition nobody announces."""
+    end_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end_s, what
+        await asyncio.sleep(0.005)
+
+
+class Bot:
+    """A client of PROTOCOL.md. `log` holds all that came, in order: (seconds, event) or (seconds, frame bytes)."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.log: list[tuple[float, dict[str, Any] | bytes]] = []
+        self.ready: dict[str, Any] = {}
+        self.closed: tuple[int | None, str | None] | None = None
+        self._changed = asyncio.Event()
+        self._n_seen = 0
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for data in self.socket:
+                now_s = time.monotonic()
+                if isinstance(data, bytes):
+                    self.log.append((now_s, data))
+                else:
+                    event = json.loads(data)
+                    is_speech = event.get("event") == "media" and event["media"].get("track") is None
+                    self.log.append((now_s, base64.b64decode(event["media"]["payload"]) if is_speech else event))
+                self._changed.set()
+        except ConnectionClosed:
+            pass
+        finally:
+            self.closed = (self.socket.close_code, self.socket.close_reason)
+            self._changed.set()
+
+    async def aclose(self) -> None:
+        await self.socket.close()
+        await self._reader
+
+    async def send(self, message: dict[str, Any] | str) -> None:
+        await self.socket.send(message if isinstance(message, str) else json.dumps(message))
+
+    async def say(self, text: str, turn: str | None = None) -> None:
+        await self.send({"type": "say", "text": text, **({"turn": turn} if turn else {})})
+
+    async def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+        """The next event of this kind that has not been asked for; what comes between is skipped."""
+
+        def next_one() -> dict[str, Any] | None:
+            for at in range(self._n_seen, len(self.log)):
+                entry = self.log[at][1]
+                if isinstance(entry, dict) and _is(entry, kind, fields):
+                    self._n_seen = at + 1
+                    return entry
+            return None
+
+        return await self._wait(next_one, within_s, f"{kind} {fields}")
+
+    async def frames_to(self, n: int, within_s: float = PATIENCE_S) -> list[bytes]:
+        """The frames so far, once there are `n`."""
+        return await self._wait(lambda: self.frames if len(self.frames) >= n else None, within_s, f"{n} frames")
+
+    async def gone(self, within_s: float = PATIENCE_S) -> tuple[int | None, str | None]:
+        """The close code and reason, once the server has closed."""
+        return await self._wait(lambda: self.closed, within_s, "a close", dead=True)
+
+    async def _wait(self, find: Callable[[], Any], within_s: float, what: str, dead: bool = False) -> Any:
+        end_s = time.monotonic() + within_s
+        while (found := find()) is None:
+            self._changed.clear()
+            left_s = end_s - time.monotonic()
+            assert left_s > 0, f"no {what} came; got {self.events[-8:]} and {len(self.frames)} frames"
+            assert dead or self.closed is None, f"closed with {self.closed} before {what}; got {self.events[-8:]}"
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except TimeoutError:
+                continue
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [entry for _, entry in self.log if isinstance(entry, dict)]
+
+    @property
+    def frames(self) -> list[bytes]:
+        return [entry for _, entry in self.log if isinstance(entry, bytes)]
+
+    def after(self, kind: str, **fields: Any) -> list[dict[str, Any] | bytes]:
+        """All that came after an event."""
+        for at, (_, entry) in enumerate(self.log):
+            if isinstance(entry, dict) and _is(entry, kind, fields):
+                return [later for _, later in self.log[at + 1 :]]
+        raise AssertionError(f"no {kind} {fields}")
+
+    def terminals(self, turn: str) -> list[str]:
+        return [e["type"] for e in self.events if e.get("turn") == turn and e["type"] in ("done", "cleared", "error")]
+
+
+def _is(event: dict[str, Any], kind: str, fields: dict[str, Any]) -> bool:
+    of_kind: bool = event.get("type", event.get("event")) == kind
+    return of_kind and all(event.get(name) == value for name, value in fields.items())
+
+
+# ------------------------------------------------------------------- what is heard
+
+
+def decoded(frames: list[bytes], codec: str = "ulaw") -> Pcm:
+    data = b"".join(frames)
+    if codec == "pcm":
+        return np.frombuffer(data, "<i2").astype(np.int16)
+    pcm: Pcm = (decode_ulaw if codec == "ulaw" else decode_alaw)(data)
+    return pcm
+
+
+def rendering(texts: list[str], rate_hz: int = 8000) -> Pcm:
+    """What the engine made of the utterances, at the leg's rate."""
+    whole = np.concatenate([render(text) for text in texts]).astype(np.float32) / 32768
+    pcm: Pcm = (soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ") * 32768).round().astype(np.int16)
+    return pcm
+
+
+def correlation(heard: Pcm, wanted: Pcm) -> float:
+    """Pearson correlation of the two from their first samples, silence after the shorter one not counted."""
+    n = min(len(heard), len(wanted))
+    return float(np.corrcoef(heard[:n].astype(float), wanted[:n].astype(float))[0, 1])
+
+
+def tones_in(frames: list[bytes], alphabet: str) -> str:
+    """Per frame the letter whose tone is heard in it, a space for silence."""
+    from telephony_tts.engines.fake import tone_hz
+
+    heard = []
+    phase = np.arange(FRAME_BYTES) * (-2j * np.pi / 8000)
+    for frame in frames:
+        part = decoded([frame]).astype(float)
+        strength = {char: abs(np.dot(part, np.exp(phase * tone_hz(char)))) for char in alphabet}
+        best = max(alphabet, key=lambda char: strength[char])
+        heard.append(best if np.abs(part).max() > 300 else " ")
+    return "".join(heard)
+
+
+async def gather(*work: Awaitable[Any]) -> list[Any]:
+    return list(await asyncio.gather(*work))
+
+
+async def get(port: int, path: str, headers: tuple[str, ...] = ()) -> tuple[int, dict[str, str], str]:
+    """A plain HTTP request by hand: status, headers, body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = [f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]
+    writer.write("\r\n".join(lines).encode("latin-1"))
+    head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    writer.close()
+    status, *fields = head.decode().split("\r\n")
+    return int(status.split()[1]), {k.lower(): v for k, v in (f.split(": ", 1) for f in fields)}, body.decode()

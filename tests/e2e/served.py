@@ -1,0 +1,38 @@
+"""A real `telephony-tts serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A real `telephony-tts serve` with tones for a voice, once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set", "engines.default=fake",
+               "--set", "limits.max_frame_lateness_ms=10000", *arguments]  # fmt: skip
+    environment = {**os.environ, "PYTHONWARNINGS": "default"}
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        end_s = time.monotonic() + 20
+        while time.monotonic() < end_s:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+                break
+            except OSError:
+                assert served.poll() is None, served.communicate()
+                time.sleep(0.05)
+        yield served, port
+    finally:
+        if served.poll() is None:
+            served.kill()
+        served.communicate()

@@ -1,0 +1,222 @@
+"""Legs in the wrong order, legs nobody waits for, legs that vanish: the other leg learns it and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from neighbour import neighbour
+from raw_peer import raw_peer
+from rig import correlation, decoded, rendering, run, serving, until
+from twilio_peer import calling
+from websockets.exceptions import InvalidStatus
+
+from telephony_tts import metrics
+
+MEDIA = "/media/twilio"
+GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
+LONG = "This is a long story, and nobody is going to hear its end. " * 20
+
+
+def test_two_bots_for_one_call() -> None:
+    async def main() -> None:
+        async with (
+            serving() as rig, neighbour(rig), rig.bot(call="CA1") as bot, calling(rig.url(MEDIA), "CA1") as peer
+        ):  # fmt: skip
+            await peer.start()
+            await bot.say("Nobody will notice.", "a")
+            for audio in ("none", "base64"):
+                async with raw_peer(rig.port, f"/v1/stream?call=CA1&audio={audio}") as second:
+                    assert await second.read_to_close() == 4409
+                    assert b'"call_taken"' in second.data and b'"fatal":true' in second.data
+            await bot.event("done", turn="a")
+            assert correlation(decoded(peer.played), rendering(["Nobody will notice."])) >= 0.99
+
+    run(main)
+
+
+def test_two_bots_at_the_same_instant() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+
+            async def one() -> str:
+                async with raw_peer(rig.port, "/v1/stream?call=CA1") as peer:
+                    await peer.read()
+                    await asyncio.sleep(0.2)
+                    return "ready" if b'"ready"' in peer.data else "taken" if b'"call_taken"' in peer.data else "?"
+
+            got = await asyncio.gather(*(one() for _ in range(12)))
+            assert sorted(got) == ["ready"] + ["taken"] * 11
+            await rig.empty()
+
+    run(main)
+
+
+def test_a_second_media_leg_for_a_call() -> None:
+    async def main() -> None:
+        async with serving() as rig, rig.bot(call="CA1") as bot, calling(rig.url(MEDIA), "CA1") as first:
+            await first.start()
+            await bot.event("call")
+            async with calling(rig.url(MEDIA), "CA1") as second:
+                await second.start()
+                assert (await second.gone())[0] == 4409
+            await bot.say("Still here.", "a")
+            await bot.event("done", turn="a")
+            assert len(first.played) == 33
+
+    run(main)
+
+
+def test_media_before_start_a_second_start_and_other_noise_are_dropped() -> None:
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), rig.bot(call="CA1") as bot, calling(rig.url(MEDIA), "CA1") as peer:
+            await peer.speak([b"\xff" * 160] * 3)
+            await peer.socket.send(b"\x00\x01")
+            await peer.socket.send("not JSON")
+            await peer.start()
+            await bot.event("call")
+            await peer.start(again="yes")
+            await peer.send("media", media={"payload": "***"})
+            await peer.send("dtmf", dtmf={"digit": "55"})
+            await peer.send("what")
+            await bot.say("Undisturbed.", "a")
+            await bot.event("done", turn="a")
+            assert len([e for e in bot.events if e.get("type") == "call"]) == 1
+            assert correlation(decoded(peer.played), rendering(["Undisturbed."])) >= 0.99
+
+    run(main)
+
+
+def test_a_media_leg_without_a_start_that_can_be_served() -> None:
+    async def main() -> None:
+        async with serving(media_start_s=0.3) as rig:
+            async with calling(rig.url(MEDIA), "CA1") as silent:
+                assert (await silent.gone())[0] == 4400
+            async with calling(rig.url(MEDIA), "CA1") as opus:
+                media_format = {"encoding": "audio/opus"}
+                await opus.send("start", start={"callSid": "CA1", "streamSid": "MZ1", "mediaFormat": media_format})
+                assert (await opus.gone())[0] == 4400
+            async with calling(rig.url(MEDIA), "CA1"):
+                pass  # it hangs up before it said who it is
+            await until(lambda: rig.server.registry.n_arriving == 0, "a leg that has gone is still waited for", 0.25)
+
+    run(main, plain_loop=True)
+
+
+def test_a_call_no_bot_claims() -> None:
+    async def main() -> None:
+        before = metrics.value("telephony_tts_refused_total", reason="unclaimed")
+        async with serving(call_claim_s=0.3) as rig, neighbour(rig):
+            name = "CA" + "1" * 126  # the longest there is: the close frame has no room for it
+            async with calling(rig.url(MEDIA), name) as peer:
+                await peer.start()
+                code, reason = await peer.gone()
+                assert code == 4404 and reason and reason.startswith("no bot leg")
+        assert metrics.value("telephony_tts_refused_total", reason="unclaimed") == before + 1
+
+    run(main)
+
+
+def test_a_bot_whose_call_never_comes() -> None:
+    async def main() -> None:
+        async with serving(call_claim_s=0.3) as rig, neighbour(rig), rig.bot(call="CA" + "1" * 126) as bot:
+            await bot.say("Hello?", "a")
+            error = await bot.event("error")
+            assert error["code"] == "no_media" and error["fatal"]
+            assert (await bot.gone())[0] == 4404
+
+    run(main)
+
+
+@pytest.mark.parametrize("first", ["bot", "media"])
+def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
+    async def main() -> None:
+        async with serving(call_claim_s=0.3) as rig, AsyncExitStack() as legs:
+            if first == "media":
+                peer = await legs.enter_async_context(calling(rig.url(MEDIA), "CA1"))
+                await peer.start()
+                await until(lambda: len(rig.server.registry), "the call")
+            bot = await legs.enter_async_context(rig.bot(call="CA1"))
+            if first == "bot":
+                peer = await legs.enter_async_context(calling(rig.url(MEDIA), "CA1"))
+                await peer.start()
+            await bot.event("call")
+            await asyncio.sleep(0.4)
+            await bot.say("Hi.", "a")
+            await bot.event("done", turn="a")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"codec": "opus"}, "codec=\"opus\""),
+        ({"rate": 11025}, "rate="),
+        ({"rate": 16000}, "rate=16000: expected 8000"),
+        ({"rate": 16000, "codec": "alaw"}, "codec=pcm"),
+        ({"lead_ms": -1}, "lead_ms="),
+        ({"audio": "mp3"}, "audio="),
+        ({"ptime_ms": 25}, "ptime_ms="),
+        ({"call": "a%20b"}, "call="),
+        ({"inbound": "yes"}, "inbound="),
+    ],
+)
+def test_options_that_cannot_be_served_are_refused_before_the_upgrade(options: dict[str, Any], named: str) -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            with pytest.raises(InvalidStatus) as refused:
+                async with rig.bot(**options):
+                    pass
+            response = refused.value.response
+            assert response.status_code == 400 and response.body is not None
+            body = response.body.decode()
+            assert body.startswith("bad_option: ") and named in body and body.count("\n") == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("plain_loop", [True, False])
+def test_a_reset_of_a_lone_bot_in_the_middle_of_speech(plain_loop: bool) -> None:
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig):
+            async with raw_peer(rig.port) as peer:
+                await peer.send(LONG)
+                await peer.read_until(b'"media"')
+                peer.reset()
+            await until(lambda: len(rig.server.registry) == 1, "the call outlives its bot", 1.0)
+            assert rig.engine.n_live <= 1
+
+    run(main, plain_loop=plain_loop)
+
+
+def test_a_reset_of_the_media_leg_in_the_middle_of_speech() -> None:
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), rig.bot(call="CA1") as bot:
+            async with raw_peer(rig.port, MEDIA) as peer:
+                await peer.send({"event": "start", "start": {"callSid": "CA1", "streamSid": "MZ1"}})
+                await bot.say(LONG[:200], "a")
+                await peer.read_until(b'"media"')
+                peer.reset()
+            cleared = await bot.event("cleared", turn="a", within_s=1)
+            assert cleared["reason"] == "hangup"
+            assert (await bot.event("hangup"))["reason"] == "closed"
+            assert (await bot.gone())[0] == 1000
+
+    run(main)
+
+
+def test_a_reset_of_the_bot_leg_in_the_middle_of_speech() -> None:
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), calling(rig.url(MEDIA), "CA1") as peer:
+            async with raw_peer(rig.port, "/v1/stream?call=CA1") as bot:
+                await peer.start()
+                await bot.send(LONG)
+                await peer.hears(5)
+                bot.reset()
+            assert (await peer.gone())[0] == 1000
+            assert peer.n_clears == 1
+
+    run(main)

@@ -1,0 +1,166 @@
+"""The command line: files that hold what a caller hears, lists, and errors of one clear line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rig import correlation, decoded, rendering
+
+from telephony_tts.audio.wav import read_wav
+from telephony_tts.cli import main
+
+TONES = ("--set", "engines.default=fake")
+
+
+def said(out: Path) -> tuple[str, int, bytes]:
+    wav = read_wav(str(out))
+    return wav.codec, wav.rate_hz, wav.payload
+
+
+def program(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    return subprocess.run(
+        [sys.executable, "-m", "telephony_tts.cli", *arguments], input=data, capture_output=True, timeout=60,
+        check=False, env={**os.environ, "PYTHONWARNINGS": "default"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "codec", "rate_hz"),
+    [((), "ulaw", 8000), (("--codec", "alaw"), "alaw", 8000), (("--codec", "pcm", "--rate", "16000"), "pcm", 16000)],
+)
+def test_say_writes_what_a_caller_would_hear(
+    tmp_path: Path, flags: tuple[str, ...], codec: str, rate_hz: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.wav"
+    assert main(["say", "Good morning. All is well.", str(out), *TONES, *flags]) == 0
+    assert said(out)[:2] == (codec, rate_hz)
+    heard = decoded([said(out)[2]], codec)
+    wanted = rendering(["Good morning.", "All is well."], rate_hz)
+    assert correlation(heard, wanted) >= 0.99
+    assert 0 <= len(heard) - len(wanted) < rate_hz // 50
+    assert "s of speech" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["out.wav"]
+
+
+def test_say_pcm_is_the_engines_own_audio(tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    assert main(["say", "Good morning.", str(out), "--pcm", *TONES]) == 0
+    codec, rate_hz, payload = said(out)
+    assert (codec, rate_hz) == ("pcm", 24_000)
+    assert np.array_equal(decoded([payload], "pcm"), rendering(["Good morning."], 24_000))
+
+
+def test_say_reads_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.wav"
+    monkeypatch.setattr("sys.stdin", io.StringIO("Read to you.\n"))
+    assert main(["say", "-", str(out), *TONES]) == 0
+    assert correlation(decoded([said(out)[2]]), rendering(["Read to you."])) >= 0.99
+
+
+def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    ended = program("say", "Your balance is $42.50.", str(out))
+    assert ended.returncode == 0, ended.stderr
+    codec, rate_hz, payload = said(out)
+    heard = decoded([payload]).astype(float)
+    assert (codec, rate_hz) == ("ulaw", 8000) and 1.0 < len(heard) / 8000 < 6.0
+    assert np.sqrt(np.mean(heard**2)) > 500
+    assert np.abs(heard[:160]).max() > 0 or np.abs(heard[160:480]).max() > 0, "it begins with silence"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["say", "Hello.", "{out}", "--voice", "nobody", *TONES], 1, ["nobody"]),
+        (["say", "Hello.", "{out}", "--speed", "9", *TONES], 2, ["speed"]),
+        (["say", "Hello.", "{out}", "--codec", "ulaw", "--rate", "16000", *TONES], 2, ["rate_hz", "8000"]),
+        (["say", "Hello.", "{out}", "--engine", "siri"], 2, ["siri"]),
+        (["say", "", "{out}", *TONES], 2, ["no text"]),
+        (["say", "?!", "{out}", *TONES], 2, ["speakable"]),
+        (["say", "Hello.", "{folder}/none/out.wav", *TONES], 2, ["cannot be written"]),
+        (["say", "Hello.", "{folder}", *TONES], 2, ["cannot be written"]),
+        (["say", "您好。", "{out}", "--set", "engines.routes={{}}", "--voice", "hibari/heart"], 1, ["English"]),
+        (["say", "Hello.", "{out}", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
+        (["say", "Hello.", "{out}", "--set", "limits.calls"], 2, ["KEY=VALUE"]),
+        (["say", "Hello.", "{out}", "--set", "no.such=1"], 2, ["no"]),
+        (["serve", "--port", "99999", *TONES], 2, ["port"]),
+        (["voices", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line_and_leaves_no_file(
+    arguments: list[str], code: int, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled = [a.format(out=tmp_path / "out.wav", folder=tmp_path) for a in arguments]
+    assert main(filled) == code
+    error = capsys.readouterr().err
+    # What is wrong with the settings comes as a list, one line each; all else is one line.
+    assert error.startswith("telephony-tts: ") and error.count("\n") == 1 + ("1 problem" in error), error
+    assert all(word in error for word in words), error
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_older_file_survives_what_goes_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    out.write_bytes(b"precious")
+    assert main(["say", "Hello.", str(out), "--voice", "nobody", *TONES]) == 1
+    assert out.read_bytes() == b"precious" and os.listdir(tmp_path) == ["out.wav"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["sing"], ["say"], ["say", "Hi.", "x.wav", "--codec", "mp3"], ["serve", "--port", "x"]]
+)
+def test_wrong_use_exits_with_2_and_a_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: telephony-tts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["say"], ["voices"], ["doctor"], ["bench"]])
+def test_help_is_there_for_every_command(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: telephony-tts" in capsys.readouterr().out
+
+
+def test_voices_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["voices", *TONES]) == 0
+    assert "fake/tone" in capsys.readouterr().out.splitlines()[0]
+    assert main(["voices", "--json", *TONES]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["engine"] == "fake" and any(row["engine"] == "hibari" for row in rows)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    ended = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m telephony_tts.cli voices | head -1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.stdout.splitlines()[-1] == "0" and "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *TONES, "--set", "server.port=0"]) == 0
+    out = capsys.readouterr().out
+    assert "websockets" in out and "test speech from fake" in out
+    assert all(line.split()[0] in ("ok", "missing", "in", "broken") for line in out.splitlines())
+
+
+def test_doctor_says_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--set", "speech.voice=nobody", *TONES]) == 1
+    assert "broken   speech" in capsys.readouterr().out
+
+
+def test_text_that_is_not_utf8_on_standard_input(tmp_path: Path) -> None:
+    ended = program("say", "-", str(tmp_path / "out.wav"), *TONES, stdin=b"caf\xe9 au lait")
+    assert b"Traceback" not in ended.stderr, ended.stderr.decode()
+    assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,116 @@
+"""Too much of everything, and readers who do not read: it costs them, not the neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from neighbour import neighbour
+from raw_peer import frame, raw_peer
+from rig import run, serving, until
+
+MEDIA = "/media/twilio"
+GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
+LONG = "This is a long story, and nobody is going to hear its end. " * 20
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"type": "clear"}, {"type": "ping", "id": 1}, {"type": "shout"}, "", {"type": "mark", "name": "m"}],
+)
+def test_ten_thousand_tiny_messages(message: dict[str, Any] | str) -> None:
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), rig.bot(audio="none") as bot:
+            flood = frame(message) * 10_000 + frame({"type": "ping", "id": "end"})
+            bot.socket.transport.write(flood)
+            await bot.event("pong", id="end", within_s=15)
+            assert len(bot.events) > 10_000, "each has its answer"
+
+    run(main)
+
+
+def test_a_flood_of_mistakes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as rig, rig.bot(audio="none") as bot:
+            bot.socket.transport.write(frame({"type": "shout"}) * 1000 + frame({"type": "ping", "id": "end"}))
+            await bot.event("pong", id="end")
+            assert len([e for e in bot.events if e["type"] == "error"]) == 1000
+
+    run(main)
+    assert 1 <= len([record for record in caplog.records if record.message == "error"]) <= 100
+
+
+def test_ten_thousand_say_and_clear_leave_nothing_behind() -> None:
+    """A barge-in in the same packet as its turn: the engine's task is cancelled before its first step."""
+
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), rig.bot(audio="none") as bot:
+            pair = frame({"type": "say", "text": "Yes."}) + frame({"type": "clear"})
+            for _ in range(10):
+                bot.socket.transport.write(pair * 100 + frame({"type": "ping", "id": "end"}))
+                await bot.event("pong", id="end", within_s=15)
+            kinds = [e["type"] for e in bot.events]
+            assert kinds.count("cleared") == 1000 and kinds.count("done") == 0
+            call = rig.server.registry.find(bot.ready["call"])
+            assert call is not None
+            assert not call._tasks and not call._gates
+
+    run(main)
+
+
+def test_a_reader_that_reads_nothing_is_dropped_and_its_speech_stops() -> None:
+    async def main() -> None:
+        async with serving(slow_reader_s=0.3) as rig, neighbour(rig), raw_peer(rig.port, GREEDY, 4096) as peer:
+            await peer.send(LONG)
+            await until(lambda: rig.engine.n_live or len(rig.server.registry) == 2, "its speech")
+            await until(lambda: len(rig.server.registry) == 1, "a call nobody reads", 6)
+            await peer.read_to_end()
+            assert b'"started"' in peer.data and b'"internal"' not in peer.data and peer.close_code is None
+
+    run(main)
+
+
+def test_a_byte_a_second_is_not_reading() -> None:
+    async def main() -> None:
+        async with serving(slow_reader_s=0.5) as rig, neighbour(rig), raw_peer(rig.port, GREEDY, 4096) as peer:
+            await peer.send(LONG)
+            begun_s = time.monotonic()
+            while len(rig.server.registry) > 1:
+                await peer.read(1)
+                await asyncio.sleep(0.1)
+                assert time.monotonic() - begun_s < 6, "it is still served"
+            assert time.monotonic() - begun_s > 0.5, "that was something else"
+
+    run(main)
+
+
+def test_clear_reaches_the_audio_that_a_slow_reader_has_not_read() -> None:
+    """A burst of megabytes waits in the server, where a clear can drop it; kernel buffers would not."""
+
+    async def main() -> None:
+        path = "/v1/stream?pace=burst&audio=binary"
+        async with serving(slow_reader_s=5) as rig, raw_peer(rig.port, path, 4096) as peer:
+            await peer.send(LONG)
+            await asyncio.sleep(0.3)
+            await peer.send({"type": "clear"})
+            await asyncio.sleep(0.1)
+            await peer.read_until(b'"cleared"')
+            n_all = len(LONG) * 60 * 8
+            assert len(peer.data) < n_all / 4, f"{len(peer.data)} of {n_all} bytes were beyond reach"
+
+    run(main)
+
+
+def test_a_bot_that_asks_and_never_reads_costs_a_bounded_amount() -> None:
+    async def main() -> None:
+        path = "/v1/stream?audio=none"
+        async with serving(slow_reader_s=60) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
+            status = frame({"type": "status"}) * 500
+            with pytest.raises(ConnectionError):
+                for _ in range(200):
+                    await peer.send_bytes(status)
+                    await asyncio.sleep(0)
+
+    run(main)

@@ -1,0 +1,221 @@
+"""The server as its operator sees it: health, metrics, tokens, limits, TLS, and how it stops."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rig import Bot, correlation, decoded, get, rendering, run, serving, until
+from twilio_peer import calling
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidMessage, InvalidStatus
+
+MEDIA = "/media/twilio"
+
+
+async def figures(port: int) -> dict[str, float]:
+    _, _, body = await get(port, "/metrics")
+    lines = [line.rsplit(" ", 1) for line in body.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_health_readiness_and_what_is_not_there() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            status, headers, body = await get(rig.port, "/healthz")
+            assert (status, body) == (200, "ok\n") and headers["connection"] == "close"
+            assert (await get(rig.port, "/readyz?x=1"))[0] == 200
+            status, _, body = await get(rig.port, "/nothing")
+            assert status == 404 and "/v1/stream" in body
+            assert (await get(rig.port, "/v1/stream"))[0] == 426
+            port = rig.port
+        with pytest.raises(ConnectionRefusedError):
+            await get(port, "/healthz")
+
+    run(main, plain_loop=True)
+
+
+def test_metrics_move_with_what_happens() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            before = await figures(rig.port)
+            async with rig.bot(audio="binary") as bot:
+                await bot.say("One turn.", "a")
+                await bot.send({"type": "mark", "turn": "a", "name": "m"})
+                await bot.event("done", turn="a")
+                await bot.say("Another turn, cleared.", "b")
+                await bot.frames_to(30)
+                await bot.send({"type": "clear"})
+                await bot.event("cleared", turn="b")
+                assert (await figures(rig.port))['telephony_tts_calls_live{media="stream"}'] == 1
+                n_bytes = sum(len(frame) for frame in bot.frames)
+            await rig.empty()
+            after = await figures(rig.port)
+            moved = {name: after[name] - before.get(name, 0) for name in after}
+            assert after['telephony_tts_calls_live{media="stream"}'] == 0
+            assert moved['telephony_tts_calls_total{media="stream"}'] == 1
+            assert moved['telephony_tts_turns_total{outcome="done"}'] == 1
+            assert moved['telephony_tts_turns_total{outcome="cleared"}'] == 1
+            assert moved['telephony_tts_marks_total{state="played"}'] == 1
+            assert moved["telephony_tts_text_characters_total"] == len("One turn.Another turn, cleared.")
+            assert moved["telephony_tts_first_audio_ms_count"] == 2
+            assert moved["telephony_tts_cancel_to_silence_ms_count"] == 1
+            assert moved["telephony_tts_frame_lateness_ms_count"] >= len(bot.frames) - 1
+            assert moved['telephony_tts_sent_bytes_total{leg="media"}'] == n_bytes
+            assert moved['telephony_tts_received_bytes_total{leg="bot"}'] > 100
+            assert after['telephony_tts_engine_running{engine="fake"}'] == 0
+
+    run(main)
+
+
+def test_only_who_has_the_token_gets_in() -> None:
+    async def main() -> None:
+        async with serving(tokens=("secret one", "two", "geheim-é"), metrics_without_token=False) as rig:
+            for headers in ({"Authorization": "Bearer secret one"}, {"Authorization": "token two"}):
+                async with rig.bot(headers=headers):
+                    pass
+            for token in ("secret%20one", "geheim-%C3%A9"):
+                async with rig.bot(token=token):
+                    pass
+            wrong: list[tuple[dict[str, str], dict[str, str]]] = [
+                ({}, {}),
+                ({"Authorization": "Bearer wrong"}, {}),
+                ({"Authorization": "Bearer "}, {}),
+                ({"Authorization": "Basic dHdv"}, {}),
+                ({}, {"token": "secret"}),
+                ({"Authorization": "Bearer wrong"}, {"token": "two"}),
+            ]
+            for bad, options in wrong:
+                with pytest.raises(InvalidStatus) as refused:
+                    async with rig.bot(headers=bad, **options):
+                        pass
+                assert refused.value.response.status_code == 401
+                assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
+            assert (await get(rig.port, "/metrics"))[0] == 401
+            assert (await get(rig.port, "/metrics", ("Authorization: Bearer two",)))[0] == 200
+            # Bytes that are no text, and a header given twice, are wrong tokens and not a fault of the server's.
+            upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+                       "Sec-WebSocket-Version: 13")  # fmt: skip
+            assert (await get(rig.port, "/v1/stream", (*upgrade, "Authorization: Bearer \xe9\xff")))[0] == 401
+            assert (await get(rig.port, "/metrics", ("Authorization: Bearer geheim-\xc3\xa9",)))[0] == 200
+            twice = ("Authorization: Bearer two",) * 2
+            assert (await get(rig.port, "/v1/stream", (*upgrade, *twice)))[0] == 401
+
+    run(main)
+
+
+@pytest.mark.parametrize("offered", [[], ["tts"], ["v2.tts", "v1.tts"]])
+def test_a_subprotocol_is_taken_and_never_needed(offered: list[str]) -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            subprotocols: Any = offered or None
+            async with connect(rig.url(), subprotocols=subprotocols, proxy=None) as socket:
+                assert socket.subprotocol == (offered[0] if offered else None)
+                assert json.loads(await socket.recv())["type"] == "ready"
+
+    run(main)
+
+
+def test_beyond_the_limit_of_calls_it_is_busy_and_says_when_to_come_back() -> None:
+    async def main() -> None:
+        async with serving(max_calls=2) as rig, rig.bot() as first, rig.bot(call="CA1") as waiting:
+            with pytest.raises(InvalidStatus) as refused:
+                async with rig.bot():
+                    pass
+            response = refused.value.response
+            assert response.status_code == 503 and int(response.headers["Retry-After"]) >= 1
+            assert response.body is not None and response.body.startswith(b"busy: 2 calls are live")
+            # The media leg of a call that is counted already is no further call.
+            async with calling(rig.url(MEDIA), "CA1") as peer:
+                await peer.start()
+                await waiting.event("call")
+                await waiting.say("You are through.", "a")
+                await waiting.event("done", turn="a")
+                with pytest.raises(InvalidStatus):
+                    async with calling(rig.url(MEDIA), "CA2"):
+                        pass
+            await waiting.gone()
+            await first.socket.close()
+            await until(lambda: len(rig.server.registry) == 0, "the calls are over")
+            async with rig.bot():
+                pass
+
+    run(main)
+
+
+def test_a_stranger_cannot_take_the_place_kept_for_a_media_leg() -> None:
+    async def main() -> None:
+        async with serving(max_calls=1) as rig, rig.bot(call="CA1") as bot:
+            async with calling(rig.url(MEDIA), "CA2") as stranger:
+                await stranger.start()
+                assert (await stranger.gone())[0] == 1013
+            async with calling(rig.url(MEDIA), "CA1") as peer:
+                await peer.start()
+                await bot.event("call")
+
+    run(main)
+
+
+def test_media_legs_that_do_not_say_who_they_are_count_as_calls() -> None:
+    async def main() -> None:
+        async with serving(max_calls=2) as rig, calling(rig.url(MEDIA), "CA1"), calling(rig.url(MEDIA), "CA2"):
+            await until(lambda: rig.server.registry.n_arriving == 2, "two legs")
+            with pytest.raises(InvalidStatus) as refused:
+                async with calling(rig.url(MEDIA), "CA3"):
+                    pass
+            assert refused.value.response.status_code == 503
+
+    run(main)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return cert, key
+
+
+def test_tls_speaks_the_same(certificate: tuple[Path, Path]) -> None:
+    async def main() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+        trusting = ssl.create_default_context(cafile=str(certificate[0]))
+        async with serving(tls=context) as rig:
+            address = f"wss://localhost:{rig.port}/v1/stream?audio=binary"
+            async with connect(address, ssl=trusting, proxy=None, max_queue=None) as socket:
+                bot = Bot(socket)
+                await bot.event("ready")
+                await bot.say("In confidence.", "a")
+                await bot.event("done", turn="a")
+                assert correlation(decoded(bot.frames), rendering(["In confidence."])) >= 0.99
+                await bot.aclose()
+            with pytest.raises((OSError, InvalidMessage)):
+                async with rig.bot():
+                    pass
+
+    run(main)
+
+
+def test_a_certificate_from_the_configuration(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    from telephony_tts import app, config
+
+    cert, key = certificate
+    settings = config.load(None, {"server.tls.cert": str(cert), "server.tls.key": str(key)}, {})
+    assert app.transport_settings(settings).tls is not None
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--set", f"server.tls.cert={broken}",
+               "--set", f"server.tls.key={key}"]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2 and "server.tls" in ended.stderr and "Traceback" not in ended.stderr

@@ -1,0 +1,194 @@
+"""How the server stops: drained, cut short, or not even begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
+from served import process
+from twilio_peer import calling
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.settings import TransportSettings
+
+MEDIA = "/media/twilio"
+
+
+def test_draining_lets_speech_finish_and_refuses_what_is_new() -> None:
+    async def main() -> None:
+        engine = Tones()
+        settings = TransportSettings(speech=patient(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
+        server = Server(settings, _catalog(engine))
+        async with server.running():
+            port = server.port
+            address = f"ws://127.0.0.1:{port}/v1/stream?audio=binary"
+            sockets = [await connect(address, proxy=None, max_queue=None) for _ in range(2)]
+            speaking, idle = (Bot(socket) for socket in sockets)
+            media = calling(f"ws://127.0.0.1:{port}{MEDIA}", "CA9")
+            peer = await media.__aenter__()
+            await peer.start()
+            await until(lambda: len(server.registry) == 3, "three calls, one of them without its bot")
+            await speaking.say("This is said to the end.", "a")
+            await speaking.event("started", turn="a")
+            draining = asyncio.create_task(server.drain())
+            assert (await idle.gone())[0] == 1001
+            assert (await peer.gone())[0] == 1001, "a call without a bot has nothing to finish"
+            assert (await get(port, "/readyz"))[0] == 503 and (await get(port, "/healthz"))[0] == 200
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"ws://127.0.0.1:{port}/v1/stream", proxy=None)
+            assert refused.value.response.status_code == 503 and "Retry-After" in refused.value.response.headers
+            await speaking.event("done", turn="a")
+            assert (await speaking.gone())[0] == 1001
+            assert correlation(decoded(speaking.frames), rendering(["This is said to the end."])) >= 0.99
+            await draining
+            for bot in (speaking, idle):
+                await bot.aclose()
+            await media.__aexit__(None, None, None)
+        assert engine.n_live == 0
+
+    run(main, plain_loop=True)
+
+
+def _catalog(engine: Tones) -> Any:
+    from telephony_tts.engines.catalog import Catalog
+
+    return Catalog([engine])
+
+
+def test_a_drain_has_an_end_and_says_what_was_heard() -> None:
+    async def main() -> None:
+        server = Server(TransportSettings(speech=patient(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
+        async with server.running():
+            socket = await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None)
+            bot = Bot(socket)
+            await bot.say("Nobody ever says this.", "a")
+            await bot.event("ready")
+            await asyncio.sleep(0.05)
+            await server.drain()
+            cleared = await bot.event("cleared", turn="a")
+            assert cleared["reason"] == "drain" and cleared["unheard_text"] == "Nobody ever says this."
+            assert (await bot.gone())[0] == 1001
+            await bot.aclose()
+
+    run(main, plain_loop=True)
+
+
+def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
+    """It may come before the drain that it is to cut short."""
+
+    async def main() -> None:
+        server = Server(TransportSettings(speech=patient(), port=0, drain_s=30), _catalog(Tones()))
+        async with server.running():
+            bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
+            await bot.say("A long one that takes its time to tell. " * 20, "a")
+            await bot.event("started", turn="a")
+            server.stop_at_once()
+            stopped_s = time.monotonic()
+        assert time.monotonic() - stopped_s < 2
+        assert (await bot.gone())[0] == 1001 and bot.terminals("a") == ["cleared"]
+        await bot.aclose()
+
+    run(main)
+
+
+def test_a_port_in_use_is_an_error_of_the_system_not_a_group() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            second = Server(TransportSettings(port=rig.port), rig.server.catalog)
+            with pytest.raises(OSError, match="in use"):
+                async with second.running():
+                    pass
+
+    run(main)
+
+
+@asynccontextmanager
+async def _bot_at(port: int, **options: str) -> AsyncIterator[Bot]:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    async with connect(f"ws://127.0.0.1:{port}/v1/stream?{query}", proxy=None, max_queue=None) as socket:
+        bot = Bot(socket)
+        try:
+            await bot.event("ready")
+            yield bot
+        finally:
+            await bot.aclose()
+
+
+def _wait(served: subprocess.Popen[str], within_s: float) -> tuple[int, str, str]:
+    out, err = served.communicate(timeout=within_s)
+    return served.returncode, out, err
+
+
+def test_sigterm_while_speaking_finishes_the_speech_and_exits_with_0() -> None:
+    with process() as (served, port):
+
+        async def main() -> None:
+            async with _bot_at(port, audio="binary") as bot:
+                await bot.say("The last word is heard.", "a")
+                await bot.event("started", turn="a")
+                served.send_signal(signal.SIGTERM)
+                await until(lambda: _refused(port), "new calls are refused")
+                await bot.event("done", turn="a")
+                assert (await bot.gone())[0] == 1001
+                assert correlation(decoded(bot.frames), rendering(["The last word is heard."])) >= 0.99
+
+        run(main)
+        code, out, err = _wait(served, 10)
+    assert code == 0, err
+    assert "Traceback" not in err and "Warning" not in err, err
+    assert "is ready at" in out
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [line["event"] for line in lines][-1] == "stopped"
+    assert "The last word" not in err, "what is spoken is nobody's business"
+
+
+def _refused(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> None:
+    with process() as (served, port):
+
+        async def main() -> None:
+            async with _bot_at(port, audio="none") as bot:
+                await bot.say("A long one that takes its time to tell. " * 20, "a")
+                await bot.event("started", turn="a")
+                served.send_signal(number)
+                await until(lambda: _refused(port), "draining")
+                served.send_signal(number)
+                cleared = await bot.event("cleared", turn="a", within_s=3)
+                assert cleared["reason"] == "drain"
+                assert (await bot.gone())[0] == 1001
+
+        run(main)
+        code, _, err = _wait(served, 5)
+    assert code == 0 and "Traceback" not in err, err
+
+
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set",
+                   "engines.default=fake"]  # fmt: skip
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode != 0
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1 and str(port) in lines[0] and "in use" in lines[0], ended.stderr

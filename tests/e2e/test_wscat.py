@@ -1,0 +1,147 @@
+"""A client from npm that people really type into, against a real server with the embedded voice."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rig import decoded
+from served import process
+
+WSCAT = "6.1.0"
+PEERS = Path(__file__).resolve().parents[2] / ".peers"
+pytestmark = pytest.mark.peer
+
+
+@pytest.fixture(scope="module")
+def wscat() -> Path:
+    """The client, installed on first use into the checkout's ignored folder."""
+    program = PEERS / "node_modules" / ".bin" / "wscat"
+    if not program.exists():
+        npm = shutil.which("npm")
+        assert npm is not None, "npm is needed: apt-get install npm"
+        PEERS.mkdir(exist_ok=True)
+        subprocess.run(
+            [npm, "install", "--prefix", str(PEERS), "--no-audit", "--no-fund", "--silent", f"wscat@{WSCAT}"],
+            check=True, timeout=180,
+        )  # fmt: skip
+    return program
+
+
+class Typist:
+    """wscat on a pseudo-terminal, for it leaves when its input ends; what it prints, line by line."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._text = ""
+
+    def type(self, line: str) -> None:
+        os.write(self._descriptor, line.encode() + b"\r")
+
+    def read_until(self, kind: str, within_s: float = 20, **fields: Any) -> dict[str, Any]:
+        """The event of this kind, once it has been printed."""
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s:
+            for event in self.events:
+                if event.get("type") == kind and all(event.get(name) == value for name, value in fields.items()):
+                    return event
+            if select.select([self._descriptor], [], [], 0.1)[0]:
+                try:
+                    self._text += os.read(self._descriptor, 65_536).decode(errors="replace")
+                except OSError:
+                    break
+        raise AssertionError(f"no {kind} was printed: {self._text[-2000:]!r}")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Every JSON object on the screen; what was typed is there too, and is no event of the server's."""
+        found = []
+        for line in self._text.replace("\x1b", "\n").splitlines():
+            start = line.find("{")
+            if start >= 0:
+                try:
+                    found.append(json.loads(line[start:]))
+                except json.JSONDecodeError:
+                    continue  # not printed to its end yet
+        return found
+
+    @property
+    def speech(self) -> list[bytes]:
+        return [base64.b64decode(e["media"]["payload"]) for e in self.events if e.get("event") == "media"]
+
+
+@contextmanager
+def typing(program: Path, url: str, *flags: str) -> Iterator[Typist]:
+    ours, theirs = pty.openpty()
+    # A terminal of one column more than any line, so that none is broken in two.
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100000", "FORCE_COLOR": "0"}
+    client = subprocess.Popen(
+        [str(program), "-c", url, "--no-color", *flags], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    try:
+        yield Typist(ours)
+    finally:
+        client.kill()
+        client.wait()
+        os.close(ours)
+
+
+def test_a_typed_line_is_spoken_and_a_typed_clear_stops_it(wscat: Path) -> None:
+    with (
+        process("--set", "engines.default=hibari") as (_, port),
+        typing(wscat, f"ws://127.0.0.1:{port}/v1/stream") as person,
+    ):
+        ready = person.read_until("ready")
+        assert ready["codec"] == "ulaw" and ready["voice"]
+        person.type("Hello there.")
+        started = person.read_until("started")
+        done = person.read_until("done")
+        assert done["turn"] == started["turn"] and done["underruns"] == 0
+        assert len(person.speech) * 20 == done["audio_ms"] > 300
+        assert {len(frame) for frame in person.speech} == {160}
+        heard = decoded(person.speech).astype(float)
+        assert np.sqrt(np.mean(heard**2)) > 500, "that is silence"
+
+        person.type("This is a much longer line, which is going to be interrupted before it comes to its end.")
+        begun = person.read_until("started", turn="t2")
+        person.type('{"type":"clear"}')
+        cleared = person.read_until("cleared", turn=begun["turn"])
+        assert cleared["reason"] == "clear" and cleared["unheard_text"].endswith("its end.")
+        person.type('{"type":"shout"}')
+        assert person.read_until("error")["code"] == "unknown_type"
+
+
+def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
+    """`-x` and `-w`, as one would in a script; with a subprotocol and a token, which wscat offers in its own ways."""
+    environment = {"TELEPHONY_TTS_TOKENS": "secret"}
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        with process() as (_, port):
+            url = f"ws://127.0.0.1:{port}/v1/stream?audio=none"
+            flags = ("-H", "Authorization: Token secret", "-s", "media", "-x", '{"type":"say","text":"Hi."}', "-w", "2")
+            with typing(wscat, url, *flags) as script:
+                assert script.read_until("done")["audio_ms"] == 180
+            with typing(wscat, url) as stranger, pytest.raises(AssertionError, match="401"):
+                stranger.read_until("ready", within_s=3)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+

@@ -1,0 +1,156 @@
+"""The telephone platform's side of a media stream, as Twilio behaves: it plays what it gets in real time, reports marks
+when it reaches them, and when told to clear empties its buffer and reports every mark that was in it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from rig import FRAME_MS, PATIENCE_S, until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+FRAME_S = FRAME_MS / 1000
+
+
+class TwilioPeer:
+    """One call's media leg. `played` is what the caller heard, `dropped` what a clear threw away."""
+
+    def __init__(self, socket: ClientConnection, call: str) -> None:
+        self.socket = socket
+        self.call = call
+        self.stream = f"MZ{call[-30:]}"
+        self.received: list[dict[str, Any]] = []
+        self.payloads: list[bytes] = []
+        self.played: list[bytes] = []
+        self.dropped: list[bytes] = []
+        self.n_clears = 0
+        self.marks: list[str] = []
+        self.closed: tuple[int | None, str | None] | None = None
+        self._buffer: deque[bytes | str] = deque()
+        self._filled = asyncio.Event()
+        self._sequence = 0
+        self._tasks: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._read()),
+            asyncio.create_task(self._play()),
+        ]
+
+    # -------------------------------------------------------------- platform → server
+
+    async def send(self, event: str, **fields: Any) -> None:
+        self._sequence += 1
+        message = {"event": event, "sequenceNumber": str(self._sequence), "streamSid": self.stream, **fields}
+        with suppress(ConnectionClosed):
+            await self.socket.send(json.dumps(message))
+
+    async def start(self, **parameters: str) -> None:
+        await self.socket.send('{"event":"connected","protocol":"Call","version":"1.0.0"}')
+        await self.send(
+            "start",
+            start={
+                "streamSid": self.stream, "accountSid": "AC1", "callSid": self.call, "tracks": ["inbound"],
+                "customParameters": parameters,
+                "mediaFormat": {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1},
+            },
+        )
+
+    async def speak(self, frames: list[bytes]) -> None:
+        """The caller's voice, one frame each 20 ms."""
+        start_s = time.monotonic()
+        for n, frame in enumerate(frames):
+            await asyncio.sleep(max(0, start_s + n * FRAME_S - time.monotonic()))
+            payload = base64.b64encode(frame).decode()
+            await self.send(
+                "media",
+                media={"track": "inbound", "chunk": str(n + 1), "timestamp": str(n * FRAME_MS), "payload": payload},
+            )
+
+    async def press(self, digit: str) -> None:
+        await self.send("dtmf", dtmf={"track": "inbound_track", "digit": digit})
+
+    async def hang_up(self) -> None:
+        await self.send("stop", stop={"accountSid": "AC1", "callSid": self.call})
+
+    async def aclose(self) -> None:
+        await self.socket.close()
+        await self._tasks[0]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -------------------------------------------------------------- server → platform
+
+    async def _read(self) -> None:
+        try:
+            async for data in self.socket:
+                message = json.loads(data)
+                assert message["streamSid"] == self.stream
+                self.received.append(message)
+                if message["event"] == "media":
+                    payload = base64.b64decode(message["media"]["payload"])
+                    self.payloads.append(payload)
+                    self._buffer.append(payload)
+                elif message["event"] == "mark":
+                    self._buffer.append(message["mark"]["name"])
+                elif message["event"] == "clear":
+                    await self._clear()
+                else:
+                    raise AssertionError(f"not Twilio's: {message}")
+                self._filled.set()
+        except ConnectionClosed:
+            pass
+        finally:
+            self.closed = (self.socket.close_code, self.socket.close_reason)
+
+    async def _clear(self) -> None:
+        self.n_clears += 1
+        thrown, self._buffer = list(self._buffer), deque()
+        self.dropped += [item for item in thrown if isinstance(item, bytes)]
+        for item in thrown:
+            if isinstance(item, str):
+                await self._echo(item)
+
+    async def _play(self) -> None:
+        due_s = time.monotonic()
+        while True:
+            while self._buffer and isinstance(self._buffer[0], str):
+                await self._echo(str(self._buffer.popleft()))
+            if not self._buffer:
+                self._filled.clear()
+                await self._filled.wait()
+                due_s = max(due_s, time.monotonic())
+                continue
+            frame = self._buffer.popleft()
+            assert isinstance(frame, bytes)
+            self.played.append(frame)
+            due_s += FRAME_S
+            await asyncio.sleep(max(0, due_s - time.monotonic()))
+
+    async def _echo(self, name: str) -> None:
+        self.marks.append(name)
+        await self.send("mark", mark={"name": name})
+
+    async def gone(self) -> tuple[int | None, str | None]:
+        await until(lambda: self.closed is not None, "the media leg is still open")
+        assert self.closed is not None
+        return self.closed
+
+    async def hears(self, n_frames: int, within_s: float = PATIENCE_S) -> None:
+        await until(lambda: len(self.played) >= n_frames, f"only {len(self.played)} frames were played", within_s)
+
+
+@asynccontextmanager
+async def calling(url: str, call: str, *, headers: dict[str, str] | None = None) -> AsyncIterator[TwilioPeer]:
+    """A telephone platform connected to `url`; `start` is for the test to send."""
+    async with connect(url, compression=None, additional_headers=headers or {}, proxy=None, max_queue=None) as socket:
+        peer = TwilioPeer(socket, call)
+        try:
+            yield peer
+        finally:
+            await peer.aclose()

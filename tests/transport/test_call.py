@@ -1,0 +1,218 @@
+"""The driver of a session: what it owns ends with it, what goes wrong stays in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from stage import READY, Clinging, Leg, new_call, run, until
+
+from telephony_tts.transport.call import Call
+from telephony_tts.wire import messages as m
+
+TEXT = "This is a sentence of some length, for it is to be interrupted."
+
+
+async def live(call: Call) -> asyncio.Task[None]:
+    task = asyncio.create_task(call.run())
+    await call.started.wait()
+    return task
+
+
+def on_one_socket(call: Call) -> Leg:
+    leg = Leg()
+    call.frames_to_bot(leg, leg.encode)
+    call.join_bot(leg, leg.encode, READY)
+    return leg
+
+
+def test_a_call_returns_only_when_its_engine_slot_is_free() -> None:
+    async def main() -> None:
+        engine = Clinging()
+        call = new_call(engine)
+        task = await live(call)
+        leg = on_one_socket(call)
+        call.receive(m.Say(TEXT))
+        await until(lambda: leg.got(m.Frame), "speech")
+        call.bot_left(leg, "gone")
+        assert call.over and leg.ended == [(1000, "the bot has left")]
+        await asyncio.sleep(0.02)
+        assert not task.done() and engine.n_held == 1
+        engine.let_go.set()
+        await task
+        assert engine.n_held == 0
+
+    run(main)
+
+
+def test_an_interrupted_engine_that_lets_go_late_holds_up_nothing() -> None:
+    async def main() -> None:
+        engine = Clinging()
+        call = new_call(engine)
+        task = await live(call)
+        leg = on_one_socket(call)
+        for n in range(3):
+            call.receive(m.Say(TEXT, f"t{n}"))
+            await until(lambda n=n: len(leg.got(m.Started)) == n + 1, "the next turn is spoken meanwhile")
+            call.receive(m.Clear())
+        assert engine.n_held == 3 and [c.turn for c in leg.got(m.Cleared)] == ["t0", "t1", "t2"]
+        engine.let_go.set()
+        call.finish(1000, "over")
+        await task
+
+    run(main)
+
+
+def test_turns_cancelled_before_their_first_step_leave_no_trace() -> None:
+    async def main() -> None:
+        call = new_call()
+        task = await live(call)
+        on_one_socket(call)
+        for _ in range(100):
+            call.receive(m.Say(TEXT))
+            call.receive(m.Clear())
+        assert not call._tasks and not call._gates
+        call.finish(1000, "over")
+        await task
+
+    run(main)
+
+
+def test_nothing_is_done_or_timed_after_the_end() -> None:
+    async def main() -> None:
+        call = new_call()
+        task = await live(call)
+        leg = on_one_socket(call)
+        call.expect("media", 0.01)
+        call.receive(m.Say(TEXT))
+        await until(lambda: leg.got(m.Frame), "speech")
+        call.finish(1000, "over")
+        call.finish(1011, "a second time")
+        n_sent = len(leg.sent)
+        call.receive(m.Say("Too late."))
+        call.receive(m.Ping(1))
+        call.writable(True)
+        call.drain(1001, "late")
+        call.cut_off("drain", 1001, "late")
+        call.media_left(leg, "late")
+        await task
+        await asyncio.sleep(0.03)
+        assert len(leg.sent) == n_sent and leg.ended == [(1000, "over"), (1000, "over")]
+        late = Leg()
+        call.join_bot(late, late.encode, READY)
+        assert late.ended == [(1000, "over")], "whoever joins a call that is over is told so at once"
+
+    run(main)
+
+
+def test_a_leg_that_is_not_the_calls_can_leave_unnoticed() -> None:
+    async def main() -> None:
+        call = new_call(media=False)
+        task = await live(call)
+        bot, media, stranger = Leg(), Leg(), Leg()
+        call.join_bot(bot, bot.encode, READY)
+        call.join_media(media, media.encode)
+        call.bot_left(stranger, "refused")
+        call.media_left(stranger, "refused")
+        assert not call.over and not bot.ended and not media.ended
+        call.media_left(media, "hangup")
+        await task
+        assert bot.got(m.Hangup) == [m.Hangup("hangup")] and bot.ended
+
+    run(main)
+
+
+def test_a_bot_learns_what_it_missed_and_no_more_than_is_kept() -> None:
+    async def main() -> None:
+        call = new_call(media=False)
+        task = await live(call)
+        for n in range(200):
+            call.receive(m.MediaDtmf(str(n % 10)))
+        bot = Leg()
+        call.join_bot(bot, bot.encode, READY)
+        assert bot.sent[0] == READY
+        assert [event.digit for event in bot.got(m.Dtmf)] == [str(n % 10) for n in range(136, 200)]
+        call.finish(1000, "over")
+        await task
+
+    run(main)
+
+
+@pytest.mark.parametrize("missing", ["bot", "media"])
+def test_a_leg_is_waited_for_so_long_and_no_longer(missing: str) -> None:
+    async def main() -> None:
+        call = new_call(media=False)
+        task = await live(call)
+        there = Leg()
+        if missing == "media":
+            call.join_bot(there, there.encode, READY)
+        else:
+            call.join_media(there, there.encode)
+        call.expect(missing, 0.02)
+        await task
+        assert there.ended[0][0] == 4404
+        if missing == "media":
+            assert there.got(m.ErrorEvent)[0].code == "no_media" and there.got(m.ErrorEvent)[0].fatal
+
+    run(main)
+
+
+@pytest.mark.parametrize("where", ["encode", "receive", "poll", "interrupt"])
+def test_a_fault_of_ours_ends_the_call_with_1011_and_a_traceback(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    async def main() -> None:
+        engine = Clinging()
+        engine.let_go.set()
+        call = new_call(engine)
+        task = await live(call)
+        leg = on_one_socket(call)
+        call.receive(m.Say(TEXT))
+        await until(lambda: leg.got(m.Frame), "speech")
+        if where == "encode":
+            call._encode_bot = broken  # type: ignore[assignment]
+            call.receive(m.Ping(1))
+        else:
+            monkeypatch.setattr(call.session, where, broken)
+            if where == "receive":
+                call.receive(m.Ping(1))
+            elif where == "interrupt":
+                call.bot_left(leg, "gone")
+        await task
+        assert leg.ended == ([(1011, "internal error")] * (2 if where != "interrupt" else 1))
+        assert engine.n_held == 0
+
+    run(main)
+    record = next(record for record in caplog.records if record.message == "call_crashed")
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_task_of_the_call_that_breaks_closes_both_legs() -> None:
+    async def main() -> None:
+        call = new_call(media=False)
+        task = await live(call)
+        bot, media = Leg(), Leg()
+        call.join_bot(bot, bot.encode, READY)
+        call.join_media(media, media.encode)
+
+        async def breaks() -> None:
+            raise ZeroDivisionError("a fault of ours")
+
+        call.spawn(breaks(), "breaks")
+        with pytest.raises(ExceptionGroup):
+            await task
+        assert bot.ended == media.ended == [(1011, "internal error")]
+
+    run(main)
+
+
+def test_the_voice_of_the_greeting_is_the_one_that_will_speak() -> None:
+    async def main() -> None:
+        call = new_call()
+        assert call.voice_name("tone") == call.voice_name(None) == call.voice_name("nobody") == "tone"
+        assert call.voice_name("fake/tone") == "fake/tone"
+
+    run(main)

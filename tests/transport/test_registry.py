@@ -1,0 +1,76 @@
+"""Which calls there are, while they come and go under the same names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from stage import READY, Clinging, Leg, new_call, run, until
+
+from telephony_tts.transport.registry import Registry
+from telephony_tts.wire import messages as m
+
+
+def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
+    async def main() -> None:
+        registry = Registry()
+        async with asyncio.TaskGroup() as registry.group:
+            engine = Clinging()
+            first, second = new_call(engine), new_call()
+            await registry.start(first)
+            leg = Leg()
+            first.frames_to_bot(leg, leg.encode)
+            first.join_bot(leg, leg.encode, READY)
+            first.receive(m.Say("One two three."))
+            await until(lambda: engine.n_held, "the engine is asked")
+            assert registry.find("c1") is first
+            first.finish(1000, "over")
+            assert registry.find("c1") is None and len(registry) == 1, "it takes room as long as it holds an engine"
+            await registry.start(second)
+            assert registry.find("c1") is second and len(registry) == 2
+            engine.let_go.set()
+            await until(lambda: len(registry) == 1, "the first is gone")
+            assert registry.find("c1") is second, "and has not taken the second with it"
+            second.finish(1000, "over")
+            await registry.wait_empty()
+            assert not registry.calls() and registry.find("c1") is None
+
+    run(main)
+
+
+def test_who_waits_for_a_media_leg() -> None:
+    async def main() -> None:
+        registry = Registry()
+        async with asyncio.TaskGroup() as registry.group:
+            alone, joined = new_call(call="a"), new_call(call="b", media=False)
+            await registry.start(alone)
+            assert not registry.awaits_media
+            await registry.start(joined)
+            assert registry.awaits_media
+            leg = Leg()
+            joined.join_media(leg, leg.encode)
+            assert not registry.awaits_media
+            for call in registry.calls():
+                call.finish(1000, "over")
+
+    run(main)
+
+
+def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        registry = Registry()
+        async with asyncio.TaskGroup() as registry.group:
+            bad, good = new_call(call="bad"), new_call(call="good")
+            await registry.start(bad)
+            await registry.start(good)
+
+            async def breaks() -> None:
+                raise ZeroDivisionError("a fault of ours")
+
+            bad.spawn(breaks(), "breaks")
+            await until(lambda: len(registry) == 1, "it is forgotten")
+            assert registry.find("good") is good and not good.over
+            good.finish(1000, "over")
+
+    run(main)
+    assert any(record.message == "call_crashed" and record.exc_info for record in caplog.records)
