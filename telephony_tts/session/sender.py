@@ -10,6 +10,10 @@ from telephony_tts.session.effects import Effect
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
+_AT_ONCE = 32
+"""Frames handed over in one go. A burst beyond it waits for the next poll, so that a socket that turns out to be full,
+or a `clear`, still finds the rest here."""
+
 
 class Sender:
     """Sends the frames and marks of a call's turns. `turns` and `out` are the session's own lists."""
@@ -57,12 +61,17 @@ class Sender:
                 self.next_ns = t0_ns - playout.lead_ns
                 return False
             self._begin(turn, t0_ns, now_ns)
+        n_left = _AT_ONCE
         while True:
             if encoder.n_ready_frames or again:
                 send_ns = playout.send_ns()
                 if send_ns > now_ns:
                     self.next_ns = send_ns
                     return False
+                if n_left == 0:
+                    self.next_ns = now_ns
+                    return False
+                n_left -= 1
                 if turn.in_gap:
                     playout.resume_at(now_ns)
                     turn.in_gap = False

@@ -348,6 +348,9 @@ class Call:
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                     session.audio(utterance.id, chunk, now_ns, voice.gain_db)
                     self._drive(now_ns)
+                    # An engine that is ahead would otherwise be pulled dry in one go, and the first frame, which
+                    # the loop writes at the end of its round, would wait for the encoding of all the others.
+                    await asyncio.sleep(0)
                     await gate.wait()
                     gate.clear()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)

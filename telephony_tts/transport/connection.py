@@ -22,6 +22,7 @@ from websockets.protocol import OPEN
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions
 
 _log = logs.get(__name__)
@@ -206,8 +207,10 @@ class DirectConnection(Connection):
 class CallConnection(DirectConnection, ServerConnection):
     """A peer that dialled us."""
 
-    options: StreamOptions | None = None
+    options: StreamOptions | Invalid | None = None
     """What the handshake made of the request, for the handler."""
+    trusted = False
+    """Authorised by the handshake; otherwise the first message must do it."""
     may_begin = False
     """Admitted as a new call. Otherwise it was let in to join one, and there must be one."""
 

@@ -39,6 +39,14 @@ async def serve_twilio(
             connection.end(4400, "no start event came")
         return
     start = leg.started.result()
+    if not connection.trusted:
+        # Twilio strips query strings, so the token comes as a <Parameter>; it is nothing the bot should see.
+        given = start.parameters.pop("token", "")
+        if not settings.knows(given.encode()):
+            metrics.REFUSED.labels(reason="unauthorized").inc()
+            _log.warning("media_unauthorised", call=start.call)
+            connection.end(4401, "a token is needed as a stream parameter")
+            return
     call = registry.find(start.call)
     if call is None:
         if not connection.may_begin or registry.draining:

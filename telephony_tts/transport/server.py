@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -28,10 +27,10 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import serve_twilio
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
-from telephony_tts.transport.stream_leg import misfit, serve_stream
+from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.wire import twilio
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.query import StreamOptions, parse_stream_query
+from telephony_tts.wire.query import parse_stream_query, token_in
 
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
@@ -140,14 +139,12 @@ class Server:
         return _respond(HTTPStatus.NOT_FOUND, "no such path; WebSockets are served at /v1/stream and /media/twilio\n")
 
     def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
-        options = parse_stream_query(request.path)
-        if isinstance(options, Invalid):
-            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.code}: {options.message}\n")
-        if not self._authorised(request, options):
+        if not self._authorised(request):
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n")
-        if (wrong := misfit(self.settings.speech, options)) is not None:
-            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"bad_option: {wrong}\n")
-        connection.options = options
+        options = connection.options = suited(self.settings.speech, parse_stream_query(request.path))
+        if isinstance(options, Invalid):
+            # Most clients show nothing of an HTTP refusal but its number; what is wrong is told after the upgrade.
+            return None
         # A bot that joins a call which is already there adds nothing to the load.
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
@@ -160,6 +157,7 @@ class Server:
             if not twilio.verify(token, url, _only(request.headers, "X-Twilio-Signature")):
                 message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
                 return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+        connection.trusted = token is not None or self._authorised(request)
         # Its call is known only at its `start`, and may be one that a bot waits in.
         return self._admit(connection, self.registry.awaits_media)
 
@@ -183,18 +181,14 @@ class Server:
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
 
-    def _authorised(self, request: Request, options: StreamOptions) -> bool:
-        tokens = self.settings.tokens
-        if not tokens:
-            return True
+    def _authorised(self, request: Request) -> bool:
         scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
         if scheme.lower() in ("bearer", "token"):
             # Headers are bytes, which the library shows as Latin-1 (before its version 16 as ASCII with surrogates).
             given = credential.strip().encode("iso-8859-1", "surrogateescape")
         else:
-            given = (options.token or "").encode()
-        # Every token is compared, so the time taken does not tell which one was nearly right.
-        return any([hmac.compare_digest(given, token.encode()) for token in tokens])
+            given = (token_in(request.path) or "").encode()
+        return self.settings.knows(given)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -215,11 +209,7 @@ class Server:
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
 
     def _metrics(self, request: Request) -> Response:
-        options = parse_stream_query(request.path)
-        allowed = self.settings.metrics_without_token or (
-            isinstance(options, StreamOptions) and self._authorised(request, options)
-        )
-        if not allowed:
+        if not (self.settings.metrics_without_token or self._authorised(request)):
             return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
         for name, stats in self.catalog.stats().items():
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)

@@ -14,6 +14,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.wire import messages as m
+from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.native import NativeCodec
 from telephony_tts.wire.query import StreamOptions
 
@@ -26,10 +27,14 @@ async def serve_stream(
     """Serve one bot until its socket is gone."""
     options = connection.options
     assert options is not None
+    if isinstance(options, Invalid):
+        metrics.REFUSED.labels(reason="bad_request").inc()
+        _refuse(connection, options.code, options.message, 4400)
+        return
     joins = options.call is not None and options.audio in (None, "none")
     audio = "none" if joins else options.audio or "base64"
     call_id = options.call or f"c{secrets.token_hex(6)}"
-    codec = NativeCodec(audio, call_id, settings.speech.limits.turn_chars, options.inbound or "none")
+    codec = NativeCodec(audio, call_id, inbound=options.inbound or "none")
     call = registry.find(call_id)
     if call is None:
         if not connection.may_begin or registry.draining:
@@ -43,7 +48,8 @@ async def serve_stream(
     else:
         mine = None
     if call.bot is not None or (call.kind == "stream" and call is not mine) or (mine is None and not joins):
-        _refuse_taken(connection, codec, call_id)
+        metrics.REFUSED.labels(reason="call_taken").inc()
+        _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
     try:
         if not joins:
@@ -90,20 +96,24 @@ def ready(call: Call, voice: str | None = None) -> m.Ready:
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
             "text_chars_per_s": limits.text_chars_per_s,
-            "idle_s": int(limits.idle_s),
-            "turn_idle_s": int(limits.turn_idle_s),
+            "pause_chars": limits.pause_chars,
+            "resume_chars": limits.resume_chars,
+            "pending_marks": limits.pending_marks,
+            "idle_s": limits.idle_s,
+            "turn_idle_s": limits.turn_idle_s,
         },
     )
 
 
-def misfit(speech: SessionSettings, options: StreamOptions) -> str | None:
-    """What is wrong with options that are each allowed and do not go together; None if they do."""
-    if options.call is not None and options.audio in (None, "none"):
-        return None  # it joins: codec and rate are the media leg's
+def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamOptions | Invalid:
+    """The options, or what is wrong with them: each may be allowed and still not go with the others."""
+    if isinstance(options, Invalid) or (options.call is not None and options.audio in (None, "none")):
+        return options  # one that joins a call has the media leg's codec and rate
     asked = _speech(speech, options)
     if asked.codec == "pcm" or asked.rate_hz == 8000:
-        return None
-    return f"rate={asked.rate_hz}: expected 8000 with codec {asked.codec}; other rates go with codec=pcm"
+        return options
+    message = f"rate={asked.rate_hz}: expected 8000 with codec {asked.codec}; other rates go with codec=pcm"
+    return Invalid("bad_option", message)
 
 
 def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
@@ -135,9 +145,9 @@ def _warn_of_options(call: Call, options: StreamOptions, joins: bool) -> None:
                 call.tell_bot(m.WarningEvent("option_ignored", message))
 
 
-def _refuse_taken(connection: CallConnection, codec: NativeCodec, call_id: str) -> None:
-    metrics.REFUSED.labels(reason="call_taken").inc()
-    wire = codec.encode(m.ErrorEvent("call_taken", f"call {call_id} already has a bot", fatal=True))
+def _refuse(connection: CallConnection, code: str, message: str, close_code: int) -> None:
+    """Tell a client in its own language why it cannot stay."""
+    wire = NativeCodec("none").encode(m.ErrorEvent(code, message, fatal=True))
     assert wire is not None
     connection.send_now(*wire)
-    connection.end(4409, "the call already has a bot")
+    connection.end(close_code, message)

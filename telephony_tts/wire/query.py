@@ -72,6 +72,18 @@ def parse_stream_query(path: str) -> StreamOptions | Invalid:
     return StreamOptions(**given, unknown=tuple(unknown))
 
 
+def token_in(path: str) -> str | None:
+    """The token of a request target whose other options may be anything."""
+    options = parse_stream_query(path)
+    if not isinstance(options, Invalid):
+        return options.token
+    try:
+        pairs = parse_qsl(path.partition("?")[2].partition("#")[0], max_num_fields=MAX_OPTIONS)
+    except ValueError:
+        return None
+    return next((clean(raw) for name, raw in reversed(pairs) if name == "token"), None)
+
+
 def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def read(raw: str) -> str:
         if raw not in allowed:

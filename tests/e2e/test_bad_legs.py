@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,7 +12,8 @@ from neighbour import neighbour
 from raw_peer import raw_peer
 from rig import correlation, decoded, rendering, run, serving, until
 from twilio_peer import calling
-from websockets.exceptions import InvalidStatus
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from telephony_tts import metrics
 
@@ -164,16 +166,17 @@ def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
         ({"inbound": "yes"}, "inbound="),
     ],
 )
-def test_options_that_cannot_be_served_are_refused_before_the_upgrade(options: dict[str, Any], named: str) -> None:
+def test_options_that_cannot_be_served_are_told_and_closed(options: dict[str, Any], named: str) -> None:
     async def main() -> None:
         async with serving() as rig:
-            with pytest.raises(InvalidStatus) as refused:
-                async with rig.bot(**options):
-                    pass
-            response = refused.value.response
-            assert response.status_code == 400 and response.body is not None
-            body = response.body.decode()
-            assert body.startswith("bad_option: ") and named in body and body.count("\n") == 1
+            query = "&".join(f"{name}={value}" for name, value in options.items())
+            async with connect(rig.url(f"/v1/stream?{query}"), proxy=None) as socket:
+                error = json.loads(await socket.recv())
+                assert (error["type"], error["code"], error["fatal"]) == ("error", "bad_option", True)
+                assert named in error["message"]
+                with pytest.raises(ConnectionClosed):
+                    await socket.recv()
+                assert socket.close_code == 4400
 
     run(main)
 
@@ -218,5 +221,26 @@ def test_a_reset_of_the_bot_leg_in_the_middle_of_speech() -> None:
                 bot.reset()
             assert (await peer.gone())[0] == 1000
             assert peer.n_clears == 1
+
+    run(main)
+
+
+def test_a_server_with_tokens_wants_one_from_the_media_leg_too() -> None:
+    async def main() -> None:
+        async with serving(tokens=("sesame",)) as rig:
+            bearer = {"Authorization": "Bearer sesame"}
+            for parameters in ({}, {"token": "sesam"}):
+                async with calling(rig.url(MEDIA), "CA1") as stranger:
+                    await stranger.start(**parameters)
+                    assert (await stranger.gone())[0] == 4401
+            async with rig.bot(call="CA2", headers=bearer) as bot, calling(rig.url(MEDIA), "CA2") as peer:
+                await peer.start(token="sesame", bot="sales")
+                call = await bot.event("call")
+                assert call["parameters"] == {"bot": "sales"}, "the secret goes no further"
+                await bot.say("Hello.", "a")
+                await bot.event("done", turn="a")
+            async with rig.bot(call="CA3", headers=bearer) as bot, calling(rig.url(MEDIA + "?token=sesame"), "CA3") as peer:
+                await peer.start()
+                assert (await bot.event("call"))["call"] == "CA3"
 
     run(main)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
-from world import World
+from world import RATE_HZ, World
 
+from telephony_tts.engines.api import Chunk
+from telephony_tts.session.effects import Synthesize
 from telephony_tts.session.playout import Playout
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
@@ -133,6 +136,20 @@ def test_burst_sends_all_at_once_and_still_knows_when_it_is_heard() -> None:
     world.run(1000)
     world.send(m.Clear())
     assert world.of(m.Cleared)[0].heard_text == "one two three four"
+
+
+def test_a_burst_is_handed_over_in_slices_that_a_clear_can_get_between() -> None:
+    world = World(SessionSettings(first_clause_chars=0, pace="burst"))
+    session, now_ns = world.session, world.now_ns
+    session.receive(m.Say(" ".join([LONG] * 5), "a"), now_ns)
+    (work,) = [effect for effect in session.poll(now_ns) if isinstance(effect, Synthesize)]
+    minute = Chunk(np.full(60 * RATE_HZ, 1500, np.int16), RATE_HZ)
+    session.audio(work.utterance.id, minute, now_ns)
+    first = [effect for effect in session.poll(now_ns) if isinstance(effect, m.Frame)]
+    assert 0 < len(first) <= 64 and session.deadline_ns() == now_ns
+    session.receive(m.Clear(), now_ns)
+    kinds = [type(effect).__name__ for effect in session.poll(now_ns)]
+    assert kinds.count("Frame") <= 1 and "Cleared" in kinds
 
 
 def test_a_full_socket_holds_frames_and_a_clear_drops_them() -> None:

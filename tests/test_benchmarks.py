@@ -1,0 +1,68 @@
+"""Every benchmark runs, in its tiny form, and writes a result another program can read. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+_NAMES = ("capacity", "first_audio", "barge_in", "memory", "frontend")
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc")
+
+
+@pytest.fixture(scope="module", params=_NAMES)
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """The name of a benchmark and what its tiny run wrote."""
+    out = tmp_path_factory.mktemp("bench") / "out.json"
+    command = [sys.executable, str(_BENCHMARKS / f"{request.param}.py"), "--quick", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return request.param, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_result_tells_machine_commit_and_settings(result: tuple[str, dict[str, Any]]) -> None:
+    _, document = result
+    assert set(document) == {"machine", "commit", "settings", "results"}
+    assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["websockets"]
+    assert document["settings"]["quick"] is True
+
+
+def test_result_names_no_place_on_this_machine(result: tuple[str, dict[str, Any]]) -> None:
+    _, document = result
+    assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
+
+
+def test_something_was_measured(result: tuple[str, dict[str, Any]]) -> None:
+    name, document = result
+    results = document["results"]
+    if name == "capacity":
+        assert results["cost"]["rounds"][0]["ours"]["ours"]["frames"] > 0
+        assert results["ramp"][0]["frames"] > 0 and results["ramp"][0]["errors"] == []
+    elif name == "first_audio":
+        assert results[0]["seen_ms"]["n"] > 0 and results[0]["failed"] == []
+    elif name == "barge_in":
+        assert all(w["clears"] > 0 and w["frames_judged"] > 0 and w["stale_frames"] == 0 for w in results)
+    elif name == "memory":
+        assert len(results["calls"]["rss_kib"]) == 4 and min(results["calls"]["rss_kib"]) > 1000
+        assert results["in_process"]["alive"] == {}
+    else:
+        assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_help_has_examples(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(_BENCHMARKS / f"{name}.py"), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"python benchmarks/{name}.py" in done.stdout
