@@ -10,9 +10,8 @@ from telephony_tts.session.effects import Effect
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
-_AT_ONCE = 32
-"""Frames handed over in one go. A burst beyond it waits for the next poll, so that a socket that turns out to be full,
-or a `clear`, still finds the rest here."""
+FRAMES_PER_POLL = 32
+"""A burst beyond it waits for the next poll, so that a socket that turns out to be full, or a `clear`, finds it here."""
 
 
 class Sender:
@@ -23,6 +22,8 @@ class Sender:
         self._out = out
         self.open = True
         """False while there is no media leg or its socket is full; frames then wait and the schedule does not."""
+        self.allowance = FRAMES_PER_POLL
+        """Frames that may still leave in this poll; the session renews it."""
         self.peer_marks = False
         """The peer reports marks, so positions come from it and not from our clock."""
         self.media_end_ns = 0
@@ -61,17 +62,16 @@ class Sender:
                 self.next_ns = t0_ns - playout.lead_ns
                 return False
             self._begin(turn, t0_ns, now_ns)
-        n_left = _AT_ONCE
         while True:
             if encoder.n_ready_frames or again:
                 send_ns = playout.send_ns()
                 if send_ns > now_ns:
                     self.next_ns = send_ns
                     return False
-                if n_left == 0:
+                if self.allowance == 0:
                     self.next_ns = now_ns
                     return False
-                n_left -= 1
+                self.allowance -= 1
                 if turn.in_gap:
                     playout.resume_at(now_ns)
                     turn.in_gap = False

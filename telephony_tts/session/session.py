@@ -21,7 +21,7 @@ from telephony_tts.session.heard import heard_offset, resolve_marks
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.marks import Marks
 from telephony_tts.session.report import latency, status
-from telephony_tts.session.sender import Sender
+from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
 from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.session.supply import Supply
 from telephony_tts.session.turn import Mark, Turn
@@ -269,9 +269,10 @@ class Session:
 
     def poll(self, now_ns: int) -> list[Effect]:
         """Do all that is due by `now_ns` and hand over the effects, in the order they must happen."""
+        sender = self._sender
+        sender.allowance = FRAMES_PER_POLL
         if self._dirty or (self._house_ns is not None and now_ns >= self._house_ns):
             self._keep_house(now_ns)
-        sender = self._sender
         if sender.next_ns is not None and now_ns >= sender.next_ns and sender.send_due(now_ns):
             self._keep_house(now_ns)
         effects = self._out[:]
