@@ -11,7 +11,7 @@ from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
 FRAMES_PER_POLL = 32
-"""A burst beyond it waits for the next poll, so that a socket that turns out to be full, or a `clear`, finds it here."""
+"""A burst beyond it waits for the next poll, so that a socket that proves full, or a `clear`, finds it here."""
 
 
 class Sender:
