@@ -1,0 +1,84 @@
+"""How soon speech stops: `clear` sent to its answer received, and not one frame of the stopped turn after that.
+
+Calls speak all the time; each is interrupted again and again and at once says its next turn in another tone, so every
+frame can be told by ear. "native" has speech and events on one socket; "twilio" has two legs, and the media leg's
+own `clear` counts too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness import report
+from harness.process import Server, cores, run_load
+
+_EXAMPLES = """examples:
+  python benchmarks/barge_in.py                  50 calls of each shape, about 1 minute
+  python benchmarks/barge_in.py --calls 200 --shapes twilio
+"""
+
+
+def main() -> None:
+    flags = report.parser("barge_in", __doc__.splitlines()[0], _EXAMPLES)
+    flags.add_argument("--calls", type=int, default=50, help="calls that speak (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=20.0, help="measured time of each window (default %(default)s)")
+    flags.add_argument(
+        "--period", type=float, default=1.0, help="seconds between interruptions of a call (default %(default)s)"
+    )
+    flags.add_argument("--shapes", default="native,twilio", help="by comma (default %(default)s)")
+    flags.add_argument("--repeat", type=int, default=1, help="windows of each shape (default %(default)s)")
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.calls, chosen.seconds, chosen.period = 2, 1.0, 0.3
+    windows = [_window(shape, chosen) for _ in range(chosen.repeat) for shape in chosen.shapes.split(",")]
+    report.table(
+        "from `clear` sent, in ms",
+        (
+            "shape",
+            "clears",
+            "cleared p50",
+            "p99",
+            "max",
+            "media clear p99",
+            "last frame p99",
+            "stale",
+            "judged",
+            "failed",
+        ),
+        [
+            (
+                w["shape"],
+                w["clears"],
+                *(w["cleared_ms"].get(k, "-") for k in ("p50", "p99", "max")),
+                w["media_clear_ms"].get("p99", "-"),
+                w["last_frame_ms"].get("p99", "-"),
+                w["stale_frames"],
+                w["frames_judged"],
+                len(w["failed"]),
+            )
+            for w in windows
+        ],
+    )
+    report.save(chosen, windows)
+
+
+def _window(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    server_core, load_core = cores()
+    args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
+    with Server("serve", args, core=server_core, priority=chosen.priority) as server:
+        spec = {
+            "port": server.port,
+            "server_pid": server.pid,
+            "calls": chosen.calls,
+            "shape": shape,
+            "seconds": chosen.seconds,
+            "period_s": chosen.period,
+        }
+        window = run_load("barge_in", spec, core=load_core, priority=chosen.priority)
+        print(f"  {shape}: {window['clears']} clears, {window['stale_frames']} stale frames", flush=True)
+        return window
+
+
+if __name__ == "__main__":
+    main()

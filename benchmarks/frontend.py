@@ -1,0 +1,282 @@
+"""The parts without sockets: segmenter, normaliser, encoder, wire codecs, and what a frame costs the session.
+
+Speeds are medians of repeats on one core. With `--cases DIR` case files of that folder are judged too, each
+by the runner, adapter and file that a `--runner` names; the runner's figures are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
+from harness import report
+from harness.process import cores
+
+from telephony_tts.audio.encoder import Encoder
+from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
+from telephony_tts.session.effects import Pull, Synthesize
+from telephony_tts.session.session import Session
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.text.normalizer import normalize
+from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.wire import messages as m
+from telephony_tts.wire.native import NativeCodec
+from telephony_tts.wire.twilio import TwilioCodec
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import audioop
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+_EXAMPLES = """examples:
+  python benchmarks/frontend.py
+  python benchmarks/frontend.py --cases DIR \\
+    --runner run_sentences.py,tests/text/sentences_adapter.py:Adapter,sentences.jsonl
+"""
+
+_TEXT = (
+    "Thank you for calling. Your order no. 4711 was shipped on May 3rd, 2024 at 9:30 a.m. and costs $42.50 in all. "
+    "Mr. Smith from the St. James branch will ring you on 555-0142 between 2 and 4 p.m. Is that all right with you? "
+    "If not, write to help@example.com, or visit www.example.com/orders; we answer within 24 hours! "
+)
+_MANDARIN = (
+    "您好，您的订单已经发货，预计三天内送达。请问还有什么可以帮您的吗？如果需要修改地址，请按一；其他问题请按二。"
+)
+
+
+def main() -> None:
+    flags = report.parser("frontend", __doc__.splitlines()[0], _EXAMPLES)
+    flags.add_argument("--repeat", type=int, default=9, help="repeats of each measure (default %(default)s)")
+    flags.add_argument("--cases", type=Path, metavar="DIR", help="the folder of the shared case files")
+    flags.add_argument(
+        "--runner",
+        action="append",
+        default=[],
+        metavar="SCRIPT,ADAPTER:CLASS,CASES",
+        help="judge CASES (a file name in --cases) with SCRIPT and ADAPTER; may be given several times",
+    )
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.repeat = 1
+    os.sched_setaffinity(0, {cores()[0]})
+    results: dict[str, Any] = {
+        "segmenter": _segmenter(chosen),
+        "normaliser": _normaliser(chosen),
+        "encoder": _encoder(chosen),
+        "wire_ns": _wire(chosen),
+        "session": _session(chosen),
+    }
+    results["cases"] = [_judge(chosen.cases, word) for word in chosen.runner]
+    rows = [
+        (f"{part}: {name}", value)
+        for part in ("segmenter", "normaliser", "encoder", "wire_ns", "session")
+        for name, value in results[part].items()
+    ]
+    report.table("front end (medians)", ("what", "figure"), rows)
+    for judged in results["cases"]:
+        print(f"\n{judged['cases']}\n{judged['output']}")
+    # The result is public: of the runners only the names, and their figures without what they printed.
+    chosen.runner = [",".join(Path(part).name for part in word.split(",")) for word in chosen.runner]
+    for judged in results["cases"]:
+        del judged["output"]
+    report.save(chosen, results)
+
+
+def _seconds(work: Callable[[], object], chosen: argparse.Namespace, n: int) -> float:
+    """Median seconds of one `work()`, timed `n` at a time."""
+    n = max(1, n // 50) if chosen.quick else n
+    work()
+    spent = []
+    for _ in range(chosen.repeat):
+        begun = time.perf_counter()
+        for _ in range(n):
+            work()
+        spent.append((time.perf_counter() - begun) / n)
+    return statistics.median(spent)
+
+
+def _segmenter(chosen: argparse.Namespace) -> dict[str, float]:
+    """Characters per second, text arriving in the pieces a language model sends (4 characters) and in one."""
+
+    def feed(text: str, n: int) -> None:
+        segmenter = Segmenter(first_clause_chars=24)
+        for at in range(0, len(text), n):
+            segmenter.feed(text[at : at + n])
+        segmenter.flush()
+
+    figures = {}
+    for name, text in (("English", _TEXT * 4), ("Mandarin", _MANDARIN * 8)):
+        for n in (4, 256):
+            seconds = _seconds(lambda text=text, n=n: feed(text, n), chosen, 5)  # type: ignore[misc]
+            figures[f"{name}, pieces of {n}, chars/s"] = round(len(text) / seconds)
+    return figures
+
+
+def _normaliser(chosen: argparse.Namespace) -> dict[str, float]:
+    plain = "I have sent the form to the address you gave us, is there anything else?"
+    rich = "Order no. 4711 costs $42.50 and arrives on May 3rd, 2024 at 9:30 a.m."
+    figures = {}
+    for name, text, lang in (("plain English", plain, "en"), ("rich English", rich, "en")):
+        normalize(text, lang)
+        figures[f"{name}, µs per sentence"] = round(
+            _seconds(lambda text=text, lang=lang: normalize(text, lang), chosen, 200) * 1e6, 1
+        )  # type: ignore[misc]
+    return figures
+
+
+def _encoder(chosen: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds per second of audio in 100 ms chunks, ours and the bare libraries, in turn."""
+    pcm = render("the quick brown fox jumps over the lazy dog, and then again.")
+    n = SAMPLE_RATE_HZ // 10
+    chunks = [pcm[at : at + n] for at in range(0, len(pcm) - n, n)]
+    audio_s = sum(len(chunk) for chunk in chunks) / SAMPLE_RATE_HZ
+
+    def ours() -> None:
+        encoder = Encoder()
+        encoder.begin()
+        for chunk in chunks:
+            encoder.feed(chunk, SAMPLE_RATE_HZ)
+            while encoder.take_frame() is not None:
+                pass
+        encoder.end()
+        encoder.finish()
+
+    def bare() -> None:
+        stream = soxr.ResampleStream(SAMPLE_RATE_HZ, 8000, 1, dtype="int16", quality="HQ")
+        ready = bytearray()
+        for chunk in chunks:
+            ready += audioop.lin2ulaw(stream.resample_chunk(chunk).tobytes(), 2)
+            while len(ready) >= 160:
+                bytes(ready[:160])
+                del ready[:160]
+        ready += audioop.lin2ulaw(stream.resample_chunk(np.zeros(0, np.int16), last=True).tobytes(), 2)
+
+    pairs = [
+        (
+            _seconds(ours, argparse.Namespace(**{**vars(chosen), "repeat": 1}), 10),
+            _seconds(bare, argparse.Namespace(**{**vars(chosen), "repeat": 1}), 10),
+        )
+        for _ in range(chosen.repeat)
+    ]
+    return {
+        "ours, ms per audio second": round(statistics.median(a for a, _ in pairs) * 1000 / audio_s, 4),
+        "bare soxr + audioop": round(statistics.median(b for _, b in pairs) * 1000 / audio_s, 4),
+        "ratio": round(statistics.median(a / b for a, b in pairs), 3),
+    }
+
+
+def _wire(chosen: argparse.Namespace) -> dict[str, float]:
+    """Nanoseconds per message."""
+    payload = bytes(range(160))
+    frame = m.Frame(payload)
+    twilio, native, binary = TwilioCodec(), NativeCodec("base64", "c1"), NativeCodec("binary", "c1")
+    start = {"event": "start", "streamSid": "MZ1", "start": {"streamSid": "MZ1", "callSid": "CA1"}}
+    twilio.decode(json.dumps(start).encode())
+    wire = twilio.encode(frame)[0].decode()
+    inbound = wire.replace(
+        '"media":{', '"sequenceNumber":"7","media":{"track":"inbound","chunk":"5","timestamp":"80",'
+    ).encode()
+    say = b'{"type":"say","turn":"t1","text":"Your order was shipped this morning."}'
+    done = m.Done("t1", 1980, 36, 0, {"first_audio_ms": 31.2, "queue_ms": 0.1})
+    jobs: dict[str, Callable[[], object]] = {
+        "twilio encode frame": lambda: twilio.encode(frame),
+        "native encode frame": lambda: native.encode(frame),
+        "binary encode frame": lambda: binary.encode(frame),
+        "twilio decode media, wanted": lambda: twilio.decode(inbound, True),
+        "twilio decode media, not wanted": lambda: twilio.decode(inbound, False),
+        "json.loads of the same": lambda: json.loads(inbound),
+        "native decode say": lambda: native.decode(say),
+        "native encode done": lambda: native.encode(done),
+    }
+    return {name: round(_seconds(job, chosen, 5000) * 1e9) for name, job in jobs.items()}
+
+
+def _session(chosen: argparse.Namespace) -> dict[str, float]:
+    """Microseconds the state machine takes for a frame, all its other work shared out over the frames."""
+    text = (
+        "Thank you for calling, I can see your account right here. Your last payment reached us on the third of May. "
+    )
+    pcm = {}
+
+    def speak(marks: bool) -> tuple[int, int]:
+        """(frames, nanoseconds inside the session), encoding included."""
+        session = Session(SessionSettings(), 0)
+        session.attach_media(0, marks=marks, clears=marks)
+        now_ns = n_frames = spent_ns = 0
+        for n in range(4):
+            session.receive(m.Say(text, f"t{n}"), 0)
+        left: dict[str, Any] = {}
+        while True:
+            begun = time.perf_counter_ns()
+            effects = session.poll(now_ns)
+            deadline_ns = session.deadline_ns()
+            spent_ns += time.perf_counter_ns() - begun
+            n_done = 0
+            for effect in effects:
+                if isinstance(effect, m.Frame):
+                    n_frames += 1
+                elif isinstance(effect, m.MediaMark):
+                    session.receive(effect, now_ns)
+                elif isinstance(effect, m.Done):
+                    n_done += 1
+                elif isinstance(effect, Synthesize | Pull):
+                    utterance_id = effect.utterance.id if isinstance(effect, Synthesize) else effect.utterance_id
+                    if isinstance(effect, Synthesize):
+                        audio = pcm.setdefault(effect.utterance.text, render(effect.utterance.text))
+                        left[utterance_id] = iter([audio[at : at + 2400] for at in range(0, len(audio), 2400)])
+                    part = next(left[utterance_id], None)
+                    begun = time.perf_counter_ns()
+                    if part is None:
+                        session.audio_ended(utterance_id, now_ns)
+                    else:
+                        session.audio(utterance_id, Chunk(part, SAMPLE_RATE_HZ), now_ns)
+                    spent_ns += time.perf_counter_ns() - begun
+                    deadline_ns = now_ns
+            if not session.turns:
+                return n_frames, spent_ns
+            assert deadline_ns is not None
+            now_ns = max(now_ns, deadline_ns)
+
+    figures = {}
+    for name, marks in (("own clock", False), ("peer with marks", True)):
+        speak(marks)
+        runs = [speak(marks) for _ in range(chosen.repeat)]
+        figures[f"{name}, µs per frame with encoding"] = round(statistics.median(ns / n / 1000 for n, ns in runs), 2)
+    return figures
+
+
+def _judge(cases: Path | None, word: str) -> dict[str, Any]:
+    script, adapter, name = word.split(",")
+    if cases is None:
+        raise SystemExit("--runner needs --cases")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        command = [sys.executable, script, "--adapter", adapter, "--data", str(cases / name), "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
+        written = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    figures = {k: v for k, v in written.items() if not isinstance(v, list) and len(json.dumps(v)) < 2000}
+    return {
+        "cases": name,
+        "status": done.returncode,
+        "figures": figures,
+        "output": (done.stdout + done.stderr).strip()[-4000:],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the benchmarks share: processes pinned to a core, a light WebSocket peer, and the written result."""

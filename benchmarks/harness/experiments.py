@@ -1,0 +1,191 @@
+"""Ideas tried on the running server by patching it in memory; docs/experiments.md tells what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from telephony_tts.engines import fake
+from telephony_tts.session.playout import Playout
+from telephony_tts.session.supply import Supply
+
+
+def pairs() -> None:
+    """Send two frames every 40 ms: of a pair, the second goes up to 20 ms early together with the first."""
+
+    def send_ns(self: Playout) -> int:
+        assert self.t0_ns is not None
+        return self.t0_ns + (self.n_sent & ~1) * self.ptime_ns - self.lead_ns
+
+    Playout.send_ns = send_ns  # type: ignore[method-assign]
+
+
+def grid() -> None:
+    """All calls of the process send on one 20 ms grid: fewer wake-ups, but all at once."""
+    plain = Playout.start
+
+    def start(self: Playout, t0_ns: int) -> None:
+        plain(self, -(-t0_ns // self.ptime_ns) * self.ptime_ns)
+
+    Playout.start = start  # type: ignore[method-assign]
+
+
+def long_chunks() -> None:
+    """The fake engine yields 400 ms at a time instead of 100: what a chunk costs, apart from its audio."""
+    plain: Callable[..., None] = fake.FakeEngine.__init__
+
+    def init(self: Any, **settings: Any) -> None:
+        plain(self, chunk_ms=400.0, **settings)
+
+    fake.FakeEngine.__init__ = init  # type: ignore[method-assign]
+
+
+def batch_pull() -> None:
+    """Pull from the engine only when the call is 500 ms below `ahead_ms`, then until it is full again."""
+    plain = Supply.poll
+    filling: WeakKeyDictionary[Supply, bool] = WeakKeyDictionary()
+
+    def poll(self: Any, now_ns: int, media_end_ns: int) -> int | None:
+        if self._active is None or not self._hungry:
+            filling[self] = True
+            return plain(self, now_ns, media_end_ns)
+        full_ns = self._ahead_ns
+        if not filling.get(self, True):
+            self._ahead_ns = full_ns - 500_000_000
+        at_ns = plain(self, now_ns, media_end_ns)
+        self._ahead_ns = full_ns
+        if at_ns is None:
+            filling[self] = True
+        elif filling.get(self, True):
+            filling[self] = False
+            at_ns += 500_000_000
+        return at_ns
+
+    Supply.poll = poll  # type: ignore[method-assign]
+
+
+def uncounted_bytes() -> None:
+    """No byte counters on the frame path."""
+    from telephony_tts import metrics
+
+    class Nothing:
+        def inc(self, _amount: float = 1) -> None: ...
+
+    for counter in (metrics.SENT_BYTES, metrics.RECEIVED_BYTES):
+        counter.labels = lambda **_labels: Nothing()
+    from telephony_tts.transport import call
+
+    for name in ("_SENT",):
+        if hasattr(call, name):
+            setattr(call, name, dict.fromkeys(metrics.LEGS, Nothing()))
+
+
+def no_gc() -> None:
+    """No collections at all: the bound of what tuning them could give."""
+    gc.disable()
+
+
+def _head(n: int, is_text: bool) -> bytes:
+    opcode = 0x81 if is_text else 0x82
+    return bytes((opcode, n)) if n < 126 else bytes((opcode, 126)) + n.to_bytes(2, "big")
+
+
+def raw_write() -> None:
+    """Frames are spelled by hand and written to the transport, past the library's protocol object."""
+    from websockets.protocol import State
+
+    from telephony_tts.transport import connection
+
+    cls: Any = next(c for c in vars(connection).values() if isinstance(c, type) and "send_now" in vars(c))
+
+    def send_now(self: Any, payload: bytes, is_text: bool) -> None:
+        if self.protocol.state is State.OPEN:
+            self.transport.write(_head(len(payload), is_text) + payload)
+
+    cls.send_now = send_now
+
+
+def joined() -> None:
+    """raw_write, and all messages one pump has for a socket leave in one write."""
+    from websockets.protocol import State
+
+    from telephony_tts.transport import connection
+    from telephony_tts.transport.call import Call
+
+    cls: Any = next(c for c in vars(connection).values() if isinstance(c, type) and "send_now" in vars(c))
+    call: Any = Call
+    plain = call._pump
+    held: dict[Any, list[bytes]] = {}
+    depth = 0
+
+    def send_now(self: Any, payload: bytes, is_text: bool) -> None:
+        if self.protocol.state is State.OPEN:
+            if depth:
+                held.setdefault(self, []).extend((_head(len(payload), is_text), payload))
+            else:
+                self.transport.write(_head(len(payload), is_text) + payload)
+
+    def pump(self: Any, now_ns: int) -> None:
+        nonlocal depth
+        depth += 1
+        try:
+            plain(self, now_ns)
+        finally:
+            depth -= 1
+            if held and not depth:
+                for socket, pieces in held.items():
+                    socket.transport.write(b"".join(pieces))
+                held.clear()
+
+    cls.send_now = send_now
+    call._pump = pump
+
+
+def pairs_joined() -> None:
+    """`pairs` and `joined`."""
+    pairs()
+    joined()
+
+
+def all_three() -> None:
+    """`batch_pull`, `pairs` and `joined`."""
+    batch_pull()
+    pairs_joined()
+
+
+def yielding() -> None:
+    """After each chunk the event loop gets a turn before the next one is pulled."""
+    plain = fake.FakeEngine.synthesize
+
+    async def synthesize(self: Any, utterance: Any) -> AsyncGenerator[Any, None]:
+        async for chunk in plain(self, utterance):
+            yield chunk
+            await asyncio.sleep(0)
+
+    fake.FakeEngine.synthesize = synthesize  # type: ignore[method-assign]
+
+
+_ALL = {
+    f.__name__: f
+    for f in (
+        pairs,
+        grid,
+        long_chunks,
+        batch_pull,
+        uncounted_bytes,
+        no_gc,
+        raw_write,
+        joined,
+        pairs_joined,
+        all_three,
+        yielding,
+    )
+}
+
+
+def apply(name: str) -> None:
+    """Apply one experiment. Raises KeyError for an unknown name."""
+    _ALL[name]()

@@ -1,0 +1,135 @@
+"""Processes of a benchmark: the server alone on one core, the load on another, CPU time from the kernel.
+
+/proc/PID/schedstat counts nanoseconds on a CPU and nanoseconds ready but kept waiting by others; the second figure
+tells how much a noisy machine disturbed a measurement. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_HARNESS = Path(__file__).resolve().parent
+_START_WITHIN_S = 60.0
+
+
+def cores() -> tuple[int, int]:
+    """(the server's core, the load's core); the same one twice where there is only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    return usable[0], usable[-1]
+
+
+def cpu_times_s(pid: int) -> tuple[float, float]:
+    """(seconds on a CPU, seconds kept waiting for one) of all threads of a process that live now."""
+    on_cpu_ns = waiting_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "schedstat").read_text(encoding="ascii").split()
+        on_cpu_ns += int(fields[0])
+        waiting_ns += int(fields[1])
+    return on_cpu_ns / 1e9, waiting_ns / 1e9
+
+
+def stolen_s() -> float:
+    """Seconds the host took from this virtual machine, summed over its cores."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_kib(pid: int) -> int:
+    """Resident memory, in KiB."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"process {pid} has no resident memory")
+
+
+def _pinned(core: int | None, priority: int | str) -> Any:
+    def prepare() -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        if isinstance(priority, str):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        elif priority:
+            os.nice(priority)
+
+    return prepare
+
+
+def _environment() -> dict[str, str]:
+    """The harness is found wherever the checkout is; one BLAS thread, as `make run` sets it."""
+    paths = [str(_HARNESS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Server:
+    """A server in a process of its own; `script` prints one line with its port when it is ready."""
+
+    def __init__(
+        self, script: str, args: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
+    ) -> None:
+        self._command = [sys.executable, str(_HARNESS / f"{script}.py"), *args]
+        self._core = core
+        self._priority = priority
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=_environment(),
+            preexec_fn=_pinned(self._core, self._priority),
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("port "):
+            self._process.kill()
+            raise RuntimeError(f"the server did not start; try it alone: {' '.join(self._command[1:])}")
+        self.port = int(line.split()[1])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(3)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGTERM)  # a second one does not wait for live speech
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def run_load(
+    scenario: str, spec: dict[str, Any], *, core: int | None = None, priority: int | str = 0
+) -> dict[str, Any]:
+    """Run a scenario of load.py in a process of its own and return what it measured."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(_HARNESS / "load.py"), scenario],
+        input=json.dumps(spec),
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        preexec_fn=_pinned(core, priority),
+        check=False,
+        timeout=_START_WITHIN_S + 3 * float(spec.get("seconds", 120)),
+    )
+    if done.returncode:
+        raise RuntimeError(f"{scenario} failed after {time.monotonic() - begun:.0f} s:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result

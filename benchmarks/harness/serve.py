@@ -1,0 +1,63 @@
+"""Our server as a benchmark starts it: the real composition root, on a free port, with settings from `--set KEY=VALUE`.
+
+`--instant` keeps what the fake engine renders, so that a sentence said again costs nothing: the server's own work is
+measured, not the making of tones. `--profile OUT` writes a cProfile of the event loop's thread at the end.
+`--switch S` sets the interpreter's switch interval, `--patch NAME` applies an experiment of experiments.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import signal
+import sys
+from functools import lru_cache
+
+import yaml
+
+from telephony_tts import app, config
+from telephony_tts.engines import fake
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    flags.add_argument("--instant", action="store_true")
+    flags.add_argument("--profile")
+    flags.add_argument("--switch", type=float)
+    flags.add_argument("--patch", action="append", default=[])
+    chosen = flags.parse_args()
+    overrides: dict[str, object] = {
+        "server.port": 0,
+        "limits.calls": 2000,
+        "limits.max_frame_lateness_ms": 10_000,
+        "limits.idle_s": 3600,
+        "server.drain_s": 1,
+    }
+    for word in chosen.settings:
+        key, _, value = word.partition("=")
+        overrides[key] = yaml.safe_load(value)
+    if chosen.instant:
+        fake.render = lru_cache(maxsize=4096)(fake.render)
+    for name in chosen.patch:
+        from harness import experiments
+
+        experiments.apply(name)
+    if chosen.switch is not None:
+        seconds, set_interval = chosen.switch, sys.setswitchinterval
+        sys.setswitchinterval = lambda _asked: set_interval(seconds)
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: gc.collect())  # memory.py asks before each sample
+    profile = cProfile.Profile() if chosen.profile else None
+    if profile is not None:
+        profile.enable()
+    try:
+        app.run(config.load(None, overrides), lambda served: print(f"port {served.port}", flush=True))
+    finally:
+        if profile is not None:
+            profile.disable()
+            profile.dump_stats(chosen.profile)
+
+
+if __name__ == "__main__":
+    main()
