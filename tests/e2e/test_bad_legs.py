@@ -239,7 +239,8 @@ def test_a_server_with_tokens_wants_one_from_the_media_leg_too() -> None:
                 assert call["parameters"] == {"bot": "sales"}, "the secret goes no further"
                 await bot.say("Hello.", "a")
                 await bot.event("done", turn="a")
-            async with rig.bot(call="CA3", headers=bearer) as bot, calling(rig.url(MEDIA + "?token=sesame"), "CA3") as peer:
+            signed = rig.url(MEDIA + "?token=sesame")
+            async with rig.bot(call="CA3", headers=bearer) as bot, calling(signed, "CA3") as peer:
                 await peer.start()
                 assert (await bot.event("call"))["call"] == "CA3"
 
