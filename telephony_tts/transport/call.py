@@ -347,7 +347,8 @@ class Call:
                         break
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                     session.audio(utterance.id, chunk, now_ns, voice.gain_db)
-                    self._drive(now_ns)
+                    # The time is read again: encoding the first chunk belongs to `first_audio_ms`.
+                    self._drive(monotonic_ns())
                     # An engine that is ahead would otherwise be pulled dry in one go, and the first frame, which
                     # the loop writes at the end of its round, would wait for the encoding of all the others.
                     await asyncio.sleep(0)
