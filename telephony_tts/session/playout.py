@@ -42,11 +42,6 @@ class Playout:
         self.t0_ns += gap_ns
         return gap_ns
 
-    def rewind(self, n_frames: int, now_ns: int) -> None:
-        """The peer lost the last `n_frames` we sent: they are due again, from now on."""
-        self.n_sent -= n_frames
-        self.t0_ns = now_ns - self.n_sent * self.ptime_ns
-
     def played_ns(self, now_ns: int) -> int:
         """How much of what was sent has been heard by `now_ns`, if the peer plays on our schedule."""
         if self.t0_ns is None:

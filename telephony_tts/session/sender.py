@@ -51,7 +51,7 @@ class Sender:
         playout, encoder, again = turn.playout, turn.encoder, turn.again
         if playout.t0_ns is None:
             t0_ns = max(now_ns, self.media_end_ns)
-            if not encoder.n_ready_frames:
+            if not encoder.n_ready_frames and not again:
                 if not turn.spoken_out:
                     return False
                 encoder.finish()
@@ -103,6 +103,8 @@ class Sender:
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
+        if turn.first_frame_ns is not None:
+            return  # begun before, and taken back by the clear of a turn in front of it
         turn.first_frame_ns = now_ns
         first_audio_ms = (now_ns - turn.parts[0].ready_ns) / 1e6
         self._out.append(Started(turn.id, first_audio_ms))

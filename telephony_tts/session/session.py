@@ -237,23 +237,15 @@ class Session:
         if not sounded:
             return
         sender.media_end_ns = now_ns
-        for turn in keep:
-            # A turn that stays may have frames in the buffer that was just emptied: they are due again from now.
-            lost = [] if turn.playout.t0_ns is None or not turn.playout.n_sent else self._unplayed(turn, now_ns)
-            if lost:
-                turn.again.extendleft(reversed(lost))
-                turn.playout.rewind(len(lost), max(now_ns, sender.media_end_ns))
-                turn.sent_all = False
-                turn.recent.clear()
-                self._take_back_marks(turn)
-            if turn.sent_all:
-                sender.media_end_ns = max(sender.media_end_ns, turn.playout.end_ns())
-
-    def _unplayed(self, turn: Turn, now_ns: int) -> list[bytes]:
-        ptime_ns = turn.playout.ptime_ns
-        n_played = turn.playout.played_ns(now_ns) // ptime_ns
-        n_lost = turn.playout.n_sent - n_played
-        return list(turn.recent)[-n_lost:] if n_lost else []
+        # A turn that stays may have frames in the buffer that was just emptied. The first such turn goes on from now;
+        # those behind it had only begun ahead of time and begin again when it has ended.
+        lost = [turn for turn in keep if turn.take_back_unplayed(now_ns)]
+        for turn in lost:
+            if turn is lost[0]:
+                turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
+            else:
+                turn.playout.t0_ns = None
+            self._take_back_marks(turn)
 
     def _take_back_marks(self, turn: Turn) -> None:
         """Marks placed in frames that will be sent again are placed again."""

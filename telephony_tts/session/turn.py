@@ -241,6 +241,18 @@ class Turn:
         part.end_sample = self.encoder.end()
         self.n_done += 1
 
+    def take_back_unplayed(self, now_ns: int) -> bool:
+        """The peer lost what it had not played: those frames are to be sent again. False if there are none."""
+        n_played = self.playout.played_ns(now_ns) // self.playout.ptime_ns
+        n_lost = self.playout.n_sent - n_played
+        if n_lost <= 0:
+            return False
+        self.again.extendleft(reversed(list(self.recent)[-n_lost:]))
+        self.recent.clear()
+        self.playout.n_sent = n_played
+        self.sent_all = False
+        return True
+
     @property
     def frame_samples(self) -> int:
         return self.settings.rate_hz * self.settings.ptime_ms // 1000

@@ -449,3 +449,47 @@ def test_done_tells_where_the_time_went() -> None:
     latency = world.of(m.Done)[0].latency
     assert latency == {"text_to_sentence_ms": 300, "queue_ms": 0, "first_pcm_ms": 120, "first_audio_ms": 120}
     assert world.of(m.Started)[0].first_audio_ms == 120
+
+
+def test_clearing_the_turn_before_an_empty_one() -> None:
+    """Pinned: the empty turn had been sent to its end without ever having had a schedule."""
+    world = World()
+    world.say("Hello there.", "a")
+    world.say("", "b")
+    world.run(500)
+    world.send(m.Clear("a"))
+    world.run(100)
+    assert [type(event) for event in world.terminals("b")] == [m.Done]
+
+
+@pytest.mark.parametrize("peer", [False, True])
+def test_clearing_the_first_of_several_turns_keeps_the_order_of_the_rest(peer: bool) -> None:
+    """Pinned: c was sent together with b, and said to be heard, because both were due again from now."""
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=2000), peer=peer)
+    for turn in "abc":
+        world.say("Hello you.", turn)
+    world.run(300)
+    assert {turn for _, turn, _ in world.frames} >= {1, 2, 3}
+    n = len(world.frames)
+    world.send(m.Clear("a"))
+    world.run(300)
+    world.send(m.Status())
+    assert world.of(m.StatusReport)[0].speaking == "b"
+    world.run(5000)
+    again = [turn for _, turn, _ in world.frames[n:] if turn]
+    assert sorted(again[1:]) == again[1:], "at most the faded end of a, then b, then c"
+    assert again.count(2) == again.count(3) >= 24
+    assert [event.turn for event in world.of(m.Started)] == ["a", "b", "c"]
+    assert [event.turn for event in world.of(m.Done)] == ["b", "c"]
+
+
+def test_a_turn_taken_back_by_a_clear_was_not_heard() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=2000), peer=True)
+    for turn in "abc":
+        world.say("Hello you.", turn)
+    world.run(300)
+    world.send(m.Clear("a"))
+    world.run(100)
+    world.send(m.Clear())
+    heard = {event.turn: event.heard_ms for event in world.of(m.Cleared)}
+    assert heard["a"] == 300 and heard["b"] == 100 and heard["c"] == 0
