@@ -129,7 +129,7 @@ def _say_masked(match: re.Match[str]) -> str:
 
 
 MASKED_RULE: Rule = (
-    re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}|[xX]{3,})[- ]?){1,6}[0-9]{2,12}(?![0-9A-Za-z])"),
+    re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])"),
     _say_masked,
 )
 _END = r"(?![0-9A-Za-z]|[.:：/][0-9]|-[A-Za-z0-9])"
@@ -141,7 +141,7 @@ CODE_RULES: tuple[Rule, ...] = (
 
 _EXTENSION = r"(?:\s?(?:转|分机号?|-)\s?[0-9]{1,6}(?![0-9]))?"
 TELEPHONE_RULES: tuple[Rule, ...] = (
-    (re.compile(r"\+[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}\)?){1,6}(?![0-9])"), _say_telephone),
+    (re.compile(r"\+[0-9]{1,3}(?:[- ]?\(?[0-9]{2,11}+\)?){1,6}+(?![0-9])"), _say_telephone),
     (re.compile(r"1[3-9][0-9](?:[0-9]{8}|([- ])[0-9]{4}\1[0-9]{4})(?![0-9A-Za-z])"), _say_telephone),
     (
         re.compile(

@@ -188,7 +188,7 @@ def _say_masked(match: re.Match[str]) -> str:
 
 _GROUPED = re.compile(r"[0-9]+(?:[- /][0-9]{2,}){0,8}(?![0-9A-Za-z]|[.,:/][0-9]|-[A-Za-z0-9])")
 
-MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}|[xX]{3,})[- ]?){1,6}[0-9]{2,12}(?![0-9A-Za-z])")
+MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
 """A number with its middle or its beginning hidden."""
 
 CODE_RULES: tuple[Rule, ...] = ((MASKED, _say_masked), (_GROUPED, _say_code))

@@ -187,3 +187,10 @@ def test_long_runs(piece: str, lang: str) -> None:
 def test_a_hundred_thousand_characters(lang: str) -> None:
     text = ("Your code is 482913, pay $1,234.50 by 12/31 to a@b.com. 验证码482913，¥5 " * 2000)[:100_000]
     assert not re.search("[0-9]", normalize(text, lang))
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("text", ["5" + "x" * 220, "5" + "x*" * 110, "+" + "5" * 230 + "x", "1-" * 110 + "x"])
+def test_runs_that_almost_match_a_rule_do_not_explode(text: str, lang: str) -> None:
+    """Pinned: a mask of x's was tried in every way of cutting it, which is for ever, on the event loop of all calls."""
+    assert "".join(span.spoken for span in normalize_spans(text, lang)) == normalize(text, lang)
