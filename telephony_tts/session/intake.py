@@ -14,6 +14,7 @@ from telephony_tts.session.turn import Speaking, Turn
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
+_RETRYABLE = ("rate_limited", "queue_full")
 
 
 class Intake:
@@ -44,7 +45,7 @@ class Intake:
         if self._implicit is not None:
             # A bot that begins a whole turn has nothing to add to the one it left open.
             self.close_turn(self._implicit, now_ns)
-        turn = self._new(turn_id, len(text), now_ns)
+        turn = self._new(turn_id, len(text), now_ns, whole=True)
         if turn is not None:
             turn.append(text, now_ns)
             turn.close(now_ns)
@@ -149,12 +150,13 @@ class Intake:
             self._out.append(m.Resume(waiting))
         return waiting
 
-    def _new(self, turn_id: str | None, n_chars: int, now_ns: int) -> Turn | None:
+    def _new(self, turn_id: str | None, n_chars: int, now_ns: int, *, whole: bool = False) -> Turn | None:
         if turn_id is not None and turn_id in self._ended:
             if self._ended[turn_id] != "warned":
                 self._ended[turn_id] = "warned"
                 self.warn("turn_ended", f"turn {turn_id} is over; its late text is dropped", turn_id)
             return None
+        may_come_again = whole and turn_id is not None
         if turn_id is None:
             turn_id = self._free_id()
         refusal = None
@@ -168,7 +170,9 @@ class Intake:
             refusal = ("rate_limited", f"more than {self._limits.text_chars_per_s} characters a second")
         if refusal is not None:
             self._refuse(*refusal, turn=turn_id)
-            self._remember(turn_id, "error")
+            if not (may_come_again and refusal[0] in _RETRYABLE):
+                # The rest of a streamed turn would otherwise begin in the middle. A whole one may simply be said again.
+                self._remember(turn_id, "error")
             return None
         self._n_turns += 1
         turn = Turn(turn_id, self._n_turns, self._settings, self.speaking, now_ns)
@@ -205,7 +209,7 @@ class Intake:
         return True
 
     def _refuse(self, code: str, message: str, *, turn: str | None = None, about: str | None = None) -> None:
-        retry_after_ms = 1000 if code in ("rate_limited", "queue_full") else None
+        retry_after_ms = 1000 if code in _RETRYABLE else None
         self._out.append(
             m.ErrorEvent(code, message, turn=turn, about=about, retryable=retry_after_ms is not None,
                          retry_after_ms=retry_after_ms)

@@ -49,7 +49,7 @@ class Session:
         self.inbound = "none"
         self.finished = False
         self._close_code = (1000, "closed")
-        self._last_message_ns = now_ns
+        self._last_active_ns = now_ns
         self._dirty = True
         self._house_ns: int | None = None
         self.n_underruns = 0
@@ -74,7 +74,7 @@ class Session:
         if isinstance(message, m.MediaStop):
             self.hang_up(message.reason, now_ns)
             return
-        self._last_message_ns = now_ns
+        self._last_active_ns = now_ns
         match message:
             case m.Text(text, turn_id, last):
                 self._intake.text(text, turn_id, last, now_ns)
@@ -295,7 +295,7 @@ class Session:
             if self._intake.closing:
                 self._finish(*self._close_code)
             elif self.settings.limits.idle_s:
-                idle_ns = self._last_message_ns + self.settings.limits.idle_s * _S
+                idle_ns = self._last_active_ns + self.settings.limits.idle_s * _S
                 if now_ns >= idle_ns:
                     self._out.append(m.ErrorEvent("idle", "no message for too long", fatal=True))
                     self._finish(1008, "idle")
@@ -313,7 +313,8 @@ class Session:
     def _watch_text(self, now_ns: int, wake: list[int]) -> None:
         turn_idle_s = self.settings.limits.turn_idle_s
         for turn in self.turns:
-            turn.cut(now_ns)
+            if turn.cut(now_ns):
+                wake.append(now_ns)
             if turn.unresolved:
                 # Before the frames go: a mark must travel behind its own frame, not behind the lead.
                 resolve_marks(turn)
@@ -359,6 +360,7 @@ class Session:
             for mark in [*turn.announced, *turn.resolved, *turn.unresolved]:
                 self._marks.played(turn, mark)
             self.turns.pop(0)
+            self._last_active_ns = now_ns
             if turn.n_skipped or not turn.parts:
                 self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
             self._out.append(

@@ -20,6 +20,7 @@ from telephony_tts.text.segmenter import Segmenter, Sentence
 # Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
 _PIECE_CHARS = 256
 _SENTENCES_AHEAD = 2
+_PIECES_AT_ONCE = 4
 # The segmenter lets an ordinary last word go only when asked again with nothing fed between.
 _TIMEOUTS = 2
 
@@ -127,7 +128,8 @@ class Turn:
 
     def flush(self) -> None:
         """What was received so far is to be spoken without waiting for the end of its sentence."""
-        self._barriers.append(self.n_chars)
+        if not self._barriers or self._barriers[-1] < self.n_chars:
+            self._barriers.append(self.n_chars)
 
     @property
     def cut_all(self) -> bool:
@@ -154,13 +156,16 @@ class Turn:
         begun = self.parts[self.n_submitted - 1].sentence.end if self.n_submitted else 0
         return max(0, self.n_chars - begun)
 
-    def cut(self, now_ns: int) -> None:
-        """Cut sentences until two wait for the engine or the text is used up."""
+    def cut(self, now_ns: int) -> bool:
+        """Cut sentences until two wait for the engine or the text is used up; True if it was too much for one go."""
+        end_of_work = self._n_cut + _PIECES_AT_ONCE * _PIECE_CHARS
         while len(self.parts) - self.n_submitted < _SENTENCES_AHEAD:
             if self._barriers and self._barriers[0] <= self._n_cut:
                 self._barriers.popleft()
                 self._add(self._segmenter.flush(), now_ns)
                 continue
+            if self._n_cut >= end_of_work:
+                return True
             if self._n_cut < self.n_chars:
                 end = min(self.n_chars, self._n_cut + _PIECE_CHARS)
                 if self._barriers:
@@ -172,7 +177,8 @@ class Turn:
             if self.closed and self._segmenter.pending:
                 self._add(self._segmenter.flush(), now_ns)
                 continue
-            return
+            break
+        return False
 
     def text_timeout_ns(self) -> int | None:
         """When the bot will have been silent for so long that pending text is spoken; None if there is none."""

@@ -91,6 +91,8 @@ def judge(world: World, judge: Judge) -> None:
 
     over: dict[str, Any] = {}
     for event in world.log:
+        if isinstance(event, m.ErrorEvent) and event.retryable and event.turn in TURNS and event.heard_text is None:
+            continue  # a `say` that never began and may be said again
         if isinstance(event, m.Done | m.Cleared) or (isinstance(event, m.ErrorEvent) and event.turn is not None):
             assert event.turn not in over, f"{event.turn} ended twice: {over[event.turn]} and {event}"
             over[event.turn] = event

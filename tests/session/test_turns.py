@@ -493,3 +493,45 @@ def test_a_turn_taken_back_by_a_clear_was_not_heard() -> None:
     world.send(m.Clear())
     heard = {event.turn: event.heard_ms for event in world.of(m.Cleared)}
     assert heard["a"] == 300 and heard["b"] == 100 and heard["c"] == 0
+
+
+def test_a_refused_say_may_be_said_again() -> None:
+    world = with_limits(queued_turns=1)
+    world.say("One.", "a")
+    world.say("Two.", "b")
+    (error,) = world.of(m.ErrorEvent)
+    assert (error.code, error.turn, error.retryable) == ("queue_full", "b", True)
+    world.run(3000)
+    world.say("Two.", "b")
+    world.run(3000)
+    assert [d.turn for d in world.of(m.Done)] == ["a", "b"]
+
+
+def test_idle_time_begins_when_the_speech_has_ended() -> None:
+    world = with_limits(idle_s=2)
+    world.say("one two three four five six seven eight nine ten eleven twelve.", "a")
+    world.run(3150 + 1900)
+    assert len(world.of(m.Done)) == 1 and world.finished is None
+    world.run(200)
+    assert world.finished is not None
+
+
+def test_a_flush_storm_leaves_one_barrier() -> None:
+    world = World()
+    world.send(m.Text("One two", "a"))
+    for _ in range(1000):
+        world.session.receive(m.Flush("a"), world.now_ns)
+    assert len(world.session.turns[0]._barriers) == 1
+    world.pump()
+    world.run(10)
+    assert spoken(world) == ["One two"]
+
+
+def test_a_long_unspeakable_turn_is_cut_in_bounded_pieces() -> None:
+    world = World()
+    world.session.receive(m.Say("—" * 4000, "a"), world.now_ns)
+    world.session.poll(world.now_ns)
+    assert world.session.turns and not world.session.turns[0].cut_all, "not all in one go"
+    assert world.session.deadline_ns() == world.now_ns
+    world.run(10)
+    assert isinstance(world.terminals("a")[0], m.Done)

@@ -186,6 +186,8 @@ class World:
 
 
 def heard_turn(payload: bytes) -> int:
-    """The number of the turn whose audio is in the frame; 0 for silence."""
-    level = np.abs(decode_ulaw(payload).astype(int)).max()
-    return round(level / STEP)
+    """The number of the turn whose audio fills most of the frame; 0 for silence, and for ends that fade in or out."""
+    levels = np.abs(decode_ulaw(payload).astype(int))
+    number = round(float(np.median(levels)) / STEP)
+    n_flat = int((np.abs(levels - number * STEP) < 0.08 * number * STEP).sum())
+    return number if n_flat >= len(levels) // 2 else 0
