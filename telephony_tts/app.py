@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from telephony_tts import logs
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.config import Config
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Catalog
@@ -24,6 +25,7 @@ from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
 _log = logs.get(__name__)
+_SAME_SIGNAL_NS = 300_000_000
 
 
 def build_catalog(config: Config) -> Catalog:
@@ -131,11 +133,18 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
     stop = asyncio.Event()
     server = Server(settings, catalog)
 
+    stopping_since_ns = 0
+
     def on_signal(name: str) -> None:
+        nonlocal stopping_since_ns
+        now_ns = monotonic_ns()
         if stop.is_set():
+            if now_ns - stopping_since_ns < _SAME_SIGNAL_NS:
+                return  # make and shells pass the group's signal on once more
             _log.warning("stopping_at_once", signal=name)
             server.stop_at_once()
         else:
+            stopping_since_ns = now_ns
             _log.info("stopping", signal=name)
             stop.set()
 

@@ -7,8 +7,6 @@ import asyncio
 import importlib.metadata
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +38,14 @@ _SAY_EXAMPLES = """examples:
   telephony-tts say "Hello." out.wav --pcm                  the engine's own audio
   telephony-tts say - long.wav < text.txt                   text from standard input
   telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
+"""
+_VOICES_EXAMPLES = """examples:
+  telephony-tts voices
+  telephony-tts voices --json
+"""
+_DOCTOR_EXAMPLES = """examples:
+  telephony-tts doctor
+  telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
 _BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
 _LONG_TEXT_CHARS = 400
@@ -105,11 +111,11 @@ def _parser() -> argparse.ArgumentParser:
     say.add_argument("--rate", type=int, help="sample rate in Hz, with --codec pcm (default 8000)")
     say.add_argument("--pcm", action="store_true", help="the engine's own audio, before the telephone codec")
 
-    voices = command("voices", "list the voices of the installed engines", "", _voices)
+    voices = command("voices", "list the voices of the installed engines", _VOICES_EXAMPLES, _voices)
     _config_flags(voices)
     voices.add_argument("--json", action="store_true", help="as JSON")
 
-    doctor = command("doctor", "tell what is installed, what is missing and how to get it", "", _doctor)
+    doctor = command("doctor", "tell what is installed, what is missing and how to get it", _DOCTOR_EXAMPLES, _doctor)
     _config_flags(doctor)
 
     bench = command(
@@ -137,7 +143,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
     for pair in arguments.set:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--set {pair}: expected KEY=VALUE, for example --set limits.calls=50")
+            raise ConfigError(f"--set {pair}: a value is missing; expected KEY=VALUE, such as --set limits.calls=50")
         try:
             overrides[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -217,14 +223,26 @@ def _say(arguments: argparse.Namespace) -> int:
     if not text.strip():
         raise ConfigError("there is no text to speak")
     catalog = app.build_catalog(settings)
+    out = Path(arguments.out).resolve()
+    if out.is_dir():
+        raise ConfigError(f"{out}: is a directory; expected the name of a file to write")
+    # A device or a pipe is written to; a file is replaced when its successor is whole.
+    partial = out if out.exists() and not out.is_file() else out.with_name(out.name + ".part")
     speech = app.session_settings(settings)
-    seconds = asyncio.run(_say_to_file(text, Path(arguments.out), catalog, speech, arguments.pcm))
+    try:
+        seconds = asyncio.run(_say_to_file(text, partial, catalog, speech, arguments.pcm))
+        partial.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if partial != out:
+            partial.unlink(missing_ok=True)
     print(f"{arguments.out}: {seconds:.2f} s of speech", file=sys.stderr)
     return 0
 
 
 async def _say_to_file(text: str, out: Path, catalog: object, settings: object, engine_audio: bool) -> float:
-    """Speak into a file that appears only when it is whole."""
+    """Speak into `out`; returns the seconds of speech. Raises OSError where it cannot be written."""
     import numpy as np
 
     from telephony_tts import offline
@@ -234,12 +252,11 @@ async def _say_to_file(text: str, out: Path, catalog: object, settings: object, 
     from telephony_tts.session.settings import SessionSettings
 
     assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings)
-    partial = out.with_name(out.name + ".part")
     chunks: list[Chunk] = []
     n_bytes = 0
     try:
         await catalog.start()
-        with _Bar(len(text)) as bar, WavWriter(str(partial), settings.codec, settings.rate_hz) as writer:
+        with _Bar(len(text)) as bar, WavWriter(str(out), settings.codec, settings.rate_hz) as writer:
 
             def on_frame(payload: bytes) -> None:
                 nonlocal n_bytes
@@ -256,13 +273,9 @@ async def _say_to_file(text: str, out: Path, catalog: object, settings: object, 
             rates = {chunk.sample_rate_hz for chunk in chunks}
             if len(rates) > 1:
                 raise ConfigError("the text was spoken by engines of different rates; name one --voice for --pcm")
-            with WavWriter(str(partial), "pcm", rates.pop()) as writer:
+            with WavWriter(str(out), "pcm", rates.pop()) as writer:
                 writer.write(np.concatenate([chunk.pcm for chunk in chunks]).astype("<i2").tobytes())
-        partial.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
         await catalog.close()
     return n_bytes / settings.rate_hz / (2 if settings.codec == "pcm" else 1)
 
@@ -315,70 +328,9 @@ def _voices(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    """One line each: ok, missing (and how to get it), or broken. Exit status 1 if `serve` would not start."""
-    from telephony_tts import app, config
+    from telephony_tts import doctor
 
-    failed = False
-
-    def line(state: str, what: str, detail: str) -> None:
-        print(f"{state:<8} {what:<22} {detail}")
-
-    line("ok", "python", platform.python_version())
-    for package, extra, use in (
-        ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
-        ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
-        ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
-        ("torch", "cosyvoice", "the CosyVoice2 engine"),
-    ):
-        try:
-            line("ok", package, importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            if extra:
-                line("missing", package, f"{use}: pip install 'telephony-tts[{extra}]'")
-            else:
-                failed = failed or package != "uvloop"
-                line("missing", package, "pip install telephony-tts")
-    try:
-        settings = config.load(arguments.config, _overrides(arguments))
-        line("ok", "configuration", arguments.config or "defaults")
-    except ConfigError as error:
-        line("broken", "configuration", error.message)
-        return 1
-    try:
-        catalog = app.build_catalog(settings)
-        spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
-        line("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
-    except TelephonyTTSError as error:
-        line("broken", "speech", error.message)
-        failed = True
-    line(*_port_state(settings.server.host, settings.server.port))
-    npx = shutil.which("npx")
-    line("ok" if npx else "missing", "npx (wscat)", npx or "only to type into the server: apt-get install npm")
-    return 1 if failed else 0
-
-
-async def _try_speech(catalog: object, settings: object) -> float:
-    from telephony_tts import offline
-    from telephony_tts.engines.catalog import Catalog
-    from telephony_tts.session.settings import SessionSettings
-
-    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings)
-    try:
-        await catalog.start()
-        done = await offline.speak("This is a test.", catalog, settings, on_frame=lambda payload: None)
-        return done.audio_ms / 1000
-    finally:
-        await catalog.close()
-
-
-def _port_state(host: str, port: int) -> tuple[str, str, str]:
-    import socket
-
-    try:
-        with socket.create_server((host, port)):
-            return "ok", f"port {port}", f"free on {host}"
-    except OSError as error:
-        return "in use", f"port {port}", f"{error.strerror} on {host}: is the server running already?"
+    return doctor.examine(arguments.config, _overrides(arguments))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -63,6 +63,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
     "telephony_tts.app": EVERYTHING,
     "telephony_tts.cli": EVERYTHING,
+    "telephony_tts.doctor": EVERYTHING,
     "telephony_tts.__main__": row("cli"),
     "sip_bridge": row("wire audio errors clock metrics logs"),
 }

@@ -29,6 +29,11 @@ class Voice:
     gain_db: float = 0.0
     description: str = ""
 
+    def speaks(self, lang: str) -> bool:
+        """Whether one of the voice's languages is that of the tag `lang`, whatever the region."""
+        wanted = lang.lower().replace("_", "-").split("-")[0]
+        return any(own.lower().split("-")[0] == wanted for own in self.languages)
+
 
 @dataclass(frozen=True, slots=True)
 class Utterance:

@@ -109,7 +109,7 @@ def _prefix(lang: str) -> str:
 
 
 def _has(voice: Voice, language: str) -> bool:
-    return any(_prefix(own) == language for own in voice.languages)
+    return voice.speaks(language)
 
 
 def _best(engine: Engine, lang: str | None) -> Voice:

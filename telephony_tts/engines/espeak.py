@@ -127,7 +127,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 class EspeakEngine:
     """`alternatives` are the engines named to whoever asks for a script that no voice here reads."""
 
-    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ("cosyvoice2",)) -> None:
+    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ()) -> None:
         self.name = "espeak"
         self.voices: tuple[Voice, ...] = tuple(
             Voice(
@@ -205,7 +205,8 @@ class EspeakEngine:
                 return name
         letters = "/".join(sorted(foreign)).lower()
         able = [name for name, script in _SCRIPT_OF_VOICE.items() if foreign <= {script}]
-        where = f"voices that can: {', '.join(able)}" if able else f"engines that may: {', '.join(self._alternatives)}"
+        others = ", ".join(self._alternatives) or "none here"
+        where = f"voices that can: {', '.join(able)}" if able else f"engines that may: {others}"
         raise UnsupportedText(f"espeak cannot read {letters} letters with {candidates[0]!r}; {where}")
 
 

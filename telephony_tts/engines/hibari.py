@@ -36,7 +36,7 @@ _HEART = Voice(
 class HibariEngine:
     """`alternatives` are the engines named to whoever asks for a script that hibari would misread or drop."""
 
-    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ("espeak", "cosyvoice2")) -> None:
+    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ("espeak",)) -> None:
         self.name = "hibari"
         self.voices: tuple[Voice, ...] = (_HEART,)
         self._n_workers = n_workers

@@ -30,7 +30,8 @@ class Intake:
         self._implicit: Turn | None = None
         self._n_turns = 0
         self._ended: OrderedDict[str, str] = OrderedDict()
-        """Ids that are over, and how; the value becomes "warned" once late text was reported."""
+        """Ids that are over, and how."""
+        self._warned_late: set[str] = set()
         self._paused = False
         self._budget_chars = float(self._burst_chars)
         self._budget_ns = now_ns
@@ -152,8 +153,8 @@ class Intake:
 
     def _new(self, turn_id: str | None, n_chars: int, now_ns: int, *, whole: bool = False) -> Turn | None:
         if turn_id is not None and turn_id in self._ended:
-            if self._ended[turn_id] != "warned":
-                self._ended[turn_id] = "warned"
+            if turn_id not in self._warned_late:
+                self._warned_late.add(turn_id)
                 self.warn("turn_ended", f"turn {turn_id} is over; its late text is dropped", turn_id)
             return None
         may_come_again = whole and turn_id is not None
@@ -228,4 +229,5 @@ class Intake:
         self._ended[turn_id] = outcome
         self._ended.move_to_end(turn_id)
         if len(self._ended) > _REMEMBERED_TURNS:
-            self._ended.popitem(last=False)
+            forgotten, _ = self._ended.popitem(last=False)
+            self._warned_late.discard(forgotten)

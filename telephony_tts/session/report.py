@@ -17,7 +17,7 @@ def latency(turn: Turn) -> dict[str, float | None]:
         "text_to_sentence_ms": _span_ms(turn.begun_ns, first.ready_ns),
         "queue_ms": _span_ms(first.ready_ns, first.submitted_ns),
         "first_pcm_ms": _span_ms(first.submitted_ns, first.first_pcm_ns),
-        "first_audio_ms": _span_ms(first.ready_ns, turn.first_frame_ns),
+        "first_audio_ms": turn.first_audio_ms,
     }
 
 

@@ -106,8 +106,10 @@ class Sender:
         if turn.first_frame_ns is not None:
             return  # begun before, and taken back by the clear of a turn in front of it
         turn.first_frame_ns = now_ns
-        first_audio_ms = (now_ns - turn.parts[0].ready_ns) / 1e6
-        self._out.append(Started(turn.id, first_audio_ms))
+        # Waiting behind an earlier turn is not latency: the clock starts when this one could be heard.
+        may_sound_ns = max(turn.parts[0].ready_ns, self.media_end_ns)
+        turn.first_audio_ms = round(max(0, now_ns - may_sound_ns) / 1e6, 3)
+        self._out.append(Started(turn.id, turn.first_audio_ms))
         if self.peer_marks:
             # The echo of a mark behind the first frame tells when the peer truly began to play.
             turn.resolved.appendleft(Mark(None, 0, turn.frame_samples))

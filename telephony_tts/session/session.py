@@ -112,6 +112,11 @@ class Session:
                     m.CallStarted(message.call, message.stream, message.codec, message.rate_hz, message.parameters)
                 )
 
+    @property
+    def voice(self) -> str | None:
+        """The voice of turns that begin now; None is the default."""
+        return self._intake.speaking.voice
+
     def attach_media(self, now_ns: int, *, marks: bool, clears: bool) -> None:
         """The media leg is there; frames flow from now on. `marks` and `clears` say what its dialect can do."""
         self._media = True

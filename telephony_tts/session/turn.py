@@ -78,6 +78,7 @@ class Turn:
         self.begun_ns = now_ns
         self.last_text_ns = now_ns
         self.first_frame_ns: int | None = None
+        self.first_audio_ms: float | None = None
         self.underruns = 0
         self.in_gap = False
         """A frame was missing when it was due: the schedule moves when the next one goes out."""

@@ -42,7 +42,7 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
         connection.listen(on_message, lambda flag: None)
         await connection.left
     finally:
-        call.bot_left(connection, f"closed with {connection.protocol.close_code}")
+        call.bot_left(connection, f"closed with {connection.protocol.close_code or 'no code'}")
         try:
             await connection.close()
         except asyncio.CancelledError:

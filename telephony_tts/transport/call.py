@@ -189,6 +189,8 @@ class Call:
         metrics.CALLS.labels(media=self.kind).inc()
         live = metrics.CALLS_LIVE.labels(media=self.kind)
         live.inc()
+        begun_ns = monotonic_ns()
+        self.log.info("call_started", media=self.kind)
         try:
             async with asyncio.TaskGroup() as self._group:
                 self.started.set()
@@ -199,6 +201,11 @@ class Call:
         finally:
             self.finish(1011, "internal error")
             live.dec()
+            assert self._end is not None
+            code, reason = self._end
+            self.log.info(
+                "call_ended", code=code, reason=reason, duration_ms=(monotonic_ns() - begun_ns) // NS_PER_MS
+            )
             self._group = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -214,8 +221,8 @@ class Call:
             return
         now_ns = monotonic_ns()
         try:
-            if type(message) is m.Configure and message.voice is not None:
-                message = self._with_known_voice(message, message.voice)
+            if type(message) is m.Configure and (message.voice is not None or message.lang is not None):
+                message = self._with_known_voice(message)
             elif type(message) is m.Text or type(message) is m.Say:
                 metrics.TEXT_CHARACTERS.inc(len(message.text))
             self.session.receive(message, now_ns)
@@ -225,11 +232,15 @@ class Call:
         if type(message) is m.Clear:
             metrics.CANCEL_TO_SILENCE_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
 
-    def _with_known_voice(self, message: m.Configure, voice: str) -> m.Configure | m.Invalid:
+    def _with_known_voice(self, message: m.Configure) -> m.Configure | m.Invalid:
+        wanted = message.voice or self.session.voice
         try:
-            self._catalog.resolve(voice, message.lang, "")
+            _, voice = self._catalog.resolve(wanted, message.lang, "")
         except TelephonyTTSError as error:
             return m.Invalid(error.code, error.message)
+        if message.lang is not None and not voice.speaks(message.lang):
+            text = f"voice {voice.name} speaks {', '.join(voice.languages)}, not {message.lang}"
+            self._to_bot(m.WarningEvent("other_language", text))
         return message
 
     def writable(self, flag: bool) -> None:
@@ -262,6 +273,8 @@ class Call:
 
     def _pump(self, now_ns: int) -> None:
         """Perform all that is due and arm the timer for what is next."""
+        if self._group is None:
+            return  # both legs may be there before `run` has begun; what they said waits in the session
         for effect in self.session.poll(now_ns):
             if type(effect) is m.Frame:
                 metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)

@@ -52,4 +52,4 @@ class Journal:
     def _error(self, event: m.ErrorEvent) -> None:
         self._n_errors += 1
         if self._n_errors <= _LOGGED_ERRORS:
-            self._log.warning("error", turn=event.turn or event.about, code=event.code, message_=event.message)
+            self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)

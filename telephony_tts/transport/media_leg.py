@@ -26,13 +26,14 @@ async def serve_twilio(
     """Serve one media leg until its socket is gone."""
     leg = _TwilioLeg(connection)
     connection.listen(leg.on_message, leg.on_writable)
-    registry.n_arriving += 1
+    # Strangers do not count: they could keep the bots out by connecting and saying nothing.
+    registry.n_arriving += connection.trusted
     try:
         await asyncio.wait(
             (leg.started, connection.left), timeout=settings.media_start_s, return_when=asyncio.FIRST_COMPLETED
         )
     finally:
-        registry.n_arriving -= 1
+        registry.n_arriving -= connection.trusted
     if not leg.started.done():
         if not connection.left.done():
             _log.warning("media_never_started")
@@ -47,6 +48,8 @@ async def serve_twilio(
             _log.warning("media_unauthorised", call=start.call)
             connection.end(4401, "a token is needed as a stream parameter")
             return
+        # While it was a stranger it did not count as a call to come.
+        connection.may_begin = connection.may_begin and len(registry) < settings.max_calls
     call = registry.find(start.call)
     if call is None:
         if not connection.may_begin or registry.draining:
@@ -63,6 +66,7 @@ async def serve_twilio(
         return
     try:
         leg.attach(call, start)
+        await call.started.wait()
         if call.bot is None and not call.over:
             if settings.bot_url is not None:
                 call.spawn(dial_bot(call, settings), "dial bot")

@@ -11,11 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
+from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
+from websockets.protocol import CONNECTING
 from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
@@ -50,6 +53,7 @@ class Server:
         self.ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
+        self._connections: WeakSet[CallConnection] = WeakSet()
         self._drain_limit: asyncio.Timeout | None = None
 
     @property
@@ -74,7 +78,7 @@ class Server:
             compression=None,
             process_request=self._answer,
             select_subprotocol=_any_subprotocol,
-            create_connection=CallConnection,
+            create_connection=self._connection,  # type: ignore[arg-type]  # documented: "a wrapper or a subclass"
             max_size=settings.max_message_bytes,
             ping_interval=settings.ping_interval_s,
             ping_timeout=settings.ping_interval_s,
@@ -97,8 +101,17 @@ class Server:
                     assert isinstance(connection, CallConnection)
                     connection.end(1001, _CLOSE_REASON)
                 listener.close()
+                for connection in self._connections:
+                    # One that never said a word would otherwise be waited for until its handshake times out.
+                    if connection.protocol.state is CONNECTING and hasattr(connection, "transport"):
+                        connection.transport.abort()
                 await listener.wait_closed()
                 lag.cancel()
+
+    def _connection(self, *args: Any, **kwargs: Any) -> CallConnection:
+        connection = CallConnection(*args, **kwargs)
+        self._connections.add(connection)
+        return connection
 
     async def drain(self) -> None:
         """Refuse new calls, let those that speak finish up to `drain_s`, then end what is left."""

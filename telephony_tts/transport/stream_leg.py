@@ -69,7 +69,7 @@ async def serve_stream(
         connection.listen(on_message, (lambda flag: None) if joins else call.writable)
         await connection.left
     finally:
-        call.bot_left(connection, f"closed with {connection.protocol.close_code}")
+        call.bot_left(connection, f"closed with {connection.protocol.close_code or 'no code'}")
 
 
 def new_call(speech: SessionSettings, catalog: Catalog, *, media: bool) -> Call:

@@ -86,7 +86,7 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
         (["say", "", "{out}", *TONES], 2, ["no text"]),
         (["say", "?!", "{out}", *TONES], 2, ["speakable"]),
         (["say", "Hello.", "{folder}/none/out.wav", *TONES], 2, ["cannot be written"]),
-        (["say", "Hello.", "{folder}", *TONES], 2, ["cannot be written"]),
+        (["say", "Hello.", "{folder}", *TONES], 2, ["is a directory"]),
         (["say", "您好。", "{out}", "--set", "engines.routes={{}}", "--voice", "hibari/heart"], 1, ["English"]),
         (["say", "Hello.", "{out}", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
         (["say", "Hello.", "{out}", "--set", "limits.calls"], 2, ["KEY=VALUE"]),
@@ -164,3 +164,23 @@ def test_text_that_is_not_utf8_on_standard_input(tmp_path: Path) -> None:
     ended = program("say", "-", str(tmp_path / "out.wav"), *TONES, stdin=b"caf\xe9 au lait")
     assert b"Traceback" not in ended.stderr, ended.stderr.decode()
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """Pinned: both were replaced by a regular file; /dev/null was once."""
+    target, link, pipe = tmp_path / "target.wav", tmp_path / "link.wav", tmp_path / "pipe"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    assert main(["say", "Hello.", str(link), *TONES]) == 0
+    assert link.is_symlink() and read_wav(str(target)).codec == "ulaw"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    assert main(["say", "Hello.", str(pipe), *TONES]) == 0
+    received, _ = reader.communicate(timeout=10)
+    assert pipe.is_fifo() and received[:4] == b"RIFF" and len(received) > 2000
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_folder_is_no_file_to_write(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "Hello.", out, *TONES]) == 2
+    assert "expected the name of a file" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
@@ -172,7 +173,10 @@ def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> Non
                 await bot.say("A long one that takes its time to tell. " * 20, "a")
                 await bot.event("started", turn="a")
                 served.send_signal(number)
+                served.send_signal(number)  # the same one twice, as make and a shell pass it on: still one wish
                 await until(lambda: _refused(port), "draining")
+                with pytest.raises(AssertionError, match="no cleared"):
+                    await bot.event("cleared", turn="a", within_s=0.5)
                 served.send_signal(number)
                 cleared = await bot.event("cleared", turn="a", within_s=3)
                 assert cleared["reason"] == "drain"
@@ -192,3 +196,18 @@ def test_a_port_in_use_is_told_in_one_line() -> None:
     assert ended.returncode != 0
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == 1 and str(port) in lines[0] and "in use" in lines[0], ended.stderr
+
+
+def test_a_connection_that_never_said_a_word_does_not_delay_the_end() -> None:
+    """Pinned: the server waited ten seconds for its handshake."""
+
+    async def main() -> None:
+        server = Server(TransportSettings(port=0, drain_s=1), Catalog([Tones()]))
+        async with server.running():
+            _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+            await asyncio.sleep(0.05)
+            begun_s = time.monotonic()
+        assert time.monotonic() - begun_s < 3
+        silent.close()
+
+    run(main)

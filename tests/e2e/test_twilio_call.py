@@ -90,7 +90,7 @@ def test_a_whole_call(topology: Topology) -> None:
             assert mark == {"type": "mark", "name": "welcomed", "state": "played", "turn": "hello"}
             done = await bot.event("done", turn="hello")
             assert len(peer.played) == done["audio_ms"] // 20, "done means played, not sent"
-            assert correlation(decoded(peer.played), rendering(["Welcome to us.", "Press one."])) >= 0.95
+            assert correlation(decoded(peer.played), rendering(["Welcome to us.", "Press one."])) >= 0.99
 
             n_before = len(peer.played)
             await bot.say("aaaa aaaa aaaa aaaa aaaa aaaa.", "long")
@@ -153,7 +153,7 @@ def test_close_speaks_to_the_end_and_then_lets_the_caller_go(topology: Topology)
             await bot.send({"type": "close"})
             await bot.event("done", turn="a")
             assert (await peer.gone())[0] == 1000
-            assert correlation(decoded(peer.played), rendering(["Thank you.", "Good bye."])) >= 0.95
+            assert correlation(decoded(peer.played), rendering(["Thank you.", "Good bye."])) >= 0.99
 
     run(main)
 

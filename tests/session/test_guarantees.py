@@ -24,7 +24,7 @@ text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS)
 say = st.tuples(st.just("say"), st.sampled_from(TEXTS), st.sampled_from(TURNS))
 verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
 time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
-other = st.tuples(st.sampled_from(["status", "blocked", "unblocked", "fail", "dtmf", "heard"]))
+other = st.tuples(st.sampled_from(["status", "blocked", "unblocked", "fail", "dtmf", "heard", "invalid", "config"]))
 action = st.one_of(text, text, say, verb, time, time, other)
 worlds = st.fixed_dictionaries(
     {
@@ -44,7 +44,7 @@ class Judge:
     def __init__(self, world: World) -> None:
         self.world = world
         self.n_marks = 0
-        self.written: dict[str, list[str]] = {}
+        self.n_invalid = 0
 
     def do(self, action: tuple[Any, ...]) -> None:
         world, session = self.world, self.world.session
@@ -79,6 +79,11 @@ class Judge:
                 world.send(m.Clear(None, 120))
             case ("status",):
                 world.send(m.Status())
+            case ("invalid",):
+                self.n_invalid += 1
+                world.send(m.Invalid("bad_json", "not JSON"))
+            case ("config",):
+                world.send(m.Configure(speed=1.2, lang="en"))
 
 
 def judge(world: World, judge: Judge) -> None:
@@ -100,6 +105,7 @@ def judge(world: World, judge: Judge) -> None:
     assert started <= over.keys()
     assert {turn for turn in over if not isinstance(over[turn], m.ErrorEvent)} <= {e.turn for e in over.values()}
 
+    assert sum(event.code == "bad_json" for event in world.of(m.ErrorEvent)) == judge.n_invalid
     marks = Counter(event.name for event in world.of(m.MarkReached))
     refused = sum(event.code == "unknown_turn" for event in world.of(m.ErrorEvent))
     assert set(marks.values()) <= {1}
@@ -114,6 +120,7 @@ def judge(world: World, judge: Judge) -> None:
             assert heard_turn(event.payload) not in silent, "audio of a turn after it was cleared"
 
     for event in world.of(m.Cleared):
+        assert event.heard_text + event.unheard_text == world.texts[event.turn]
         assert event.heard_chars == len(event.heard_text)
         assert event.heard_text == event.heard_text.rstrip()
         assert event.basis in ("marks", "clock", "client")
@@ -132,6 +139,21 @@ def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any])
     bot = Judge(world)
     for step in history:
         bot.do(step)
+    judge(world, bot)
+
+
+@given(st.lists(action, max_size=15), worlds, st.sampled_from(["hangup", "close", "both"]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_random_histories_that_end_at_once(history: list[tuple[Any, ...]], shape: dict[str, Any], how: str) -> None:
+    """Whatever was going on, a hang-up or a `close` ends every turn and every mark, once, and then the call."""
+    world = World(SessionSettings(first_clause_chars=0, limits=Limits(queued_turns=6)), **shape)
+    bot = Judge(world)
+    for step in history:
+        bot.do(step)
+    if how != "hangup":
+        world.send(m.Close(now=True))
+    if how != "close":
+        world.send(m.MediaStop())
     judge(world, bot)
 
 

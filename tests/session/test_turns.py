@@ -92,6 +92,23 @@ def test_late_tokens_of_a_cleared_turn_do_not_speak_again() -> None:
     assert len(world.terminals("a")) == 1
 
 
+def test_late_text_does_not_change_how_its_turn_ended() -> None:
+    world = World()
+    world.say("One.", "a")
+    world.run(2000)
+    world.send(m.Text("late", "a"))
+    world.send(m.Mark("x", "a"))
+    assert [(mark.name, mark.state) for mark in world.of(m.MarkReached)] == [("x", "played")]
+
+
+def test_waiting_behind_an_earlier_turn_is_not_latency() -> None:
+    world = World(first_audio_ms=40)
+    world.say("One two three.", "a")
+    world.say("Four.", "b")
+    world.run(5000)
+    assert [event.first_audio_ms for event in world.of(m.Started)] == [40, 0]
+
+
 def test_text_without_an_id_after_a_clear_is_a_new_turn() -> None:
     world = World()
     world.send(m.Text("One two three. "))

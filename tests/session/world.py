@@ -57,6 +57,8 @@ class World:
         self.cancelled: list[str] = []
         self.finished: Finish | None = None
         self.turn_numbers: dict[str, int] = {}
+        self.texts: dict[str, str] = {}
+        """What each turn had received when the world last looked, before anything could end it."""
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}
@@ -73,6 +75,7 @@ class World:
         return (self.now_ns - self.start_ns) / MS
 
     def send(self, message: Any) -> None:
+        self._look()
         self.session.receive(message, self.now_ns)
         self.pump()
 
@@ -104,7 +107,11 @@ class World:
         """The event loop stalls: time passes and nobody polls."""
         self.now_ns += round(ms * MS)
 
+    def _look(self) -> None:
+        self.texts |= {turn.id: turn.text for turn in self.session.turns}
+
     def pump(self) -> None:
+        self._look()
         for effect in self.session.poll(self.now_ns):
             self.log.append(effect)
             if isinstance(effect, m.Frame):

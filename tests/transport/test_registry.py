@@ -74,3 +74,25 @@ def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogC
 
     run(main)
     assert any(record.message == "call_crashed" and record.exc_info for record in caplog.records)
+
+
+def test_what_is_said_before_the_call_has_begun_is_spoken_when_it_has() -> None:
+    """Pinned: both legs in one round of the loop crashed the call, which was registered and not yet running."""
+
+    async def main() -> None:
+        registry = Registry()
+        async with asyncio.TaskGroup() as registry.group:
+            call = new_call()
+            leg = Leg()
+            starting = asyncio.create_task(registry.start(call))
+            await asyncio.sleep(0)
+            assert registry.find("c1") is call and not call.started.is_set()
+            call.frames_to_bot(leg, leg.encode)
+            call.join_bot(leg, leg.encode, READY)
+            call.receive(m.Say("One two three."))
+            await starting
+            await until(lambda: any(isinstance(sent, m.Frame) for sent in leg.sent), "the first frame")
+            assert not call.over
+            call.finish(1000, "over")
+
+    run(main)
