@@ -5,6 +5,9 @@
 VENV  := .venv
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
+# The tests of the CosyVoice2 networks run on a CPU. Where pip would fetch a build for GPUs (gigabytes), point this at a
+# CPU build: make test TORCH=path/to/torch-cpu.whl
+TORCH       ?= torch==2.13.0
 SERVE_ARGS  ?=
 PYTEST_ARGS ?=
 
@@ -51,8 +54,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB of downloads, once"
-	@$(PIP) install --quiet --editable '.[dev,espeak]'
+	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB and PyTorch, once"
+	@$(PIP) install --quiet $(TORCH)
+	@$(PIP) install --quiet --editable '.[dev,espeak,cosyvoice]'
 	@touch $(VENV)/.installed $@
 
 $(BIN)/python:

@@ -57,8 +57,11 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock", "numpy"),
     **{
         f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")
-        for name in ("runner", "sampling", "weights", "model", "features")
+        for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store")
     },
+    "telephony_tts.engines.cosyvoice2.sizes": row("errors metrics clock", "torch yaml"),
+    "telephony_tts.engines.cosyvoice2.tokenizer": row("errors metrics clock", "tokenizers"),
+    "telephony_tts.engines.cosyvoice2.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.transport": row("errors metrics clock wire session engines.api logs", "websockets"),
     "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
     "telephony_tts.app": EVERYTHING,

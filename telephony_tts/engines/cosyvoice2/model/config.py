@@ -1,0 +1,126 @@
+"""Sizes of the CosyVoice2 networks, first thing to read: every other file of the model takes one of these.
+
+The defaults are the official CosyVoice2-0.5B. A checkpoint of other sizes brings its own: what a shape tells is
+read from the tensor (`weights.py`), the rest (head counts, kernel sizes) from the model directory's configuration.
+Source of every constant: the reference specification of the model, sections 1, 2 and 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SAMPLE_RATE_HZ = 24_000
+TOKENS_PER_S = 25
+FRAMES_PER_TOKEN = 2
+SAMPLES_PER_FRAME = 480
+N_MELS = 80
+N_SPEECH_TOKENS = 6561
+EOS, UNUSED_STOP, FILL = 6561, 6562, 6563
+"""Ids from 6561 on are no speech: end of speech, a stop id the code never emits, and the fill token of bi-streaming."""
+N_SPEECH_ROWS = 6564
+LOOKAHEAD_TOKENS = 3
+BLOCK_TOKENS = 25
+BLOCK_FRAMES = 50
+N_NOISE_FRAMES = 15_000
+"""Frames of the fixed noise: 300 s, prompt included, are the longest the flow can make."""
+
+
+@dataclass(frozen=True, slots=True)
+class LmConfig:
+    """Qwen2 decoder over text and speech tokens."""
+
+    n_text_rows: int = 151_936
+    d_model: int = 896
+    n_layers: int = 24
+    n_heads: int = 14
+    n_kv_heads: int = 2
+    d_ff: int = 4864
+    norm_eps: float = 1e-6
+    rope_theta: float = 1e6
+    n_mix_text: int = 5
+    n_mix_speech: int = 15
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """Repetition-aware sampling."""
+
+    top_p: float = 0.8
+    top_k: int = 25
+    window: int = 10
+    max_repeat: float = 0.1
+    """A draw that occurs at least window * max_repeat times in the last `window` tokens is drawn again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEncoderConfig:
+    """Conformer-like encoder: speech tokens at 25 Hz to mel-rate features at 50 Hz."""
+
+    n_tokens: int = N_SPEECH_TOKENS
+    d_model: int = 512
+    n_heads: int = 8
+    d_ff: int = 2048
+    n_layers: int = 6
+    n_up_layers: int = 4
+    d_speaker: int = 192
+    d_out: int = N_MELS
+    norm_eps: float = 1e-12
+    embed_norm_eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDecoderConfig:
+    """Conditional flow matching: a causal U-Net estimator without temporal down-sampling, and its Euler solver."""
+
+    n_channels: int = 256
+    n_heads: int = 8
+    d_head: int = 64
+    n_blocks: int = 4
+    """Transformer blocks per stage."""
+    n_mid_stages: int = 12
+    d_mel: int = N_MELS
+    n_steps: int = 10
+    guidance: float = 0.7
+
+    @property
+    def d_in(self) -> int:
+        return 4 * self.d_mel
+
+    @property
+    def d_time(self) -> int:
+        return 4 * self.n_channels
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderConfig:
+    """HiFT: neural source filter and inverse STFT."""
+
+    d_mel: int = N_MELS
+    d_base: int = 512
+    n_harmonics: int = 8
+    sine_amplitude: float = 0.1
+    noise_std: float = 0.003
+    voiced_above_hz: float = 10.0
+    up_rates: tuple[int, ...] = (8, 5, 3)
+    up_kernels: tuple[int, ...] = (16, 11, 7)
+    n_fft: int = 16
+    hop: int = 4
+    res_kernels: tuple[int, ...] = (3, 7, 11)
+    res_dilations: tuple[int, ...] = (1, 3, 5)
+    source_res_kernels: tuple[int, ...] = (7, 7, 11)
+    leaky_slope: float = 0.1
+    audio_limit: float = 0.99
+    d_f0: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    lm: LmConfig = field(default_factory=LmConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    flow_encoder: FlowEncoderConfig = field(default_factory=FlowEncoderConfig)
+    flow_decoder: FlowDecoderConfig = field(default_factory=FlowDecoderConfig)
+    vocoder: VocoderConfig = field(default_factory=VocoderConfig)

@@ -1,0 +1,157 @@
+"""From logits to the next id, for many utterances at once and without the host looking at a number.
+
+The rule is repetition-aware sampling (specification 4.3): draw from the nucleus, and draw again from everything else if
+that id was among the last few. Randomness is a function of an utterance's seed and of how many ids it has drawn, so it
+depends neither on the neighbours nor on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS, SamplingConfig
+
+_MASK_64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(value: int) -> int:
+    """The int64 of these 64 bits."""
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(x: Tensor, n_bits: int) -> Tensor:
+    """Logical right shift: int64 shifts in copies of the sign."""
+    return (x >> n_bits) & ((1 << (64 - n_bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """The output function of SplitMix64 (Steele, Lea and Flood 2014), on int64 taken as 64 bits; wraps around."""
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """u1, u2 [B] float64 in [0, 1) for the draw after `n_drawn` [B] of the utterances seeded `seeds` [B] (int64).
+
+    The seed is mixed before the counter is added: otherwise seeds a multiple of the step apart would share a sequence.
+    """
+    start = mix(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
+    u1, u2 = (_shifted(mix(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))
+    return u1, u2
+
+
+def mask_stops(logits: Tensor, banned: Tensor) -> Tensor:
+    """Log-probabilities [B, V] float32 of `logits` [B, V], -inf at stop ids where `banned` [B, V - 6561] is true."""
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    stops = log_probs[:, N_SPEECH_TOKENS:].masked_fill(banned, -math.inf)
+    return torch.cat((log_probs[:, :N_SPEECH_TOKENS], stops), dim=-1)
+
+
+def greedy(log_probs: Tensor) -> Tensor:
+    """The likeliest id [B] of `log_probs` [B, V]."""
+    return log_probs.argmax(dim=-1)
+
+
+def _invert(weights: Tensor, u: Tensor) -> Tensor:
+    """The first index [B] where the cumulative share of `weights` [B, N] exceeds `u` [B]; summed in float64."""
+    total = weights.cumsum(dim=-1, dtype=torch.float64)
+    index = (total / total[:, -1:] <= u[:, None]).sum(dim=-1)
+    # A u that rounds up to 1 would fall off the end.
+    return index.clamp(max=weights.shape[-1] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw and how it came about; all [B]."""
+
+    ids: Tensor
+    nucleus_size: Tensor
+    nucleus_index: Tensor
+    repeated: Tensor
+
+
+def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: SamplingConfig) -> Draw:
+    """Repetition-aware draw from `log_probs` [B, V]; `recent` [B, window]: the last ids in any order, -1 where none.
+
+    The nucleus: ids by falling probability (equal ones by id) up to and with the one that reaches `top_p`, at most
+    `top_k`. Second draws, from all of the vocabulary but the repeated id, are made for every row and used where needed:
+    a branch would have to ask the device.
+    """
+    probs, ids = torch.softmax(log_probs, dim=-1).sort(dim=-1, descending=True, stable=True)
+    probs, ids = probs[:, : config.top_k].double(), ids[:, : config.top_k]
+    inside = probs.cumsum(dim=-1) - probs < config.top_p
+    # Rounding of the difference above must never empty it.
+    inside[:, 0] = True
+    index = _invert(probs * inside, u1)
+    first = ids.gather(1, index[:, None])
+    repeated = (recent == first).sum(dim=-1) >= config.window * config.max_repeat
+    others = torch.softmax(log_probs.scatter(1, first, -math.inf), dim=-1)
+    chosen = torch.where(repeated, _invert(others, u2), first[:, 0])
+    return Draw(chosen, inside.sum(dim=-1), index, repeated)
+
+
+class Sampler:
+    """What sampling remembers of every cache slot: seed, ids drawn, the last ids. Lives on the device.
+
+    One more slot than utterances, `n_slots`, takes what idle rows of a batch draw (see `KvCache.idle`).
+    """
+
+    def __init__(self, config: SamplingConfig, n_slots: int, device: torch.device | str = "cpu") -> None:
+        self.config = config
+        self.idle = n_slots
+        self.seeds = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
+        self.n_drawn = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
+        self.recent = torch.full((n_slots + 1, config.window), -1, dtype=torch.int64, device=device)
+        """A ring: the rule asks what is in the window, not where."""
+
+    @torch.inference_mode()
+    def start(self, slot: int, seed: int) -> None:
+        """A new utterance in `slot`; any integer is a seed."""
+        self.seeds[slot] = _signed(seed)
+        self.n_drawn[slot] = 0
+        self.recent[slot] = -1
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        banned: Sequence[Sequence[int]],
+        forced: Sequence[int | None] | None = None,
+        *,
+        likeliest: bool = False,
+    ) -> Tensor:
+        """Next ids [B], on the device, of `logits` [B, V] whose rows belong to `slots`, and remember them.
+
+        `banned`: per row the stop ids not to be drawn; `forced`: per row the id to take instead of a draw, or None.
+        `likeliest`: no randomness and no repetition rule, for comparison with reference vectors.
+        """
+        n_rows, n_ids = logits.shape
+        if not len(slots) == len(banned) == n_rows or (forced is not None and len(forced) != n_rows):
+            raise ValueError(f"{n_rows} rows of logits for {len(slots)} slots and {len(banned)} rows of banned ids")
+        if any(not N_SPEECH_TOKENS <= stop < n_ids for row in banned for stop in row):
+            raise ValueError(f"only the stop ids {N_SPEECH_TOKENS} to {n_ids - 1} can be banned")
+        device = self.recent.device
+        is_banned = torch.tensor([[stop in row for stop in range(N_SPEECH_TOKENS, n_ids)] for row in banned])
+        at = torch.tensor(list(slots)).to(device, non_blocking=True)
+        log_probs = mask_stops(logits, is_banned.to(device, non_blocking=True))
+        n_drawn = self.n_drawn[at]
+        if likeliest:
+            ids = greedy(log_probs)
+        else:
+            u1, u2 = uniforms(self.seeds[at], n_drawn)
+            ids = draw(log_probs, self.recent[at], u1, u2, self.config).ids
+        if forced is not None and any(item is not None for item in forced):
+            fixed = torch.tensor([-1 if item is None else item for item in forced]).to(device, non_blocking=True)
+            ids = torch.where(fixed >= 0, fixed, ids)
+        self.recent[at, n_drawn % self.config.window] = ids
+        self.n_drawn[at] = n_drawn + 1
+        return ids

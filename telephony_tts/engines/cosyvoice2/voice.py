@@ -1,0 +1,273 @@
+"""A voice out of a recording: read, judged, trimmed, turned into what the networks want (specification 3.4, 3.5)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.features import (
+    MEL_RATE_HZ,
+    TOKEN_RATE_HZ,
+    centred,
+    flow_mel,
+    kaldi_fbank,
+    resample,
+    whisper_mel,
+)
+from telephony_tts.engines.cosyvoice2.model.config import N_MELS, N_SPEECH_TOKENS
+from telephony_tts.errors import AudioError, EngineUnavailable
+
+MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
+MIN_S, MAX_S = 3.0, 30.0
+"""Less than 3 s says too little about a voice, and the speech tokenizer takes no more than 30 s."""
+MAX_READ_S = 600.0
+MIN_DBFS = -45.0
+"""Level of the loudest 10 ms below which a recording counts as silent."""
+TRIM_DB = 45.0
+"""Frames this much below the loudest are silence at the ends."""
+KEEP_BEFORE_S, KEEP_AFTER_S = 0.05, 0.2
+"""Silence left at the ends: a model that is prompted with a cut-off word begins with the rest of it."""
+MAX_CLIPPED = 0.001
+CLIPPED_AT = 0.999
+MAX_CANCELLED_DB = 12.0
+"""What mixing the channels may cost: more, and they are of opposite sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFeatures:
+    """What the networks know of a voice. A preset speaker has no prompt: P is 0 and nothing is transcribed."""
+
+    speech_tokens: Tensor
+    """int64 [P] in 0..6560, 25 for a second."""
+    mel: Tensor
+    """float32 [2P, 80]: the same speech at 50 frames for a second."""
+    embedding: Tensor
+    """float32 [192]: who speaks, as the speaker network gives it."""
+    transcript: str = ""
+    transcript_ids: tuple[int, ...] = ()
+    """What the prompt says. With it the voice is "zero-shot", without it "cross-lingual" (specification 3.4)."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Where it comes from: file, hash, lengths, graphs."""
+
+    @property
+    def prompt_s(self) -> float:
+        return self.speech_tokens.numel() / 25.0
+
+    def problems(self) -> list[str]:
+        """What is wrong with it, in words; empty where it can be used."""
+        found = []
+        tokens, mel, embedding = self.speech_tokens, self.mel, self.embedding
+        if tokens.dim() != 1 or tokens.dtype != torch.int64:
+            return [f"speech tokens are {tokens.dtype} {list(tokens.shape)} and should be int64 [P]"]
+        if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= N_SPEECH_TOKENS):
+            found.append(f"speech tokens are not all in 0..{N_SPEECH_TOKENS - 1}")
+        if tuple(mel.shape) != (2 * tokens.numel(), N_MELS):
+            found.append(f"the mel is {list(mel.shape)} and should be {[2 * tokens.numel(), N_MELS]}")
+        if embedding.dim() != 1 or not embedding.numel():
+            found.append(f"the embedding is {list(embedding.shape)} and should be [192]")
+        elif not bool(embedding.isfinite().all()) or not bool(embedding.any()):
+            found.append("the embedding is not finite or all zero")
+        if not bool(mel.isfinite().all()):
+            found.append("the mel is not finite")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A reference recording, mixed to one channel. `wave` is float32 [N] in [-1, 1]."""
+
+    wave: Tensor
+    rate_hz: int
+    n_channels: int = 1
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.wave.numel() / self.rate_hz
+
+
+class Graph(Protocol):
+    """The part of onnxruntime.InferenceSession that is used here."""
+
+    def get_inputs(self) -> list[Any]: ...
+
+    def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any: ...
+
+
+def open_graph(path: Path) -> Graph:
+    """An ONNX file on one thread: voices are made beside live calls. Raises EngineUnavailable."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        graph: Graph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own kinds are not exported
+        raise EngineUnavailable(
+            f"{path} is no usable ONNX file ({error}): fetch it anew with telephony-tts models pull {path.parent}"
+        ) from error
+    return graph
+
+
+# ------------------------------------------------------------------------------- read
+
+
+def read_recording(path: Path) -> Recording:
+    """Read an audio file (WAV, FLAC, MP3 and what else libsndfile knows). Raises AudioError."""
+    try:
+        import soundfile
+    except ImportError as error:
+        raise EngineUnavailable(
+            "reading audio files needs the package soundfile: pip install 'telephony-tts[cosyvoice]'"
+        ) from error
+
+    try:
+        info = soundfile.info(str(path))
+        if info.duration > MAX_READ_S:
+            raise AudioError(f"{path} lasts {info.duration:.0f} s: give {MIN_S:.0f} to {MAX_S:.0f} s of speech")
+        samples, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except (soundfile.SoundFileError, OSError) as error:
+        raise AudioError(f"{path} cannot be read as audio: {error}") from error
+    provenance = {"source": Path(path).name, "source_sha256": digest}
+    return mixed(torch.from_numpy(samples), int(rate_hz), provenance)
+
+
+def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = None) -> Recording:
+    """One channel out of samples [N, channels]. Raises AudioError where that cannot be done well."""
+    n_channels = samples.shape[1]
+    if n_channels > 2:
+        raise AudioError(f"the recording has {n_channels} channels: give one or two")
+    if not bool(samples.isfinite().all()):
+        raise AudioError("the recording holds samples that are no numbers")
+    wave = samples.mean(dim=1)
+    loudest = float(samples.square().mean(dim=0).max()) if samples.numel() else 0.0
+    left = float(wave.square().mean()) if samples.numel() else 0.0
+    if left < loudest * 10 ** (-MAX_CANCELLED_DB / 10):
+        raise AudioError("the recording's two channels cancel each other: give one channel")
+    known = dict(provenance or {})
+    known |= {"source_rate_hz": str(rate_hz), "source_channels": str(n_channels)}
+    return Recording(wave, rate_hz, n_channels, known)
+
+
+# ------------------------------------------------------------------------------ judge
+
+
+def prepared(recording: Recording) -> Recording:
+    """The recording without the silence at its ends. Raises AudioError with everything that speaks against it."""
+    problems = []
+    wave, rate_hz = recording.wave, recording.rate_hz
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        problems.append(f"its rate is {rate_hz} Hz and should be {MIN_RATE_HZ} Hz or more (24000 is best)")
+    levels = frame_levels_db(wave, rate_hz)
+    kept = wave
+    if not levels.numel() or float(levels.max()) < MIN_DBFS:
+        problems.append("it is silent, or far too quiet")
+    else:
+        kept = trimmed(wave, rate_hz, levels)
+    seconds = kept.numel() / rate_hz if rate_hz > 0 else 0.0
+    if not MIN_S <= seconds <= MAX_S:
+        problems.append(
+            f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
+        )
+    clipped = float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
+    if clipped > MAX_CLIPPED:
+        problems.append(f"{clipped:.1%} of its samples are at full scale: it is clipped, record it more quietly")
+    if problems:
+        raise AudioError("the recording cannot become a voice: " + "; ".join(problems))
+    provenance = {**recording.provenance, "source_s": f"{recording.seconds:.3f}", "kept_s": f"{seconds:.3f}"}
+    return Recording(kept, rate_hz, recording.n_channels, provenance)
+
+
+def frame_levels_db(wave: Tensor, rate_hz: int) -> Tensor:
+    """Level of each whole 10 ms in dBFS [n]."""
+    n = max(rate_hz // 100, 1)
+    frames = wave[: wave.numel() // n * n].reshape(-1, n)
+    return 10.0 * torch.log10(frames.square().mean(dim=1) + 1e-12)
+
+
+def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
+    n = max(rate_hz // 100, 1)
+    loud = torch.nonzero(levels_db > levels_db.max() - TRIM_DB)[:, 0]
+    first = max(int(loud[0]) * n - int(KEEP_BEFORE_S * rate_hz), 0)
+    end = (int(loud[-1]) + 1) * n + int(KEEP_AFTER_S * rate_hz)
+    return wave[first:end]
+
+
+# ---------------------------------------------------------------------------- extract
+
+
+def extract(
+    recording: Recording,
+    speaker: Graph,
+    tokens: Graph,
+    transcript: str = "",
+    transcript_ids: tuple[int, ...] = (),
+    provenance: Mapping[str, str] | None = None,
+) -> PromptFeatures:
+    """Features of a prepared recording. Raises AudioError or EngineUnavailable where they come out unusable."""
+    wave24 = resample(recording.wave, recording.rate_hz, MEL_RATE_HZ)
+    wave16 = resample(recording.wave, recording.rate_hz, TOKEN_RATE_HZ)[: int(MAX_S * TOKEN_RATE_HZ)]
+    mel = flow_mel(wave24)
+    speech_tokens = _speech_tokens(tokens, whisper_mel(wave16))
+    embedding = _only_output(speaker, [centred(kaldi_fbank(wave16))[None].numpy()]).reshape(-1)
+    features = aligned(
+        speech_tokens,
+        mel,
+        torch.from_numpy(np.array(embedding, np.float32)),
+        transcript,
+        transcript_ids,
+        {**recording.provenance, **(provenance or {})},
+    )
+    problems = features.problems()
+    if not features.speech_tokens.numel():
+        problems.append("no speech tokens came out")
+    if problems:
+        raise AudioError("no voice came out of the recording: " + "; ".join(problems))
+    return features
+
+
+def aligned(
+    speech_tokens: Tensor,
+    mel: Tensor,
+    embedding: Tensor,
+    transcript: str = "",
+    transcript_ids: tuple[int, ...] = (),
+    provenance: Mapping[str, str] | None = None,
+) -> PromptFeatures:
+    """Tokens [P'] and mel [F, 80] cut to the same speech: P tokens and 2P frames (specification 3.5)."""
+    n = min(mel.shape[0] // 2, speech_tokens.numel())
+    return PromptFeatures(
+        speech_tokens[:n].to(torch.int64).contiguous(),
+        mel[: 2 * n].float().contiguous(),
+        embedding.float().contiguous(),
+        transcript,
+        transcript_ids,
+        dict(provenance or {}),
+    )
+
+
+def _speech_tokens(graph: Graph, mel: Tensor) -> Tensor:
+    """Speech tokens [P] of a Whisper log-mel [128, T]."""
+    ids = _only_output(graph, [mel[None].numpy(), np.array([mel.shape[1]], np.int32)])
+    return torch.from_numpy(np.array(ids, np.int64).reshape(-1))
+
+
+def _only_output(graph: Graph, values: list[Any]) -> Any:
+    """Inputs go by place: exports of the same network name them differently."""
+    names = [item.name for item in graph.get_inputs()]
+    if len(names) != len(values):
+        raise EngineUnavailable(
+            f"an ONNX graph has the inputs {', '.join(names)} where {len(values)} were expected: it is of another "
+            "model; fetch the model directory anew with telephony-tts models pull"
+        )
+    return graph.run(None, dict(zip(names, values, strict=True)))[0]
