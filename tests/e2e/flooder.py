@@ -1,4 +1,4 @@
-"""A client in a process of its own that sends one message very often and counts the answers: `flooder.py URL MESSAGE N`.
+"""A client in a process of its own that sends one message very often and counts the answers: URL MESSAGE N.
 
 In the test's process its reading of the answers would take the event loop's time from the neighbour it is to disturb.
 """
