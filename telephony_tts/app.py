@@ -10,6 +10,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
@@ -19,7 +20,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.errors import ConfigError
+from telephony_tts.errors import ConfigError, EngineUnavailable
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
@@ -43,9 +44,32 @@ def build_catalog(config: Config) -> Catalog:
         ),
     }
     default = config.engines.default
-    wanted = [default, *(name for name in ("hibari", "espeak") if name != default and installed(name))]
+    others = [name for name in ("hibari", "espeak") if installed(name)]
+    if config.engines.cosyvoice2.model is not None:
+        makers["cosyvoice2"] = lambda: _cosyvoice2(config)
+        others.append("cosyvoice2")
+    wanted = [default, *(name for name in others if name != default)]
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
     return Catalog([makers[name]() for name in wanted], routes)
+
+
+def _cosyvoice2(config: Config) -> Engine:
+    """Imported only when it is configured: torch is an extra, and takes a second to import."""
+    settings = config.engines.cosyvoice2
+    assert settings.model is not None
+    if importlib.util.find_spec("torch") is None:
+        raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+
+    return CosyVoice2Engine(
+        Path(settings.model),
+        Path(settings.voices) if settings.voices is not None else None,
+        settings.workers,
+        settings.device,
+        settings.dtype,
+        settings.profile,
+        n_threads=settings.threads,
+    )
 
 
 def installed(engine: str) -> bool:

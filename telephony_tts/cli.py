@@ -1,4 +1,4 @@
-"""The command line: serve, say, voices, doctor, bench."""
+"""The command line: serve, say, voices, models, doctor, bench."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ _VOICES_EXAMPLES = """examples:
 _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
+"""
+_MODELS_EXAMPLES = """examples:
+  telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
+  telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
+  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
 """
 _BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
 _LONG_TEXT_CHARS = 400
@@ -104,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     say.add_argument("out", help="the WAV file to write")
     _config_flags(say)
     say.add_argument("--engine", help="engine to use (see `telephony-tts voices`)")
+    say.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
     say.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
     say.add_argument("--lang", help="language of the text (default: told from it)")
     say.add_argument("--speed", type=float, help="0.5 to 2, default 1")
@@ -117,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = command("doctor", "tell what is installed, what is missing and how to get it", _DOCTOR_EXAMPLES, _doctor)
     _config_flags(doctor)
+
+    models = command("models", "make or check a CosyVoice2 model directory", _MODELS_EXAMPLES, _models)
+    models.add_argument("action", choices=("check", "random"), help="check DIR, or write a random checkpoint into it")
+    models.add_argument("dir", metavar="DIR", help="the model directory")
+    models.add_argument("--size", choices=("tiny", "full"), default="tiny", help="of the random one (default tiny)")
+    models.add_argument("--seed", type=int, default=0, help="of the random one (default 0)")
 
     bench = command(
         "bench",
@@ -212,6 +224,7 @@ def _say(arguments: argparse.Namespace) -> int:
         arguments.config,
         {
             "engines.default": arguments.engine,
+            "engines.cosyvoice2.model": arguments.model,
             "speech.voice": arguments.voice,
             "speech.lang": arguments.lang,
             "speech.speed": arguments.speed,
@@ -331,6 +344,28 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from telephony_tts import doctor
 
     return doctor.examine(arguments.config, _overrides(arguments))
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    """Exit status 0 if the directory is good, 1 with one line per problem."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("this needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+    from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+    from telephony_tts.engines.cosyvoice2.weights import check_model_directory
+
+    directory = Path(arguments.dir)
+    if arguments.action == "random":
+        write_random_checkpoint(directory, arguments.size, arguments.seed)
+        print(f"{directory}: a random {arguments.size} checkpoint; it babbles, and is for tests and measurements")
+        return 0
+    problems = check_model_directory(directory)
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{directory}: complete and compatible")
+    return 1 if problems else 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ Milliseconds = Annotated[int, Between(0, 600_000)]
 Seconds = Annotated[float, Between(0.001, 86_400)]
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 
-ENGINES = ("hibari", "espeak", "fake")
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,19 @@ class Fake:
 
 
 @dataclass(frozen=True, slots=True)
+class CosyVoice2:
+    """The neural engine for many voices. `model` is a directory in the official layout; without one it is off."""
+
+    model: str | None = None
+    voices: str | None = None
+    workers: Annotated[int, Between(1, 64)] = 1
+    threads: Annotated[int, Between(1, 256)] = 1
+    device: str = "cpu"
+    dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
+    profile: Annotated[str, OneOf(("default", "fast"))] = "default"
+
+
+@dataclass(frozen=True, slots=True)
 class Engines:
     """Which engine speaks: the route of the text's language, else `default`."""
 
@@ -131,8 +144,11 @@ class Engines:
     hibari: Hibari = field(default_factory=Hibari)
     espeak: Espeak = field(default_factory=Espeak)
     fake: Fake = field(default_factory=Fake)
+    cosyvoice2: CosyVoice2 = field(default_factory=CosyVoice2)
 
     def conflicts(self) -> Iterator[str]:
+        if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
+            yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
         for lang, engine in self.routes.items():
             if engine not in ENGINES:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"
@@ -173,6 +189,13 @@ class Config:
     log: Log = field(default_factory=Log)
 
 
+_PATHS = (
+    "server.tokens_file",
+    "server.tls.cert",
+    "server.tls.key",
+    "engines.cosyvoice2.model",
+    "engines.cosyvoice2.voices",
+)
 ENVIRONMENT = {"TELEPHONY_TTS_BOT_TOKEN": "bot.token", "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token"}
 
 
@@ -241,7 +264,7 @@ def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected sections ({', '.join(names(Config))}), found {show(tree)}")
-    for key in ("server.tokens_file", "server.tls.cert", "server.tls.key"):
+    for key in _PATHS:
         value = _get(tree, key)
         if isinstance(value, str):
             _put(tree, key, str(Path(path).parent / value))

@@ -57,7 +57,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock", "numpy"),
     **{
         f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")
-        for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store")
+        for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store", "stream",
+                     "service", "mel_stretch")
     },
     "telephony_tts.engines.cosyvoice2.sizes": row("errors metrics clock", "torch yaml"),
     "telephony_tts.engines.cosyvoice2.tokenizer": row("errors metrics clock", "tokenizers"),

@@ -184,3 +184,18 @@ def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_a_folder_is_no_file_to_write(out: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "Hello.", out, *TONES]) == 2
     assert "expected the name of a file" in capsys.readouterr().err
+
+
+def test_a_random_model_directory_is_made_checked_and_spoken_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(tmp_path / "tiny"), tmp_path / "out.wav"
+    assert main(["models", "random", model]) == 0
+    assert main(["models", "check", model]) == 0
+    assert "complete and compatible" in capsys.readouterr().out
+    assert main(["say", "Hello there.", str(out), "--engine", "cosyvoice2", "--model", model]) == 0
+    assert np.abs(decoded([read_wav(str(out)).payload])).max() > 500
+    (tmp_path / "tiny" / "flow.pt").unlink()
+    assert main(["models", "check", model]) == 1 and "flow.pt" in capsys.readouterr().out
+    assert main(["say", "Hi.", str(out), "--engine", "cosyvoice2", "--model", model]) == 1
+    assert "flow.pt" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Speaking faster or slower: the mel is stretched in time while it streams."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class MelStretch:
+    """Mel `speed` times as fast, by linear interpolation between frame centres, block by block; the pitch stays.
+
+    The whole is that of `stretch_mel` for the utterance at once, but for its rounding of the rate to whole frames.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._n_out = 0
+        self._first = 0
+        """The frame that `_mel` begins with."""
+        self._mel: Tensor | None = None
+
+    def push(self, mel: Tensor, *, last: bool) -> Tensor:
+        """[1, 80, n] -> [1, 80, k]; int(N / speed) frames in all."""
+        if self._speed == 1.0:
+            return mel
+        self._mel = mel if self._mel is None else torch.cat([self._mel, mel], 2)
+        n_known = self._first + self._mel.shape[2]
+        # Frame j lies at (j + 0.5) * speed - 0.5, and needs the frames on both sides of it.
+        until = int(n_known / self._speed) if last else math.floor((n_known - 0.5) / self._speed - 0.5)
+        until = max(until, self._n_out)
+        at = (torch.arange(self._n_out, until, dtype=torch.float64) + 0.5) * self._speed - 0.5
+        at = at.clamp(0, max(n_known - 1, 0))
+        low = at.floor().long()
+        high = (low + 1).clamp(max=max(n_known - 1, 0))
+        weight = (at - low).to(mel)
+        low, high = (low - self._first).to(mel.device), (high - self._first).to(mel.device)
+        out = self._mel[:, :, low] * (1.0 - weight) + self._mel[:, :, high] * weight
+        self._n_out = until
+        seen = max(0, math.floor((until + 0.5) * self._speed - 0.5))
+        n_drop = min(max(0, seen - self._first), self._mel.shape[2])
+        self._mel = self._mel[:, :, n_drop:].clone()
+        self._first += n_drop
+        return out

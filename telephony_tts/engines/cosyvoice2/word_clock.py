@@ -1,0 +1,71 @@
+"""Where words sound, estimated while the audio is still being made: the model tells no timings.
+
+Words are laid out at a usual rate of speech until the end is known, and the rest is shared out over what is left. The
+last word waits for the end, so that it never ends before the speech does. An error of some words is to be expected.
+"""
+
+from __future__ import annotations
+
+from telephony_tts.engines.api import Timing
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+from telephony_tts.engines.words import words
+
+SHARES_PER_S = 15.0
+"""Letters, and one for the joint of each two words, as spoken in a second of English."""
+SYLLABLE_SHARES = 2.5
+"""Of a letter that stands for a syllable (Han, kana, hangul): with its joint, some four in a second."""
+
+
+class WordClock:
+    """The words of `text[start_char:end_char]`, which begins to sound at `first_sample`."""
+
+    def __init__(self, text: str, start_char: int, end_char: int, first_sample: int, speed: float) -> None:
+        spans = [(start + start_char, end + start_char) for start, end in words(text[start_char:end_char])]
+        self._words = spans[::-1]
+        """Not yet placed, the next one last."""
+        self._share = SAMPLE_RATE_HZ / SHARES_PER_S / speed
+        self._lengths = {span: sum(map(_shares, text[slice(*span)])) + 1.0 for span in spans}
+        self._n_heard = self._at = first_sample
+        """Samples made; where the last placed word ends."""
+        self._first = self._n_taken = first_sample
+        self._placed: list[Timing] = []
+
+    def heard(self, n_samples: int, n_known: int, *, last: bool) -> None:
+        """The next `n_samples` were made, and there will be `n_known` or more of the piece in all."""
+        begin, self._n_heard = self._n_heard, self._n_heard + n_samples
+        if last:
+            self._share_out(max(begin, self._at))
+            return
+        while len(self._words) > 1 and self._at < self._n_heard:
+            span = self._words.pop()
+            start = max(begin, self._at)
+            end = min(start + int(self._lengths[span] * self._share), self._first + n_known)
+            self._place(span, start, max(end, start + 1))
+
+    def take(self, n_samples: int) -> tuple[Timing, ...]:
+        """Timings of the words that begin within the next `n_samples` of those made."""
+        self._n_taken += n_samples
+        n = sum(timing.start_sample < self._n_taken for timing in self._placed)
+        taken, self._placed = self._placed[:n], self._placed[n:]
+        return tuple(taken)
+
+    def _share_out(self, start: int) -> None:
+        """All words that are left, over what is left; none where that is not even a sample for each."""
+        if self._n_heard - start < len(self._words):
+            return
+        total = sum(self._lengths[span] for span in self._words)
+        done = 0.0
+        n_left = self._n_heard - start
+        while self._words:
+            span = self._words.pop()
+            done += self._lengths[span]
+            end = start + max(1, int(n_left * done / total)) if self._words else self._n_heard
+            self._place(span, max(start, self._at), max(end, self._at + 1))
+
+    def _place(self, span: tuple[int, int], start: int, end: int) -> None:
+        self._placed.append(Timing(*span, start, end))
+        self._at = end
+
+
+def _shares(char: str) -> float:
+    return SYLLABLE_SHARES if char >= "\u2e80" else 1.0

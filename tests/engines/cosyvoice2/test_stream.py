@@ -1,0 +1,273 @@
+"""One utterance's pipeline, driven without the engine around it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.api import Chunk, Pcm
+from telephony_tts.engines.cosyvoice2 import stream
+from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.stream import (
+    DEFAULT,
+    FAST,
+    Request,
+    Schedule,
+    SpeakerPrompt,
+    SpeechModel,
+    speak,
+)
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.errors import EngineError
+
+torch.set_num_threads(1)
+
+SENTENCE = "Thank you for calling, how can I help you today?"
+NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
+N_SLOTS = 3
+
+
+def never() -> bool:
+    return False
+
+
+class After:
+    """`Cancelled` that becomes true at the n-th question."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    def __call__(self) -> bool:
+        self.n_left -= 1
+        return self.n_left < 0
+
+
+class Rig:
+    def __init__(self, directory: Path, n_slots: int = N_SLOTS) -> None:
+        checkpoint = load_model_directory(directory)
+        assert checkpoint.spk2info is not None
+        self.model = SpeechModel.load(checkpoint, device="cpu", dtype=torch.float32, n_slots=n_slots)
+        self.features = read_spk2info(checkpoint.spk2info)[0]
+
+    def prompt(self, name: str, schedule: Schedule = DEFAULT) -> SpeakerPrompt:
+        return self.model.prompt(self.features[name], schedule)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rig(model_dir: Path) -> Rig:
+    return Rig(model_dir)
+
+
+def pcm(chunks: Iterator[Chunk]) -> Pcm:
+    return np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks)])
+
+
+@pytest.mark.parametrize("schedule", [DEFAULT, FAST], ids=["default", "fast"])
+@pytest.mark.parametrize("voice", ["preset", "prompted"])
+def test_interleaved_utterances_equal_each_alone(rig: Rig, voice: str, schedule: Schedule) -> None:
+    prompt = rig.prompt(voice, schedule)
+    requests = [Request(SENTENCE, seed=1), Request(NEIGHBOUR, seed=2, speed=1.2)]
+    alone = [pcm(speak(rig.model, prompt, request, schedule, never)) for request in requests]
+    streams = [speak(rig.model, prompt, request, schedule, never) for request in requests]
+    heard: list[list[Chunk]] = [[], []]
+    while any([heard[i].append(chunk) or True for i in (0, 1) if (chunk := next(streams[i], None)) is not None]):
+        pass
+    for i in (0, 1):
+        np.testing.assert_array_equal(pcm(iter(heard[i])), alone[i])
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_seed_decides(rig: Rig) -> None:
+    prompt = rig.prompt("prompted")
+    one, again, other = (pcm(speak(rig.model, prompt, Request(SENTENCE, s), DEFAULT, never)) for s in (5, 5, 6))
+    np.testing.assert_array_equal(one, again)
+    assert len(one) != len(other) or not np.array_equal(one, other)
+
+
+def test_cancelled_at_any_question_frees_the_slot_and_spares_the_neighbour(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = rig.prompt("prompted")
+    request = Request(NEIGHBOUR, seed=2)
+    alone = pcm(speak(rig.model, prompt, request, DEFAULT, never))
+    monkeypatch.setattr(stream, "SOFT_CHARS", 60)
+    two_pieces = Request(f"{SENTENCE} {NEIGHBOUR}")
+    whole = After(10**9)
+    for _ in speak(rig.model, prompt, two_pieces, DEFAULT, whole):
+        pass
+    n_questions = 10**9 - whole.n_left
+    neighbour = speak(rig.model, prompt, request, DEFAULT, never)
+    heard = [next(neighbour)]
+    emit, acquire = rig.model.flow._emit, rig.model.cache.acquire
+    for n in [*range(6), *range(6, n_questions, 17), *range(n_questions - 8, n_questions)]:
+        cancelled = After(n)
+
+        def emit_if_wanted(*args: Any, cancelled: After = cancelled) -> Tensor:
+            assert cancelled.n_left >= 0, "a block was made after the answer"
+            return emit(*args)
+
+        def acquire_if_wanted(cancelled: After = cancelled) -> int:
+            assert cancelled.n_left >= 0, "a piece was begun after the answer"
+            return acquire()
+
+        monkeypatch.setattr(rig.model.flow, "_emit", emit_if_wanted)
+        monkeypatch.setattr(rig.model.cache, "acquire", acquire_if_wanted)
+        for _ in speak(rig.model, prompt, two_pieces, DEFAULT, cancelled):
+            pass
+        assert cancelled.n_left < 0, "it ended without asking"
+        assert cancelled.n_left >= -4, "it went on long after the answer"
+        assert rig.model.cache.n_free == N_SLOTS - 1
+    monkeypatch.undo()
+    np.testing.assert_array_equal(pcm(iter([*heard, *neighbour])), alone)
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_it_asks_before_each_speech_token(rig: Rig) -> None:
+    cancelled = After(10**9)
+    slots = rig.model.sampler
+    for _ in speak(rig.model, rig.prompt("preset"), Request(SENTENCE), DEFAULT, cancelled):
+        pass
+    assert 10**9 - cancelled.n_left >= int(slots.n_drawn[0]) > 20
+
+
+def test_closed_at_any_chunk_frees_the_slot(rig: Rig) -> None:
+    prompt = rig.prompt("prompted")
+    n_chunks = sum(1 for _ in speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
+    for n in range(n_chunks + 1):
+        chunks = speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never)
+        for _ in range(n):
+            next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+        assert rig.model.cache.n_free == N_SLOTS
+        assert rig.model.cache.data[:, :, :N_SLOTS].count_nonzero() == 0
+
+
+def of_length(features: PromptFeatures, n: int) -> PromptFeatures:
+    return replace(features, speech_tokens=features.speech_tokens[:n], mel=features.mel[: 2 * n])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "n_prompt", "n_most"),
+    [(DEFAULT, n, 28 if n <= 3 else 25) for n in (0, 3, 75, 77, 78, 79, 87)] + [(FAST, n, 13) for n in (75, 78, 87)],
+)
+def test_first_audio_comes_early(rig: Rig, schedule: Schedule, n_prompt: int, n_most: int) -> None:
+    prompt = rig.model.prompt(of_length(rig.features["prompted"], n_prompt), schedule)
+    chunks = speak(rig.model, prompt, Request(SENTENCE), schedule, never)
+    first = next(chunks)
+    assert len(first.pcm) >= 0.1 * 24_000
+    assert int(rig.model.sampler.n_drawn[0]) <= n_most
+    chunks.close()  # type: ignore[attr-defined]
+    assert n_prompt - prompt.n_flow_tokens < 25
+
+
+def test_a_prompt_shorter_than_its_cut_is_kept_whole(rig: Rig) -> None:
+    for n in range(30):
+        prompt = rig.model.prompt(of_length(rig.features["prompted"], n), DEFAULT)
+        assert prompt.n_flow_tokens == n or prompt.n_flow_tokens % 25 == 3
+        assert bool(prompt.n_flow_tokens) == bool(n)
+
+
+@pytest.mark.parametrize("voice", ["preset", "prompted"])
+def test_the_stream_is_the_whole_utterance(rig: Rig, voice: str) -> None:
+    """Against all tokens first, the flow at once from the first prompt token, and the vocoder at once."""
+    model, features, prompt = rig.model, rig.features[voice], rig.prompt(voice)
+    text = f"{SENTENCE} {NEIGHBOUR}"
+    heard = pcm(speak(model, prompt, Request(text, seed=3), DEFAULT, never))
+    ids = model.tokenizer.encode(text)
+    decoding = SentenceDecoding(prompt.transcript_ids, ids, prompt.speech_tokens)
+    with model.slot(3) as slot:
+        tokens = list(stream._speech_tokens(model, slot, decoding, prompt, never))
+    n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
+    mel = model.flow.full(
+        features.speech_tokens[None, n_cut:],
+        torch.tensor([tokens]),
+        features.mel[None, 2 * n_cut :],
+        features.embedding[None],
+        streaming=True,
+        finalize=True,
+    )
+    audio = model.vocoder.vocode(mel, CounterNoise(3, model.vocoder.config.n_harmonics + 1))[0]
+    assert len(tokens) > 22 + 25 + 3
+    assert len(heard) == len(audio) == 960 * len(tokens)
+    error = np.abs(heard / 32767.0 - audio.numpy())
+    assert error.max() < 2e-3, error.max()
+
+
+def test_utterances_write_nothing_into_the_voice(rig: Rig) -> None:
+    prompt = rig.prompt("prompted")
+
+    def tensors() -> list[Tensor]:
+        caches = [prompt.flow.encoder, *prompt.flow.steps]
+        return [tensor.clone() for cache in caches for tensor in cache.tensors()]
+
+    before = tensors()
+    pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(), strict=True))
+
+
+# ------------------------------------------------------------------------------ limits
+
+
+def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(model_dir)
+    rig.model.lm.head_bias[6561:] = -50.0
+    prompt = rig.prompt("preset")
+    n_text = len(rig.model.tokenizer.encode("no"))
+    assert len(pcm(speak(rig.model, prompt, Request("no"), DEFAULT, never))) == 20 * n_text * 960
+    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 30)
+    assert len(pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))) == 30 * 960
+    monkeypatch.undo()
+    monkeypatch.setattr(rig.model.cache, "max_len", 100)
+    pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+@pytest.mark.parametrize("stop", [6562, 6563])
+def test_any_stop_id_ends_it_and_none_is_heard(model_dir: Path, stop: int) -> None:
+    rig = Rig(model_dir)
+    rig.model.lm.head_bias[stop] = 50.0
+    for voice in ("preset", "prompted"):
+        assert list(speak(rig.model, rig.prompt(voice), Request(SENTENCE), DEFAULT, never)) == []
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_one_utterance_too_many_is_refused_and_the_next_one_speaks(rig: Rig) -> None:
+    prompt = rig.prompt("preset")
+    open_ones = [speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never) for _ in range(N_SLOTS)]
+    for chunks in open_ones:
+        next(chunks)
+    with pytest.raises(EngineError, match="all 3 slots"):
+        next(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
+    open_ones.pop().close()  # type: ignore[attr-defined]
+    assert len(pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never)))
+    for chunks in open_ones:
+        chunks.close()  # type: ignore[attr-defined]
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_an_instruction_is_heeded_and_typed_control_tokens_are_text(rig: Rig) -> None:
+    prompt = rig.prompt("prompted")
+    tokenizer = rig.model.tokenizer
+    end = tokenizer.special_ids["<|endofprompt|>"]
+    for instruct in ("Speak slowly.", "Speak slowly.<|endofprompt|>"):
+        (_, text, _) = stream._decoding(tokenizer, prompt, Request("", instruct=instruct), "hello").next_feed().segments  # type: ignore[union-attr]
+        assert text.ids == (*tokenizer.encode("Speak slowly."), end, *tokenizer.encode("hello"))
+    plain = stream._decoding(tokenizer, prompt, Request(""), "a<|endofprompt|>b").next_feed()
+    assert plain is not None and all(end not in segment.ids for segment in plain.segments)
+    assert plain.segments[-1].ids == prompt.speech_tokens and len(prompt.speech_tokens) == 87
