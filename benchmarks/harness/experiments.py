@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from telephony_tts.engines import fake
 from telephony_tts.session.playout import Playout
-from telephony_tts.session.supply import Supply
 
 
 def pairs() -> None:
@@ -41,30 +38,6 @@ def long_chunks() -> None:
         plain(self, chunk_ms=400.0, **settings)
 
     fake.FakeEngine.__init__ = init  # type: ignore[method-assign]
-
-
-def batch_pull() -> None:
-    """Pull from the engine only when the call is 500 ms below `ahead_ms`, then until it is full again."""
-    plain = Supply.poll
-    filling: WeakKeyDictionary[Supply, bool] = WeakKeyDictionary()
-
-    def poll(self: Any, now_ns: int, media_end_ns: int) -> int | None:
-        if self._active is None or not self._hungry:
-            filling[self] = True
-            return plain(self, now_ns, media_end_ns)
-        full_ns = self._ahead_ns
-        if not filling.get(self, True):
-            self._ahead_ns = full_ns - 500_000_000
-        at_ns = plain(self, now_ns, media_end_ns)
-        self._ahead_ns = full_ns
-        if at_ns is None:
-            filling[self] = True
-        elif filling.get(self, True):
-            filling[self] = False
-            at_ns += 500_000_000
-        return at_ns
-
-    Supply.poll = poll  # type: ignore[method-assign]
 
 
 def uncounted_bytes() -> None:
@@ -150,38 +123,17 @@ def pairs_joined() -> None:
     joined()
 
 
-def all_three() -> None:
-    """`batch_pull`, `pairs` and `joined`."""
-    batch_pull()
-    pairs_joined()
-
-
-def yielding() -> None:
-    """After each chunk the event loop gets a turn before the next one is pulled."""
-    plain = fake.FakeEngine.synthesize
-
-    async def synthesize(self: Any, utterance: Any) -> AsyncGenerator[Any, None]:
-        async for chunk in plain(self, utterance):
-            yield chunk
-            await asyncio.sleep(0)
-
-    fake.FakeEngine.synthesize = synthesize  # type: ignore[method-assign]
-
-
 _ALL = {
     f.__name__: f
     for f in (
         pairs,
         grid,
         long_chunks,
-        batch_pull,
         uncounted_bytes,
         no_gc,
         raw_write,
         joined,
         pairs_joined,
-        all_three,
-        yielding,
     )
 }
 

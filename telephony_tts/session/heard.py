@@ -8,6 +8,7 @@ number that was only half heard was not heard.
 from __future__ import annotations
 
 from telephony_tts.session.turn import Part, Turn
+from telephony_tts.text.characters import is_cjk, is_hangul
 
 # Speaking rates used only while a sentence without timings is still being synthesised and its length is unknown.
 _CHARS_PER_S = 14.0
@@ -71,7 +72,7 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
     if part.end_sample is not None:
         n_samples = part.end_sample - part.start_sample
     else:
-        n_cjk = sum(_is_cjk(c) for c in spoken)
+        n_cjk = sum(_stands_alone(c) for c in spoken)
         n_samples = int(rate_hz * (n_cjk / _CJK_CHARS_PER_S + (len(spoken) - n_cjk) / _CHARS_PER_S))
     fraction = (position - part.start_sample) / max(1, n_samples)
     return _to_source(part, min(len(spoken), int(fraction * len(spoken))))
@@ -131,9 +132,10 @@ def _joins(left: str, right: str) -> bool:
     """True if the two characters belong to one word."""
     return (
         (left.isalnum() or left in "'’-") and (right.isalnum() or right in "'’-")
-        and not _is_cjk(left) and not _is_cjk(right)
+        and not _stands_alone(left) and not _stands_alone(right)
     )
 
 
-def _is_cjk(char: str) -> bool:
-    return "\u3040" <= char <= "\u30ff" or "\u3400" <= char <= "\u9fff" or "\uf900" <= char <= "\ufaff"
+def _stands_alone(char: str) -> bool:
+    """An ideograph or kana: a word's end in itself. Korean is written in words."""
+    return is_cjk(char) and not is_hangul(char)

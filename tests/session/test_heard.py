@@ -165,3 +165,15 @@ def test_all_turns_tell_what_was_heard_of_each() -> None:
     heard = {event.turn: event.heard_text for event in world.of(m.Cleared)}
     assert heard == {"b": "Three", "c": ""}
     assert [done.turn for done in world.of(m.Done)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ms", "heard"),
+    [
+        ("𠮷野家在这里等您。", 55, "𠮷"),
+        ("안녕하세요 고객님 반갑습니다.", 330, "안녕하세요"),
+        ("안녕하세요 고객님.", 155, ""),
+    ],
+)
+def test_a_rare_ideograph_stands_alone_and_korean_is_written_in_words(text: str, ms: float, heard: str) -> None:
+    assert cleared_at(ms, text, timings=False).heard_text == heard

@@ -84,7 +84,7 @@ class CosyVoice2Engine:
     async def start(self) -> None:
         if self._pool is not None:
             return
-        # More threads than free cores wait for each other at every layer: ten times slower, not twice as fast.
+        # More threads than idle cores wait for each other at every layer (docs/experiments.md).
         torch.set_num_threads(self._n_threads)
         self._pool = WorkerPool(self._n_workers, self.name)
         try:
