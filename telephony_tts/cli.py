@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from telephony_tts import cli_cosyvoice2
+from telephony_tts.cli_settings import config_flags, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
 _EXAMPLES = """examples:
@@ -37,20 +38,12 @@ _SAY_EXAMPLES = """examples:
   telephony-tts say "Your balance is $42.50." out.wav       what a caller hears: 8 kHz mu-law
   telephony-tts say "Hello." out.wav --pcm                  the engine's own audio
   telephony-tts say - long.wav < text.txt                   text from standard input
+  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model DIR --voice anna --instruct "Speak slowly."
   telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
-"""
-_VOICES_EXAMPLES = """examples:
-  telephony-tts voices
-  telephony-tts voices --json
 """
 _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
-"""
-_MODELS_EXAMPLES = """examples:
-  telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
-  telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
-  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
 """
 _BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
 _LONG_TEXT_CHARS = 400
@@ -58,7 +51,8 @@ _LONG_TEXT_CHARS = 400
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 good, 1 failed, 2 wrong use)."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(cli_cosyvoice2.with_action(given))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
@@ -97,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     serve = command("serve", "run the server", _SERVE_EXAMPLES, _serve)
-    _config_flags(serve)
+    config_flags(serve)
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1; 0.0.0.0 for all)")
     serve.add_argument("--port", type=int, help="port to listen on (default 8080; 0 picks a free one)")
     serve.add_argument("--voice", help="voice of calls that do not ask for one")
@@ -107,28 +101,24 @@ def _parser() -> argparse.ArgumentParser:
     say = command("say", "speak a text into a WAV file, as a caller would hear it", _SAY_EXAMPLES, _say)
     say.add_argument("text", help="the text; - reads standard input")
     say.add_argument("out", help="the WAV file to write")
-    _config_flags(say)
+    config_flags(say)
     say.add_argument("--engine", help="engine to use (see `telephony-tts voices`)")
     say.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
     say.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
     say.add_argument("--lang", help="language of the text (default: told from it)")
     say.add_argument("--speed", type=float, help="0.5 to 2, default 1")
+    say.add_argument("--seed", type=int, help="for engines that sample: the same text and seed give the same speech")
+    say.add_argument("--instruct", help="how to speak, for engines that take an instruction (cosyvoice2)")
     say.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the WAV holds (default ulaw)")
     say.add_argument("--rate", type=int, help="sample rate in Hz, with --codec pcm (default 8000)")
     say.add_argument("--pcm", action="store_true", help="the engine's own audio, before the telephone codec")
 
-    voices = command("voices", "list the voices of the installed engines", _VOICES_EXAMPLES, _voices)
-    _config_flags(voices)
-    voices.add_argument("--json", action="store_true", help="as JSON")
+    cli_cosyvoice2.add_voices(command)
 
     doctor = command("doctor", "tell what is installed, what is missing and how to get it", _DOCTOR_EXAMPLES, _doctor)
-    _config_flags(doctor)
+    config_flags(doctor)
 
-    models = command("models", "make or check a CosyVoice2 model directory", _MODELS_EXAMPLES, _models)
-    models.add_argument("action", choices=("check", "random"), help="check DIR, or write a random checkpoint into it")
-    models.add_argument("dir", metavar="DIR", help="the model directory")
-    models.add_argument("--size", choices=("tiny", "full"), default="tiny", help="of the random one (default tiny)")
-    models.add_argument("--seed", type=int, default=0, help="of the random one (default 0)")
+    cli_cosyvoice2.add_models(command)
 
     bench = command(
         "bench",
@@ -139,28 +129,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name", choices=_BENCHMARKS, help="which one; `-- --help` after it lists its own flags")
     bench.add_argument("args", nargs=argparse.REMAINDER, help="passed on to the benchmark")
     return parser
-
-
-def _config_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="YAML settings (see configs/server.yaml)")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting, e.g. limits.calls=50"
-    )
-
-
-def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
-    import yaml
-
-    overrides: dict[str, object] = {}
-    for pair in arguments.set:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: a value is missing; expected KEY=VALUE, such as --set limits.calls=50")
-        try:
-            overrides[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            overrides[key.strip()] = value
-    return overrides
 
 
 # ------------------------------------------------------------------- commands
@@ -177,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             "speech.voice": arguments.voice,
             "log.level": arguments.log_level,
             "log.format": arguments.log_format,
-            **_overrides(arguments),
+            **overrides(arguments),
         },
     )
     try:
@@ -218,6 +186,7 @@ def _announce(served: object) -> None:
 
 def _say(arguments: argparse.Namespace) -> int:
     from telephony_tts import app, config
+    from telephony_tts.wire.messages import Configure
 
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     settings = config.load(
@@ -230,7 +199,7 @@ def _say(arguments: argparse.Namespace) -> int:
             "speech.speed": arguments.speed,
             "speech.codec": arguments.codec,
             "speech.rate_hz": arguments.rate,
-            **_overrides(arguments),
+            **overrides(arguments),
         },
     )
     if not text.strip():
@@ -242,8 +211,9 @@ def _say(arguments: argparse.Namespace) -> int:
     # A device or a pipe is written to; a file is replaced when its successor is whole.
     partial = out if out.exists() and not out.is_file() else out.with_name(out.name + ".part")
     speech = app.session_settings(settings)
+    how = Configure(seed=arguments.seed, instruct=arguments.instruct)
     try:
-        seconds = asyncio.run(_say_to_file(text, partial, catalog, speech, arguments.pcm))
+        seconds = asyncio.run(_say_to_file(text, partial, catalog, speech, how, arguments.pcm))
         partial.replace(out)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
@@ -254,7 +224,9 @@ def _say(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _say_to_file(text: str, out: Path, catalog: object, settings: object, engine_audio: bool) -> float:
+async def _say_to_file(
+    text: str, out: Path, catalog: object, settings: object, how: object, engine_audio: bool
+) -> float:
     """Speak into `out`; returns the seconds of speech. Raises OSError where it cannot be written."""
     import numpy as np
 
@@ -263,8 +235,9 @@ async def _say_to_file(text: str, out: Path, catalog: object, settings: object, 
     from telephony_tts.engines.api import Chunk
     from telephony_tts.engines.catalog import Catalog
     from telephony_tts.session.settings import SessionSettings
+    from telephony_tts.wire.messages import Configure
 
-    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings)
+    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings) and isinstance(how, Configure)
     chunks: list[Chunk] = []
     n_bytes = 0
     try:
@@ -277,7 +250,7 @@ async def _say_to_file(text: str, out: Path, catalog: object, settings: object, 
                 writer.write(payload)
 
             await offline.speak(
-                text, catalog, settings, on_frame=on_frame, on_chunk=chunks.append if engine_audio else None,
+                text, catalog, settings, how, on_frame=on_frame, on_chunk=chunks.append if engine_audio else None,
                 progress=bar.show,
             )
         if n_bytes == 0:
@@ -313,59 +286,10 @@ class _Bar:
             print(f"\r  {bar} {100 * n_done // n_chars:3d} %", end="", file=sys.stderr, flush=True)
 
 
-def _voices(arguments: argparse.Namespace) -> int:
-    from telephony_tts import app, config
-
-    catalog = app.build_catalog(config.load(arguments.config, _overrides(arguments)))
-
-    async def load() -> None:
-        try:
-            await catalog.start()
-        finally:
-            await catalog.close()
-
-    asyncio.run(load())
-    voices = catalog.voices
-    if arguments.json:
-        rows = [
-            {"name": v.name, "engine": v.engine, "languages": v.languages, "sample_rate_hz": v.sample_rate_hz,
-             "description": v.description}
-            for v in voices
-        ]
-        print(json.dumps(rows, ensure_ascii=False, indent=1))
-        return 0
-    width = max(len(f"{v.engine}/{v.name}") for v in voices)
-    for voice in voices:
-        print(f"{voice.engine + '/' + voice.name:<{width}}  {','.join(voice.languages):<8}  {voice.description}")
-    return 0
-
-
 def _doctor(arguments: argparse.Namespace) -> int:
     from telephony_tts import doctor
 
-    return doctor.examine(arguments.config, _overrides(arguments))
-
-
-def _models(arguments: argparse.Namespace) -> int:
-    """Exit status 0 if the directory is good, 1 with one line per problem."""
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("this needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
-    from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-    from telephony_tts.engines.cosyvoice2.weights import check_model_directory
-
-    directory = Path(arguments.dir)
-    if arguments.action == "random":
-        write_random_checkpoint(directory, arguments.size, arguments.seed)
-        print(f"{directory}: a random {arguments.size} checkpoint; it babbles, and is for tests and measurements")
-        return 0
-    problems = check_model_directory(directory)
-    for problem in problems:
-        print(problem)
-    if not problems:
-        print(f"{directory}: complete and compatible")
-    return 1 if problems else 0
+    return doctor.examine(arguments.config, overrides(arguments))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import platform
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from telephony_tts import app, config, offline
 from telephony_tts.engines.catalog import Catalog
@@ -27,6 +29,8 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
+        *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
+        *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):
         try:
             line("ok", package, importlib.metadata.version(package))
@@ -42,6 +46,8 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     except ConfigError as error:
         line("broken", "configuration", error.message)
         return 1
+    for state, what, detail in _cosyvoice2(settings):
+        line(state, what, detail)
     try:
         catalog = app.build_catalog(settings)
         spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
@@ -53,6 +59,36 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     npx = shutil.which("npx")
     line("ok" if npx else "missing", "npx (wscat)", npx or "only to type into the server: apt-get install npm")
     return 1 if failed else 0
+
+
+def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
+    """The model directory and its voices, where one is configured. Whether it speaks is tried with all engines."""
+    model = settings.engines.cosyvoice2.model
+    if model is None or importlib.util.find_spec("torch") is None:
+        return
+    from telephony_tts.engines.cosyvoice2.enrolment import list_voices
+    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+    from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK, check_model_directory
+
+    problems = check_model_directory(Path(model))
+    for problem in problems:
+        yield "broken", "cosyvoice2 model", f"{model}: {problem}"
+    if problems:
+        yield "broken", "cosyvoice2 model", f"telephony-tts models pull {model} fetches what is missing"
+        return
+    is_random = (Path(model) / RANDOM_MARK).is_file()
+    yield "ok", "cosyvoice2 model", f"{model}" + (" (random weights: noises, not speech)" if is_random else "")
+    directory = app.voice_directory(settings)
+    assert directory is not None
+    voices = list_voices(Path(model), VoiceStore(directory))
+    for voice in voices:
+        if voice.features is None:
+            yield "broken", "cosyvoice2 voice", f"{voice.name}: {voice.problem}"
+    names = [voice.name for voice in voices if voice.features is not None]
+    if names:
+        yield "ok", "cosyvoice2 voices", f"{len(names)}: {', '.join(names)}"
+    else:
+        yield "missing", "cosyvoice2 voices", f"telephony-tts voices add NAME --wav FILE --text WORDS --model {model}"
 
 
 async def _try_speech(catalog: Catalog, settings: SessionSettings) -> float:

@@ -60,6 +60,13 @@ class PromptFeatures:
     def prompt_s(self) -> float:
         return self.speech_tokens.numel() / 25.0
 
+    @property
+    def mode(self) -> str:
+        """How the model is prompted with it, in the words of specification 3.4."""
+        if not self.speech_tokens.numel():
+            return "preset"
+        return "zero-shot" if self.transcript or self.transcript_ids else "cross-lingual"
+
     def problems(self) -> list[str]:
         """What is wrong with it, in words; empty where it can be used."""
         found = []
@@ -130,6 +137,8 @@ def read_recording(path: Path) -> Recording:
             "reading audio files needs the package soundfile: pip install 'telephony-tts[cosyvoice]'"
         ) from error
 
+    if not Path(path).is_file():
+        raise AudioError(f"{path} cannot be read as audio: there is no such file")
     try:
         info = soundfile.info(str(path))
         if info.duration > MAX_READ_S:
@@ -137,7 +146,7 @@ def read_recording(path: Path) -> Recording:
         samples, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except (soundfile.SoundFileError, OSError) as error:
-        raise AudioError(f"{path} cannot be read as audio: {error}") from error
+        raise AudioError(f"{path} cannot be read as audio: give a WAV, FLAC, OGG or MP3 file ({error})") from error
     provenance = {"source": Path(path).name, "source_sha256": digest}
     return mixed(torch.from_numpy(samples), int(rate_hz), provenance)
 
@@ -171,7 +180,7 @@ def prepared(recording: Recording) -> Recording:
     levels = frame_levels_db(wave, rate_hz)
     kept = wave
     if not levels.numel() or float(levels.max()) < MIN_DBFS:
-        problems.append("it is silent, or far too quiet")
+        problems.append("it is silent, or far too quiet: record it nearer to the microphone")
     else:
         kept = trimmed(wave, rate_hz, levels)
     seconds = kept.numel() / rate_hz if rate_hz > 0 else 0.0

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice
 SUFFIX = ".safetensors"
 FORMAT = "telephony-tts cosyvoice2 voice 1"
 _NAME = re.compile(r"\w[\w.-]{0,63}")
+_ABOUT = "voice"
+"""The one metadata entry of a voice file: JSON."""
 
 
 class VoiceStore:
@@ -34,34 +37,49 @@ class VoiceStore:
         """Names of all voices, sorted."""
         if not self.directory.is_dir():
             return []
-        return sorted(path.name.removesuffix(SUFFIX) for path in self.directory.glob(f"*{SUFFIX}") if path.is_file())
+        files = (path for path in self.directory.glob(f"*{SUFFIX}") if path.is_file())
+        return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in files) if _NAME.fullmatch(name))
+
+    def check_free(self, name: str, replace: bool = False) -> None:
+        """Raises ConfigError where the name cannot be, or is there and not to be replaced."""
+        if self._path(name).exists() and not replace:
+            raise ConfigError(
+                f"there is a voice {name} already in {self.directory}: give --replace, or choose another name"
+            )
 
     def save(self, name: str, features: PromptFeatures, replace: bool = False) -> Path:
-        """Store a voice. Raises ConfigError where the name cannot be, or is there and not to be replaced."""
+        """Store a voice. The same features give the same bytes.
+
+        Raises ConfigError where the name cannot be, or is there and not to be replaced, or the folder cannot be
+        written to.
+        """
         path = self._path(name)
         problems = features.problems()
         if problems:
             raise ConfigError(f"voice {name} cannot be stored: {'; '.join(problems)}")
-        if path.exists() and not replace:
-            raise ConfigError(f"there is a voice {name} already: remove it first, or choose another name")
-        metadata = {
-            "format": FORMAT,
-            "transcript": features.transcript,
-            "provenance": json.dumps(dict(features.provenance), ensure_ascii=False),
-        }
+        self.check_free(name, replace)
+        about = {"format": FORMAT, "transcript": features.transcript, "provenance": dict(features.provenance)}
+        # One entry: the order in which safetensors writes several differs from one process to the next.
+        metadata = {_ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True)}
         tensors = {
             "speech_tokens": features.speech_tokens.to(torch.int32).contiguous(),
             "mel": features.mel.contiguous(),
             "embedding": features.embedding.contiguous(),
             "transcript_ids": torch.tensor(features.transcript_ids, dtype=torch.int32),
         }
-        self.directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
-            partial.write_bytes(save(tensors, metadata))
-            partial.replace(path)  # a server that reads meanwhile sees the old voice or the new, never half
-        finally:
-            partial.unlink(missing_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.write_bytes(save(tensors, metadata))
+                partial.replace(path)  # a server that reads meanwhile sees the old voice or the new, never half
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the voice folder {self.directory} cannot be written to ({error.strerror or error}): "
+                "make it writable, or name another with --voices"
+            ) from error
         return path
 
     def load(self, name: str) -> PromptFeatures:
@@ -72,31 +90,36 @@ class VoiceStore:
         path = self._path(name)
         try:
             with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"its format is {metadata.get('format')!r}")
+                about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+                if about.get("format") != FORMAT:
+                    raise ValueError(f"its format is {about.get('format')!r}")
                 features = PromptFeatures(
                     file.get_tensor("speech_tokens").to(torch.int64),
                     file.get_tensor("mel").float(),
                     file.get_tensor("embedding").float(),
-                    metadata.get("transcript", ""),
+                    about["transcript"],
                     tuple(file.get_tensor("transcript_ids").tolist()),
-                    json.loads(metadata.get("provenance", "{}")),
+                    about["provenance"],
                 )
             problems = features.problems()
             if problems:
                 raise ValueError("; ".join(problems))
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
             raise EngineUnavailable(
                 f"the voice file {path} cannot be used ({error}): make it again with telephony-tts voices add {name}"
             ) from error
         return features
 
     def remove(self, name: str) -> None:
-        """Raises UnknownVoice."""
+        """Raises UnknownVoice with the names near it, ConfigError where the folder cannot be written to."""
         if not _NAME.fullmatch(name) or not self._path(name).is_file():
-            raise UnknownVoice(f"there is no voice {name} in {self.directory}")
-        self._path(name).unlink()
+            near = get_close_matches(name, self.names(), n=3, cutoff=0.5)
+            known = f"near it: {', '.join(near)}" if near else f"there: {', '.join(self.names()) or 'none'}"
+            raise UnknownVoice(f"there is no voice {name} in {self.directory} ({known})")
+        try:
+            self._path(name).unlink()
+        except OSError as error:
+            raise ConfigError(f"{self._path(name)} cannot be removed: {error.strerror or error}") from error
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -117,7 +140,7 @@ def read_spk2info(path: Path) -> tuple[dict[str, PromptFeatures], list[str]]:
     except pickle.UnpicklingError as error:
         raise ConfigError(f"{path} is no plain file of tensors, so it was not read: {_first_line(error)}") from error
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
-        raise ConfigError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise ConfigError(f"{path} cannot be read, it is damaged or no spk2info.pt: {_first_line(error)}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} holds no speakers by name")
     voices: dict[str, PromptFeatures] = {}

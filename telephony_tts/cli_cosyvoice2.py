@@ -1,0 +1,304 @@
+"""The commands `voices` and `models`: what there is to speak with, and how it gets there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from telephony_tts.cli_settings import config_flags, overrides
+from telephony_tts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from telephony_tts.config import Config
+    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+
+Run = Callable[[argparse.Namespace], int]
+Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
+"""Adds a command: its name, what it does, examples, and the function that does it."""
+
+VOICES_EXAMPLES = """examples:
+  telephony-tts voices                                      every voice of every engine
+  telephony-tts voices --json --model /data/CosyVoice2-0.5B
+  telephony-tts voices add anna --wav anna.wav --text "What she says in it." --model /data/CosyVoice2-0.5B
+  telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
+  telephony-tts voices import spk2info.pt --only anna --model /data/CosyVoice2-0.5B
+"""
+_ADD_EXAMPLES = """examples:
+  telephony-tts voices add anna --wav anna.wav --text "Hello, how can I help you?" --model /data/CosyVoice2-0.5B
+  telephony-tts voices add anna --wav anna.flac --model /data/CosyVoice2-0.5B       another language than is spoken
+  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/CosyVoice2-0.5B --voice anna
+
+The recording: one person, 3 to 30 s (5 to 15 are best), no noise, no echo, 16 kHz or more. With --text the voice takes
+the manner of the recording too (zero-shot); without, only its sound (cross-lingual). Have the speaker's consent.
+"""
+_REMOVE_EXAMPLES = """examples:
+  telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
+"""
+_IMPORT_EXAMPLES = """examples:
+  telephony-tts voices import spk2info.pt --model /data/CosyVoice2-0.5B             every voice in it
+  telephony-tts voices import spk2info.pt --only anna ben --replace --model /data/CosyVoice2-0.5B
+
+Any of the three layouts that are about is read. The file is not executed.
+"""
+MODELS_EXAMPLES = """examples:
+  telephony-tts models pull /data/CosyVoice2-0.5B           fetch the official model (3.1 GB); again to go on
+  telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
+  telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
+  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
+"""
+_PULL_EXAMPLES = """examples:
+  telephony-tts models pull /data/CosyVoice2-0.5B
+  telephony-tts models pull /data/CosyVoice2-0.5B --source modelscope
+  HF_ENDPOINT=https://hub.example telephony-tts models pull /data/CosyVoice2-0.5B   a mirror
+  telephony-tts models pull /data/ours --repo our-team/CosyVoice2-ours              a fine-tuned one
+
+Broken off, it goes on where it was. Every file is compared with the hub's own SHA-256; one that is there and right is
+not fetched again, one that differs is replaced. The parts this engine has no use for stay behind.
+"""
+_RAW = argparse.RawDescriptionHelpFormatter
+
+
+def add_voices(command: Commands) -> None:
+    """The command `voices` with its actions."""
+    parser = command("voices", "list voices, add one from a recording, remove or import them", VOICES_EXAMPLES, _list)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
+        sub = actions.add_parser(
+            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
+            formatter_class=_RAW,
+        )  # fmt: skip
+        sub.set_defaults(run=run)
+        return sub
+
+    listing = action("list", "list the voices of the installed engines (also without ACTION)", VOICES_EXAMPLES, _list)
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    adding = action("add", "make a CosyVoice2 voice of a recording, in seconds", _ADD_EXAMPLES, _add)
+    adding.add_argument("name", metavar="NAME", help="what the voice is to be called")
+    adding.add_argument("--wav", metavar="FILE", required=True, help="the recording: WAV, FLAC, OGG or MP3")
+    adding.add_argument("--text", metavar="TRANSCRIPT", help="what is said in it, all of it and no more")
+    adding.add_argument("--replace", action="store_true", help="in place of a voice of that name")
+    removing = action("remove", "remove a stored CosyVoice2 voice", _REMOVE_EXAMPLES, _remove)
+    removing.add_argument("name", metavar="NAME", help="the voice")
+    importing = action("import", "store the voices of a spk2info.pt", _IMPORT_EXAMPLES, _import)
+    importing.add_argument("file", metavar="FILE", help="the spk2info.pt")
+    importing.add_argument("--only", metavar="NAME", nargs="+", default=[], help="these voices of it")
+    importing.add_argument("--replace", action="store_true", help="in place of voices of these names")
+    for sub in (listing, adding, removing, importing):
+        config_flags(sub)
+        sub.add_argument("--model", metavar="DIR", help="model directory (engines.cosyvoice2.model)")
+        sub.add_argument(
+            "--voices", metavar="DIR", help="voice folder (engines.cosyvoice2.voices; default MODEL/voices)"
+        )
+
+
+def with_action(arguments: list[str]) -> list[str]:
+    """`voices` and `voices --flags` are `voices list`: flags of one name in two parsers would hide each other."""
+    if arguments[:1] != ["voices"] or arguments[1:2] in (["-h"], ["--help"]):
+        return arguments
+    return arguments if arguments[1:] and not arguments[1].startswith("-") else ["voices", "list", *arguments[1:]]
+
+
+def add_models(command: Commands) -> None:
+    """The command `models` with its actions."""
+    parser = command("models", "fetch, check or make a CosyVoice2 model directory", MODELS_EXAMPLES, _check)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    pulling = actions.add_parser(
+        "pull", help="fetch a model from a hub, or go on fetching it", epilog=_PULL_EXAMPLES, formatter_class=_RAW,
+        description="Fetch a model from a hub, or go on fetching it, and check it.",
+    )  # fmt: skip
+    pulling.set_defaults(run=_pull)
+    checking = actions.add_parser("check", help="tell whether a model directory is complete and compatible")
+    checking.set_defaults(run=_check)
+    making = actions.add_parser("random", help="write random weights in the official layout: noises, for tests")
+    making.set_defaults(run=_random)
+    for sub in (pulling, checking, making):
+        sub.add_argument("dir", metavar="DIR", help="the model directory")
+    pulling.add_argument("--source", choices=("huggingface", "modelscope"), default="huggingface", help="the hub")
+    pulling.add_argument("--revision", metavar="R", help="branch, tag or commit (default: the hub's main branch)")
+    pulling.add_argument("--repo", metavar="ID", help="another repository than the official one")
+    making.add_argument("--size", choices=("tiny", "full"), default="tiny", help="6 MB or 2.6 GB (default tiny)")
+    making.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default 0)")
+
+
+# ---------------------------------------------------------------------- voices
+
+
+def _settings(arguments: argparse.Namespace) -> Config:
+    from telephony_tts import config
+
+    own = {"engines.cosyvoice2.model": arguments.model, "engines.cosyvoice2.voices": arguments.voices}
+    return config.load(arguments.config, {**own, **overrides(arguments)})
+
+
+def _store(settings: Config) -> VoiceStore:
+    """The folder of stored voices. Raises ConfigError where no setting tells which."""
+    from telephony_tts import app
+
+    directory = app.voice_directory(settings)
+    if directory is None:
+        raise ConfigError("which voices? give --model DIR or --voices DIR, or --config with engines.cosyvoice2.model")
+    app.need_torch()
+    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+
+    return VoiceStore(directory)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from telephony_tts import app
+
+    voices, problems = asyncio.run(app.list_voices(_settings(arguments)))
+    for problem in problems:
+        print(f"telephony-tts: cosyvoice2/{problem}", file=sys.stderr)
+    if arguments.json:
+        rows = [
+            {"name": v.name, "engine": v.engine, "languages": v.languages, "sample_rate_hz": v.sample_rate_hz,
+             "description": v.description}
+            for v in voices
+        ]  # fmt: skip
+        print(json.dumps(rows, ensure_ascii=False, indent=1))
+        return 0
+    width = max((len(f"{v.engine}/{v.name}") for v in voices), default=0)
+    for voice in voices:
+        print(f"{voice.engine + '/' + voice.name:<{width}}  {','.join(voice.languages):<11}  {voice.description}")
+    return 0
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    model, transcript = settings.engines.cosyvoice2.model, ""
+    if model is None:
+        raise ConfigError("which model? give --model DIR; telephony-tts models pull fetches one")
+    if arguments.text is not None:
+        transcript = _spoken(arguments.text)
+        if not transcript:
+            raise ConfigError("--text says nothing: give the words of the recording, or leave it out")
+    store = _store(settings)
+    from telephony_tts.engines.cosyvoice2.enrolment import enrol
+
+    made = enrol(
+        arguments.name, Path(arguments.wav), transcript, Path(model), store,
+        replace=arguments.replace, made_by=f"telephony-tts {_version()}",
+    )  # fmt: skip
+    for warning in made.warnings:
+        print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
+    about = made.features.provenance
+    kept, source = float(about["kept_s"]), float(about["source_s"])
+    print(f"{arguments.name}: {kept:.1f} of {source:.1f} s kept, {_explained(made.features.mode)}")
+    if transcript:
+        print(f'it says: "{transcript}"')
+    print(f"stored in {made.path}; a running server reads its voices when it starts")
+    return 0
+
+
+def _spoken(text: str) -> str:
+    """A transcript in words, as the model was trained on it (specification 3.4), or "" if nothing in it is spoken."""
+    from telephony_tts.engines.words import is_speakable
+    from telephony_tts.text.normalizer import normalize
+
+    words = " ".join(normalize(" ".join(text.split())).split())
+    return words if is_speakable(words) else ""
+
+
+def _explained(mode: str) -> str:
+    if mode == "zero-shot":
+        return "zero-shot: it speaks in the manner of the recording"
+    return "cross-lingual: the sound of the voice only, as there is no --text"
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    store = _store(_settings(arguments))
+    store.remove(arguments.name)
+    print(f"{arguments.name}: removed from {store.directory}; a running server has it until it starts again")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Exit status 1 if no voice could be imported."""
+    settings = _settings(arguments)
+    store = _store(settings)
+    from telephony_tts.engines.cosyvoice2.enrolment import embedding_size, import_speakers
+    from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+
+    model = settings.engines.cosyvoice2.model
+    n_embedding = ModelConfig().flow_encoder.d_speaker if model is None else embedding_size(Path(model))
+    n_imported = 0
+    for each in import_speakers(
+        Path(arguments.file), store, n_embedding, tuple(arguments.only), replace=arguments.replace
+    ):
+        if each.features is None:
+            print(f"telephony-tts: {each.name}: refused, {each.problem}", file=sys.stderr)
+        else:
+            n_imported += 1
+            print(f"{each.name}: imported, {each.description}")
+    if not n_imported:
+        print(f"telephony-tts: no voice of {arguments.file} could be imported", file=sys.stderr)
+        return 1
+    print(f"{n_imported} stored in {store.directory}; a running server reads its voices when it starts")
+    return 0
+
+
+# ---------------------------------------------------------------------- models
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("this needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Exit status 0 if the directory is good, 1 with one line per problem."""
+    _need_torch()
+    from telephony_tts.engines.cosyvoice2.weights import check_model_directory
+
+    problems = check_model_directory(Path(arguments.dir))
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{arguments.dir}: complete and compatible")
+    return 1 if problems else 0
+
+
+def _random(arguments: argparse.Namespace) -> int:
+    _need_torch()
+    from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+
+    write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed)
+    print(f"{arguments.dir}: a random {arguments.size} checkpoint; it babbles, and is for tests and measurements")
+    return 0
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    """Exit status 0 if the directory is complete and good, 130 if broken off by Ctrl-C."""
+    from telephony_tts.engines.cosyvoice2.download import OFFICIAL_REPOS, ProgressLine, pull
+    from telephony_tts.engines.cosyvoice2.hubs import open_hub
+
+    directory = Path(arguments.dir)
+    repo = arguments.repo or OFFICIAL_REPOS[arguments.source]
+    try:
+        with ProgressLine(sys.stderr) as progress:
+            pulled = pull(directory, open_hub(arguments.source), repo, arguments.revision, progress)
+    except KeyboardInterrupt:
+        print("telephony-tts: broken off; the same command goes on from here", file=sys.stderr)
+        return 130
+    for warning in pulled.warnings:
+        print(f"telephony-tts: {warning}", file=sys.stderr)
+    print(f"{directory}: {repo} at {pulled.revision}, {pulled.n_fetched} files fetched, {pulled.n_kept} were there")
+    if importlib.util.find_spec("torch") is None:
+        print(f"not checked further: pip install -e '.[cosyvoice]', then telephony-tts models check {directory}")
+        return 0
+    return _check(arguments)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("telephony-tts")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

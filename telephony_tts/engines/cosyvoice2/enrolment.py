@@ -1,0 +1,270 @@
+"""Voices from the command line: a recording becomes a stored voice, a spk2info.pt several, and what there is is listed.
+
+None of this loads the weights: a voice needs the two ONNX graphs of a model directory, and of `flow.pt` one shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.voice import (
+    PromptFeatures,
+    Recording,
+    extract,
+    frame_levels_db,
+    open_graph,
+    prepared,
+    read_recording,
+)
+from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
+from telephony_tts.engines.cosyvoice2.weights import SPEAKER_ONNX, TOKENS_ONNX
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError
+
+SPEAKERS_FILE = "spk2info.pt"
+GOOD_S = 5.0
+"""A shorter recording works, and holds few of a language's sounds."""
+MIN_CONTRAST_DB = 20.0
+"""Between a voice's loud moments and the pauses of the same recording."""
+PAUSE_SHARE = 0.1
+TELEPHONE_HZ = 4_200.0
+MIN_ABOVE_TELEPHONE = 1e-5
+"""Share of the energy above the telephone band, where a line and what was resampled from one have next to nothing."""
+MIN_LETTERS_A_SECOND, MAX_LETTERS_A_SECOND = 4.0, 30.0
+"""People read 12 to 18 letters a second and never reach 30. Below 4, most of what is heard is not in the transcript."""
+_LETTERS = (
+    (re.compile(r"[\u3400-\u9fff\uac00-\ud7af]"), 3.5),
+    (re.compile(r"[\u3040-\u30ff]"), 2.0),
+    (re.compile(r"[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"), 1.0),
+)
+"""A Chinese character or a Korean syllable takes about as long as three or four letters, a kana as two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A voice that was stored, and what may make it a poor one."""
+
+    path: Path
+    features: PromptFeatures
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A voice on disk: its features, or why it cannot be used."""
+
+    name: str
+    features: PromptFeatures | None
+    problem: str = ""
+
+    @property
+    def description(self) -> str:
+        """The mode, the seconds of its prompt, and where it comes from, as far as it is known; "" without features."""
+        if self.features is None:
+            return ""
+        seconds = f", {self.features.prompt_s:.1f} s" if self.features.prompt_s else ""
+        source = self.features.provenance.get("source")
+        return f"{self.features.mode}{seconds}" + (f" of {source}" if source else "")
+
+
+def enrol(
+    name: str,
+    recording: Path,
+    transcript: str,
+    model_dir: Path,
+    store: VoiceStore,
+    *,
+    replace: bool = False,
+    made_by: str = "",
+) -> Enrolled:
+    """Make a voice of a recording and store it. `transcript` is what is said in it, in words, or "".
+
+    Raises ConfigError for a name that cannot be or is taken and for a folder that cannot be written to, AudioError for
+    a recording that cannot become a voice, EngineUnavailable for a model directory that lacks what is needed.
+    """
+    store.check_free(name, replace)
+    for graph in (SPEAKER_ONNX, TOKENS_ONNX):
+        if not (model_dir / graph).is_file():
+            raise EngineUnavailable(
+                f"{model_dir} has no {graph}, which making a voice needs: fetch the model with telephony-tts models "
+                f"pull {model_dir}"
+            )
+    n_embedding = embedding_size(model_dir)
+    kept = prepared(read_recording(recording))
+    origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
+    if made_by:
+        origin["made_by"] = made_by
+    features = extract(
+        kept,
+        open_graph(model_dir / SPEAKER_ONNX),
+        open_graph(model_dir / TOKENS_ONNX),
+        transcript,
+        provenance=origin,
+    )
+    check_embedding(name, features, n_embedding)
+    warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
+    if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
+        warnings.append(f"it takes the place of the voice {name} of the model's own {SPEAKERS_FILE}")
+    return Enrolled(store.save(name, features, replace), features, tuple(warnings))
+
+
+def import_speakers(
+    path: Path, store: VoiceStore, n_embedding: int, only: tuple[str, ...] = (), replace: bool = False
+) -> Iterator[Listed]:
+    """Store the voices of a spk2info.pt, or those named, and tell of each whether it is in the store now.
+
+    Raises ConfigError where the file cannot be read or lacks a voice that was named; then none is stored.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    voices, problems = read_spk2info(path)
+    refused = _by_name(problems)
+    there = [*voices, *(name for name in refused if name not in voices)]
+    absent = [name for name in only if name not in there]
+    if absent:
+        raise ConfigError(f"{path} has no voice {', '.join(absent)}; it has {', '.join(there) or 'none'}")
+    return _stored([name for name in there if not only or name in only], voices, refused, store, n_embedding, replace)
+
+
+def _stored(
+    names: list[str],
+    voices: Mapping[str, PromptFeatures],
+    refused: Mapping[str, str],
+    store: VoiceStore,
+    n_embedding: int,
+    replace: bool,
+) -> Iterator[Listed]:
+    for name in names:
+        if name in refused:
+            yield Listed(name, None, refused[name])
+            continue
+        try:
+            check_embedding(name, voices[name], n_embedding)
+            store.save(name, voices[name], replace)
+        except ConfigError as error:
+            yield Listed(name, None, error.message)
+        else:
+            yield Listed(name, voices[name])
+
+
+def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
+    """The model directory's own voices, then those of the store, which hide them; in the order the engine has them."""
+    found: dict[str, Listed] = {}
+    n_embedding = ModelConfig().flow_encoder.d_speaker
+    if model_dir is not None:
+        voices, problems = _speakers(model_dir / SPEAKERS_FILE)
+        found = {name: Listed(name, features) for name, features in voices.items()}
+        found |= {name: Listed(name, None, problem) for name, problem in _by_name(problems).items()}
+        n_embedding = embedding_size(model_dir)
+    for name in store.names():
+        try:
+            found[name] = Listed(name, store.load(name))
+        except EngineError as error:
+            found[name] = Listed(name, None, error.message)
+    return [_of_size(listed, n_embedding) for listed in found.values()]
+
+
+def embedding_size(model_dir: Path) -> int:
+    """How many numbers a voice's embedding has for this model: the official 192, but for a model of other sizes.
+
+    Raises EngineUnavailable where flow.pt cannot tell.
+    """
+    path = model_dir / "flow.pt"
+    name = "spk_embed_affine_layer.weight"
+    try:
+        # Mapped, so that its names and shapes are read and not 450 MB; files of torch before 1.6 cannot be.
+        mapped = zipfile.is_zipfile(path)
+        return int(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape[1])
+    except Exception as error:  # a file can be damaged in more ways than the reader has errors for
+        reason = "there is no such file" if not path.exists() else (str(error).splitlines() or [repr(error)])[0]
+        raise EngineUnavailable(
+            f"{path} cannot be read ({reason}): see telephony-tts models check {model_dir}"
+        ) from error
+
+
+def check_embedding(name: str, features: PromptFeatures, n_embedding: int) -> None:
+    """Raises ConfigError where the voice was made for a model with another speaker network."""
+    if features.embedding.numel() != n_embedding:
+        raise ConfigError(
+            f"voice {name} does not fit this model: its embedding has {features.embedding.numel()} numbers and the "
+            f"model takes {n_embedding}; make the voice with this model's own {SPEAKER_ONNX}"
+        )
+
+
+# --------------------------------------------------------------------------- judgement
+
+
+def recording_warnings(recording: Recording) -> list[str]:
+    """What may make a poor voice of a recording that is not to be refused."""
+    found = []
+    if recording.seconds < GOOD_S:
+        found.append(f"it holds only {recording.seconds:.1f} s: {GOOD_S:.0f} to 15 s usually sound more like the voice")
+    levels = frame_levels_db(recording.wave, recording.rate_hz)
+    pauses, loud = levels.quantile(PAUSE_SHARE), levels.quantile(1 - PAUSE_SHARE)
+    if float(loud - pauses) < MIN_CONTRAST_DB:
+        found.append(
+            f"its quietest tenth is only {float(loud - pauses):.0f} dB below its loudest: there is noise, an echo or "
+            "music behind the voice, and the model speaks with it; a quiet room is better"
+        )
+    power = torch.fft.rfft(recording.wave).abs().square()
+    above = power[int(TELEPHONE_HZ * recording.wave.numel() / recording.rate_hz) :]
+    if float(above.sum()) < MIN_ABOVE_TELEPHONE * float(power.sum()):
+        found.append("it holds nothing above 4 kHz, as a telephone line's: the voice will sound muffled everywhere")
+    return found
+
+
+def transcript_warnings(transcript: str, seconds: float) -> list[str]:
+    """Whether a transcript can be what is said in so many seconds. What is not said, or not written, leaks out later:
+    the model begins each sentence with the rest of it."""
+    if not transcript:
+        return []
+    speed = sum(weight * len(kind.findall(transcript)) for kind, weight in _LETTERS) / seconds
+    if speed > MAX_LETTERS_A_SECOND:
+        return [f"the transcript is too long for {seconds:.1f} s of speech: it must say only what the recording says"]
+    if speed < MIN_LETTERS_A_SECOND:
+        return [f"the transcript is too short for {seconds:.1f} s of speech: it must say all that the recording says"]
+    return []
+
+
+# ------------------------------------------------------------------------------- parts
+
+
+def _of_size(listed: Listed, n_embedding: int) -> Listed:
+    if listed.features is None:
+        return listed
+    try:
+        check_embedding(listed.name, listed.features, n_embedding)
+    except ConfigError as error:
+        return Listed(listed.name, None, error.message)
+    return listed
+
+
+def _speakers(path: Path) -> tuple[Mapping[str, PromptFeatures], list[str]]:
+    """The voices of a model directory's own file; one that cannot be read has none, and the engine warns of it."""
+    if not path.is_file():
+        return {}, []
+    try:
+        return read_spk2info(path)
+    except TelephonyTTSError:
+        return {}, []
+
+
+def _by_name(problems: list[str]) -> dict[str, str]:
+    """`read_spk2info`'s lines "name: problem" by name, the first of each."""
+    found: dict[str, str] = {}
+    for line in problems:
+        name, _, problem = line.partition(": ")
+        found.setdefault(name, problem)
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,202 @@
+"""The two hubs that carry CosyVoice2, as what a download asks of one: which files there are, and the rest of a file.
+
+The hubs' own clients know endpoints, mirrors, proxies and tokens. They are asked for bytes from an offset on, because
+what they do with files by themselves differs: one throws away a file that broke off, the other keeps it elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from telephony_tts.errors import ConfigError, EngineUnavailable
+
+CHUNK_BYTES = 1 << 16
+"""Written at a time. What is received of an unfinished chunk is lost when the connection breaks: on a line that breaks
+often, large chunks never get on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """What a hub says of a file; None where it says nothing. Hashes are in small hexadecimal letters."""
+
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+    git_sha1: str | None = None
+    """Of a small file that is kept in git itself: SHA-1 over "blob", the length, a zero byte and the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a repository at one revision: a commit where the hub tells it, so that all are of one release."""
+
+    repo: str
+    revision: str
+    files: Mapping[str, HubFile]
+
+
+class Sink(Protocol):
+    """As much of a file as a hub's client needs to append to it."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def seek(self, offset: int, /) -> int: ...
+
+    def truncate(self) -> int: ...
+
+
+class Hub(Protocol):
+    """Where models come from. All errors are EngineUnavailable, `retryable` where trying again may help."""
+
+    def listing(self, repo: str, revision: str | None) -> Listing: ...
+
+    def read(self, listing: Listing, file: HubFile, part: Sink, offset: int) -> None:
+        """Append the file from `offset` on to `part`, which holds what is before it. What came stays when it breaks
+        off. A hub that does not know offsets truncates `part` and begins anew."""
+
+
+def open_hub(source: str) -> Hub:
+    """The hub of a name on the command line. Raises ConfigError where its client is not installed."""
+    hubs: dict[str, tuple[str, type[HuggingFace] | type[ModelScope]]] = {
+        "huggingface": ("huggingface_hub", HuggingFace),
+        "modelscope": ("modelscope_hub", ModelScope),
+    }
+    package, hub = hubs[source]
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"--source {source} needs the package {package}: pip install -e '.[hub]' in the checkout")
+    return hub()
+
+
+class HuggingFace:
+    """The Hugging Face hub, or the mirror of HF_ENDPOINT; with HF_TOKEN or a saved login where a repository is private."""
+
+    def __init__(self) -> None:
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.utils import disable_progress_bars
+
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES  # 10 MB by itself
+        disable_progress_bars()
+        # It tells of each broken connection; the reader sees that it goes on.
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        self._api = HfApi()
+
+    def listing(self, repo: str, revision: str | None) -> Listing:
+        try:
+            info = self._api.model_info(repo, revision=revision, files_metadata=True, timeout=30.0)
+        except Exception as error:  # the client's, and those of the HTTP library that this release of it uses
+            raise self._failure(error, repo, revision) from error
+        files = {}
+        for sibling in info.siblings or []:
+            sha256 = sibling.lfs.sha256.lower() if sibling.lfs is not None else None
+            git_sha1 = sibling.blob_id if sibling.lfs is None else None
+            files[sibling.rfilename] = HubFile(sibling.rfilename, sibling.size, sha256, git_sha1)
+        return Listing(repo, info.sha or revision or "main", files)
+
+    def read(self, listing: Listing, file: HubFile, part: Sink, offset: int) -> None:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers
+
+        url = hf_hub_url(listing.repo, file.name, revision=listing.revision, endpoint=self._api.endpoint)
+        # Of a compressed answer an offset would mean nothing.
+        headers = {**build_hf_headers(library_name="telephony-tts"), "Accept-Encoding": "identity"}
+        try:
+            http_get(url, part, resume_size=offset, headers=headers, expected_size=file.size)
+        except Exception as error:
+            raise self._failure(error, listing.repo, listing.revision, file.name) from error
+
+    def _failure(self, error: Exception, repo: str, revision: str | None, file: str = "") -> EngineUnavailable:
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        at = f"{self._api.endpoint} has no"
+        if isinstance(error, GatedRepoError):
+            return EngineUnavailable(f"{repo} is given out on request only: ask for it on its page, then set HF_TOKEN")
+        if isinstance(error, RepositoryNotFoundError):
+            return EngineUnavailable(f"{at} model {repo}, or it is private and HF_TOKEN is not set: see --repo")
+        if isinstance(error, RevisionNotFoundError):
+            return EngineUnavailable(f"{at} revision {revision} of {repo}: see --revision")
+        if isinstance(error, EntryNotFoundError):
+            return EngineUnavailable(f"{at} file {file} in {repo} at {revision}")
+        if isinstance(error, HFValidationError):
+            return EngineUnavailable(f"{repo!r} is no repository: expected OWNER/NAME")
+        hint = "HF_ENDPOINT names a mirror, --source modelscope another hub"
+        return _broken_off(error, self._api.endpoint, file, hint)
+
+
+class ModelScope:
+    """The ModelScope hub, or the address of MODELSCOPE_ENDPOINT."""
+
+    def __init__(self) -> None:
+        from modelscope_hub import HubApi, HubConfig
+
+        logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
+        self._api = HubApi(HubConfig())
+        self._endpoint: str = self._api.legacy.endpoint
+
+    def listing(self, repo: str, revision: str | None) -> Listing:
+        try:
+            found = self._api.list_repo_files(repo, "model", revision=revision)
+        except Exception as error:
+            raise self._failure(error, repo, revision) from error
+        files = {
+            file.path: HubFile(file.path, file.size or None, file.sha256.lower() if file.sha256 else None)
+            for file in found
+            if file.type != "tree"
+        }
+        return Listing(repo, revision or "master", files)
+
+    def read(self, listing: Listing, file: HubFile, part: Sink, offset: int) -> None:
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        try:
+            with self._api.legacy.download_stream(
+                listing.repo, "model", file.name, listing.revision, headers=headers
+            ) as response:
+                if offset and response.status_code != 206:
+                    part.seek(0)
+                    part.truncate()
+                for chunk in response.iter_content(CHUNK_BYTES):
+                    part.write(chunk)
+        except Exception as error:
+            raise self._failure(error, listing.repo, listing.revision, file.name) from error
+
+    def _failure(self, error: Exception, repo: str, revision: str | None, file: str = "") -> EngineUnavailable:
+        from modelscope_hub import InvalidParameter, NotExistError, PermissionDeniedError
+
+        what = f"file {file} in {repo}" if file else f"model {repo}"
+        at = f" at {revision}" if revision else ""
+        if isinstance(error, (NotExistError, PermissionDeniedError)):
+            return EngineUnavailable(f"{self._endpoint} has no {what}{at}, or it is private: see --repo and --revision")
+        if isinstance(error, InvalidParameter):
+            return EngineUnavailable(f"{repo!r} is no repository: expected OWNER/NAME")
+        hint = "MODELSCOPE_ENDPOINT names another address, --source huggingface another hub"
+        return _broken_off(error, self._endpoint, file, hint)
+
+
+def _broken_off(error: Exception, endpoint: str, file: str, hint: str) -> EngineUnavailable:
+    status: Any = getattr(getattr(error, "response", error), "status_code", None)
+    reason = f"HTTP status {status}" if status else _reason(error)
+    doing = f"{file} could not be fetched" if file else "it could not be asked"
+    may_pass = not status or status == 429 or status >= 500
+    return EngineUnavailable(f"{endpoint}: {doing} ({reason}); is there a network? {hint}", retryable=may_pass)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said at the bottom of it, such as "Connection refused"; else the first line of the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -1,0 +1,397 @@
+"""`telephony-tts voices`: from a recording to a voice that speaks, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+
+from telephony_tts import app, config
+from telephony_tts.audio.wav import read_wav
+from telephony_tts.cli import main
+from telephony_tts.engines.cosyvoice2 import enrolment
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+
+torch.set_num_threads(1)
+
+SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real speech at 24 kHz, by the embedded voice."""
+    path = tmp_path_factory.mktemp("recording") / "anna.wav"
+    assert main(["say", SAID, str(path), "--pcm", "--voice", "hibari/heart"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("original")
+    write_random_checkpoint(path)
+    return path
+
+
+@pytest.fixture
+def model(original: Path, tmp_path: Path) -> Path:
+    """A model directory of the test's own, with the files of the one that was made once."""
+    path = tmp_path / "model"
+    (path / "CosyVoice-BlankEN").mkdir(parents=True)
+    for file in original.rglob("*"):
+        if file.is_file():
+            (path / file.relative_to(original)).symlink_to(file)
+    return path
+
+
+def speech(recording: Path) -> tuple[np.ndarray, int]:
+    samples, rate_hz = soundfile.read(recording, dtype="float32")
+    return samples, rate_hz
+
+
+def stored(model: Path) -> list[str]:
+    folder = model / "voices"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+# ------------------------------------------------------------------------------ a life
+
+
+def test_a_voice_is_added_speaks_is_listed_and_removed(
+    model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, of_model = tmp_path / "out.wav", ["--model", str(model)]
+    assert main(["voices", "add", "anna", "--wav", str(recording), "--text", SAID, *of_model]) == 0
+    told = capsys.readouterr()
+    seconds = VoiceStore(model / "voices").load("anna").prompt_s
+    assert "zero-shot" in told.out and str(model / "voices" / "anna.safetensors") in told.out
+    assert "a running server reads its voices when it starts" in told.out and told.err == ""
+    assert 5 < seconds < 12 and f"{seconds:.1f}"[:1] in told.out.splitlines()[0]
+
+    say = ["say", "Good morning.", str(out), "--engine", "cosyvoice2", *of_model, "--voice", "anna"]
+    assert main(say) == 0
+    assert np.abs(np.frombuffer(read_wav(str(out)).payload, np.uint8).astype(int) - 255).max() > 100
+    capsys.readouterr()
+
+    assert main(["voices", *of_model]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cosyvoice2/anna")]
+    assert f"zero-shot, {seconds:.1f} s of anna.wav" in line
+    assert main(["voices", "remove", "anna", *of_model]) == 0
+    assert "anna: removed" in capsys.readouterr().out and stored(model) == []
+    out.unlink()
+    assert main(say) == 1
+    assert "no voice 'anna'" in capsys.readouterr().err and not out.exists()
+
+
+def test_the_transcript_is_stored_in_words_and_without_one_the_voice_is_cross_lingual(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Your balance is  $42.50,\nand the code is 7 for today. Is there anything else?"
+    assert main(["voices", "add", "a", "--wav", str(recording), "--text", text, "--model", str(model)]) == 0
+    assert "forty two dollars" in capsys.readouterr().out.replace("-", " ")
+    assert main(["voices", "add", "b", "--wav", str(recording), "--model", str(model)]) == 0
+    assert "cross-lingual" in capsys.readouterr().out
+    store = VoiceStore(model / "voices")
+    transcript = store.load("a").transcript
+    assert not any(letter.isdigit() for letter in transcript) and "  " not in transcript and "\n" not in transcript
+    assert (store.load("a").mode, store.load("b").mode) == ("zero-shot", "cross-lingual")
+    assert store.load("b").transcript == "" and store.load("b").transcript_ids == ()
+
+
+def test_what_is_stored_tells_where_it_is_from_and_is_the_same_in_every_process(
+    model: Path, recording: Path, tmp_path: Path
+) -> None:
+    for folder in "ab":
+        command = [sys.executable, "-m", "telephony_tts.cli", "voices", "add", "anna", "--wav", str(recording)]
+        command += ["--text", SAID, "--model", str(model), "--voices", str(tmp_path / folder)]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+    first, second = ((tmp_path / folder / "anna.safetensors").read_bytes() for folder in "ab")
+    assert first == second
+    about = VoiceStore(tmp_path / "a").load("anna").provenance
+    assert about["source"] == "anna.wav" and about["source_rate_hz"] == "24000" and about["source_channels"] == "1"
+    assert {len(about[key]) for key in ("source_sha256", "campplus_sha256", "speech_tokenizer_v2_sha256")} == {64}
+    assert float(about["kept_s"]) <= float(about["source_s"]) and about["made_by"].startswith("telephony-tts ")
+
+
+def test_adding_needs_no_weights_but_one_shape(model: Path, recording: Path) -> None:
+    for name in ("llm.pt", "hift.pt", "cosyvoice2.yaml"):
+        (model / name).unlink()
+    assert main(["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]) == 0
+
+
+@pytest.mark.parametrize("extension", ["flac", "ogg"])
+def test_other_kinds_of_files_are_read(model: Path, recording: Path, tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a.{extension}"
+    soundfile.write(path, *speech(recording))
+    assert main(["voices", "add", "a", "--wav", str(path), "--model", str(model)]) == 0
+
+
+def test_the_folder_can_be_set_in_the_configuration(
+    model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f"engines: {{cosyvoice2: {{model: {model}, voices: mine}}}}\n")
+    assert main(["voices", "add", "anna", "--wav", str(recording), "--config", str(file)]) == 0
+    assert os.listdir(tmp_path / "mine") == ["anna.safetensors"] and stored(model) == []
+    settings = config.load(str(file))
+    assert app.voice_directory(settings) == tmp_path / "mine"
+    assert app.voice_directory(config.load(None, {"engines.cosyvoice2.model": "m"})) == Path("m/voices")
+    assert app.voice_directory(config.Config()) is None
+    capsys.readouterr()
+    assert main(["voices", "list", "--voices", str(tmp_path / "mine")]) == 0, "a folder alone can be listed"
+    assert "cosyvoice2/anna" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------- hints
+
+
+def test_replacing_a_voice_wants_to_be_asked_for(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = ["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]
+    assert main(add) == 0
+    assert main([*add, "--text", SAID]) == 2
+    error = capsys.readouterr().err
+    assert "there is a voice anna already" in error and "--replace" in error
+    assert VoiceStore(model / "voices").load("anna").mode == "cross-lingual"
+    assert main([*add, "--text", SAID, "--replace"]) == 0
+    assert VoiceStore(model / "voices").load("anna").mode == "zero-shot"
+
+
+def test_a_voice_that_hides_the_models_own_says_so(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["voices", "add", "prompted", "--wav", str(recording), "--model", str(model)]) == 0
+    assert "takes the place of the voice prompted" in capsys.readouterr().err
+
+
+def noisy(samples: np.ndarray, rate_hz: int) -> np.ndarray:
+    return samples + 0.02 * np.random.default_rng(0).standard_normal(len(samples)).astype(np.float32)
+
+
+def from_a_telephone(samples: np.ndarray, rate_hz: int) -> np.ndarray:
+    return np.asarray(soxr.resample(soxr.resample(samples, rate_hz, 8000), 8000, rate_hz))
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "hint"),
+    [
+        (lambda samples, rate_hz: samples, SAID, ""),
+        (noisy, SAID, "noise"),
+        (from_a_telephone, SAID, "above 4 kHz"),
+        (lambda samples, rate_hz: samples[: 4 * rate_hz], "Thank you for calling. Your parcel is on its way.", "only"),
+        (lambda samples, rate_hz: samples, "Hi.", "too short"),
+        (lambda samples, rate_hz: samples, 4 * SAID, "too long"),
+        (lambda samples, rate_hz: samples, "感谢您的来电您的包裹已经在路上明天就会送到您手里请问", ""),
+        (lambda samples, rate_hz: samples, "您好", "too short"),
+    ],
+    ids=["good", "noise", "telephone", "short", "few words", "many words", "hanzi", "few hanzi"],
+)
+def test_what_may_make_a_poor_voice_is_hinted_at(
+    change: object, text: str, hint: str, model: Path, recording: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    samples, rate_hz = speech(recording)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, change(samples, rate_hz), rate_hz, subtype="FLOAT")  # type: ignore[operator]
+    assert main(["voices", "add", "a", "--wav", str(path), "--text", text, "--model", str(model)]) == 0
+    error = capsys.readouterr().err
+    assert (hint in error and len(error.splitlines()) == 1) if hint else error == ""
+
+
+# -------------------------------------------------------------------------------- bad
+
+
+def bad_recordings(recording: Path, folder: Path) -> dict[str, Path]:
+    samples, rate_hz = speech(recording)
+    murmur = np.tile(samples, 8)
+    waves = {
+        "opposed": (np.stack([samples, -samples], 1), rate_hz),
+        "8k": (samples[::3], 8000),
+        "silent": (np.zeros(5 * rate_hz, np.float32), rate_hz),
+        "clipped": ((20 * samples).clip(-1, 1), rate_hz),
+        "2s": (samples[: 2 * rate_hz], rate_hz),
+        "40s": (murmur[: 40 * rate_hz], rate_hz),
+    }
+    for name, (wave, hz) in waves.items():
+        soundfile.write(folder / f"{name}.wav", wave, hz, subtype="FLOAT")
+    (folder / "text.wav").write_text("this is not audio")
+    return {name: folder / f"{name}.wav" for name in [*waves, "text", "nowhere"]}
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("nowhere", ["nowhere.wav", "no such file"]),
+        ("text", ["text.wav", "cannot be read as audio", "WAV"]),
+        ("opposed", ["cancel each other", "give one channel"]),
+        ("8k", ["8000 Hz", "16000 Hz or more"]),
+        ("silent", ["silent", "nearer to the microphone"]),
+        ("clipped", ["clipped", "record it more quietly"]),
+        ("2s", ["should hold 3 to 30 s"]),
+        ("40s", ["should hold 3 to 30 s"]),
+    ],
+)
+def test_a_recording_that_makes_no_voice_is_refused_with_what_to_do(
+    which: str, words: list[str], model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bad_recordings(recording, tmp_path)[which]
+    assert main(["voices", "add", "anna", "--wav", str(path), "--model", str(model)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("telephony-tts: ") and error.count("\n") == 1
+    assert all(word in error for word in words), error
+    assert stored(model) == [] and not (model / "voices").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["add", "anna", "--wav", "{wav}"], 2, ["--model DIR", "models pull"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{folder}/none"], 1, ["campplus.onnx", "models pull"]),
+        (["add", "../anna", "--wav", "{wav}", "--model", "{model}"], 2, ["cannot be a voice's name"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "  "], 2, ["--text says nothing"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "?!"], 2, ["--text says nothing"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--voices", "{wav}/x"], 2, ["cannot be written to"]),
+        (["remove", "prompted", "--model", "{model}"], 1, ["no voice prompted"]),
+        (["remove", "anna"], 2, ["--model DIR or --voices DIR"]),
+        (["remove", "../anna", "--model", "{model}"], 1, ["no voice ../anna"]),
+        (["import", "{folder}/none.pt", "--model", "{model}"], 2, ["no file", "none.pt"]),
+        (["import", "{wav}", "--model", "{model}"], 2, ["cannot be read", "no spk2info.pt"]),
+        (["import", "{model}/spk2info.pt", "--model", "{model}", "--only", "anna"], 2, ["anna", "preset, prompted"]),
+        (["import", "{model}/spk2info.pt", "--model", "{folder}/none"], 1, ["flow.pt", "no such file"]),
+        (["list", "--model", "{folder}/none"], 1, ["flow.pt", "models check"]),
+    ],
+)
+def test_wrong_use_is_told_in_a_line_and_leaves_nothing(
+    arguments: list[str], code: int, words: list[str], model: Path, recording: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    filled = [part.format(wav=recording, model=model, folder=tmp_path) for part in arguments]
+    assert main(["voices", *filled]) == code
+    error = capsys.readouterr().err
+    assert error.startswith("telephony-tts: ") and error.count("\n") == 1, error
+    assert all(word in error for word in words), error
+    assert not (model / "voices").exists()
+
+
+def test_a_disk_that_fails_leaves_no_half_voice(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    assert main(["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]) == 2
+    assert "No space left on device" in capsys.readouterr().err and stored(model) == []
+
+
+def test_near_names_are_told(model: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]) == 0
+    assert main(["voices", "remove", "ana", "--model", str(model)]) == 1
+    assert "near it: anna" in capsys.readouterr().err
+
+
+def resized(model: Path, n_embedding: int) -> None:
+    """Make flow.pt that of a model whose voices have so many numbers."""
+    state = torch.load(model / "flow.pt", weights_only=True)
+    weight = state["spk_embed_affine_layer.weight"]
+    state["spk_embed_affine_layer.weight"] = torch.zeros(weight.shape[0], n_embedding)
+    (model / "flow.pt").unlink()
+    torch.save(state, model / "flow.pt")
+
+
+def test_a_voice_of_another_speaker_network_is_refused(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resized(model, 512)
+    for arguments in (["add", "anna", "--wav", str(recording)], ["import", str(model / "spk2info.pt")]):
+        code = main(["voices", *arguments, "--model", str(model)])
+        error = capsys.readouterr().err
+        assert code == (2 if arguments[0] == "add" else 1)
+        assert "192 numbers and the model takes 512" in error and not (model / "voices").exists()
+
+
+# ------------------------------------------------------------------------------ import
+
+
+def test_the_voices_of_a_file_are_imported_and_the_bad_ones_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = torch.load(model / "spk2info.pt", weights_only=True)
+    third = {"spk_id": "c", "prompt_text": "Hello.", "prompt_text_token": entries["prompted"]["prompt_text"],
+             "speech_token": entries["prompted"]["flow_prompt_speech_token"],
+             "speech_feat": entries["prompted"]["prompt_speech_feat"],
+             "embedding": entries["preset"]["embedding"]}  # fmt: skip
+    bad = {"embedding": torch.zeros(1, 192)}
+    file = tmp_path / "spk.pt"
+    torch.save({**entries, "third": third, "bad": bad, "a name": entries["preset"]}, file)
+    command = ["voices", "import", str(file), "--voices", str(tmp_path / "own")]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[:3] == [
+        "preset: imported, preset of spk.pt: preset",
+        "prompted: imported, zero-shot, 3.5 s of spk.pt: prompted",
+        "third: imported, zero-shot, 3.5 s of spk.pt: third",
+    ]
+    assert "3 stored in" in told.out
+    assert "bad: refused, the embedding is not finite or all zero" in told.err
+    assert "a name: refused" in told.err and "cannot be a voice's name" in told.err
+    assert VoiceStore(tmp_path / "own").names() == ["preset", "prompted", "third"]
+    assert main([*command, "--only", "bad"]) == 1
+    assert "no voice of" in capsys.readouterr().err
+    assert main([*command, "--only", "third", "preset"]) == 1, "they are there already"
+    assert main([*command, "--only", "third", "--replace"]) == 0
+    assert capsys.readouterr().out.startswith("third: imported")
+
+
+# -------------------------------------------------------------------------------- list
+
+
+def test_the_list_is_what_the_engine_has_and_takes_no_weights(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("anna", "prompted"):
+        assert main(["voices", "add", name, "--wav", str(recording), "--model", str(model)]) == 0
+    (model / "voices" / "broken.safetensors").write_bytes(b"nothing")
+    other = enrolment.read_spk2info(model / "spk2info.pt")[0]["preset"]
+    wide = type(other)(other.speech_tokens, other.mel, torch.ones(512))
+    VoiceStore(model / "voices").save("wide", wide)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("telephony_tts.engines.cosyvoice2.service.CosyVoice2Engine.start", None)
+        assert main(["voices", "--json", "--model", str(model)]) == 0
+    told = capsys.readouterr()
+    rows = [row for row in json.loads(told.out) if row["engine"] == "cosyvoice2"]
+    assert [row["name"] for row in rows] == ["preset", "prompted", "anna"]
+    assert rows[0]["languages"] == ["zh", "en", "ja", "ko"] and rows[0]["sample_rate_hz"] == 24_000
+    assert rows[0]["description"] == "preset of spk2info.pt: preset" and "cross-lingual" in rows[1]["description"]
+    assert "cosyvoice2/broken cannot be used" in told.err and "cosyvoice2/wide cannot be used" in told.err
+
+    catalog = app.build_catalog(config.load(None, {"engines.cosyvoice2.model": str(model)}))
+
+    async def names() -> list[str]:
+        await catalog.start()
+        try:
+            return [voice.name for voice in catalog.voices if voice.engine == "cosyvoice2"]
+        finally:
+            await catalog.close()
+
+    assert asyncio.run(names()) == [row["name"] for row in rows]
+
+
+@pytest.mark.parametrize("action", [[], ["list"], ["add"], ["remove"], ["import"]])
+def test_help_has_examples(action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["voices", *action, "--help"])
+    assert ended.value.code == 0 and f"telephony-tts voices {' '.join(action)}" in capsys.readouterr().out
