@@ -7,8 +7,10 @@ into PCM chunks. Closing the generator is the cancel, so the promise is in the t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -35,12 +37,93 @@ class Voice:
         return any(own.lower().split("-")[0] == wanted for own in self.languages)
 
 
+class TextFeed:
+    """The rest of an utterance's text, coming while it is spoken. Thread-safe: pushed on the loop, taken on a worker.
+
+    One pushes, one takes. The end says only that no more comes: of a sentence spoken to its end, or of one cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pieces: list[str] = []
+        self._ended = False
+        self._end_taken = False
+        self._wake: Callable[[], None] | None = None
+
+    def push(self, text: str) -> None:
+        """More text, to be joined to what came before without a blank. After the end it is dropped."""
+        if not text:
+            return
+        with self._lock:
+            if self._ended:
+                return
+            self._pieces.append(text)
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def end(self) -> None:
+        """No more text comes. Idempotent."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def take(self) -> tuple[str, bool]:
+        """All text pushed since the last take, "" if none; and whether the end has come, so that no more follows it."""
+        with self._lock:
+            text = "".join(self._pieces)
+            self._pieces.clear()
+            self._end_taken = self._ended
+            return text, self._ended
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, in whatever thread brings the news: text that was not taken, or an end that was not.
+
+        If there is such news already it is called now, in this thread. One `wake` waits at a time; a later one takes
+        the place of an earlier one.
+        """
+        with self._lock:
+            is_news = bool(self._pieces) or (self._ended and not self._end_taken)
+            self._wake = None if is_news else wake
+        if is_news:
+            wake()
+
+    async def whole(self) -> str:
+        """Wait for the end and take everything not yet taken; for an engine that wants its text whole."""
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        texts: list[str] = []
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(news.set)
+
+        while True:
+            text, is_last = self.take()
+            texts.append(text)
+            if is_last:
+                return "".join(texts)
+            news.clear()
+            self.on_news(wake)
+            try:
+                await news.wait()
+            finally:
+                with self._lock:
+                    self._wake = None  # a wait given up may leave no loop behind that could be woken
+
+
 @dataclass(frozen=True, slots=True)
 class Utterance:
     """One sentence to speak.
 
     `text` is already normalised: what is to be said, in words. `deadline_ns` is the monotonic time at
     which the caller would hear silence; an engine with a queue serves the smallest first.
+
+    With `more` the sentence is still being written: `text` is its beginning, and what follows it comes through the
+    feed. Only an engine that `streams_text` gets such an utterance.
     """
 
     id: str
@@ -53,6 +136,7 @@ class Utterance:
     call: str = ""
     turn: str = ""
     deadline_ns: int = 0
+    more: TextFeed | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +173,8 @@ class Engine(Protocol):
     """A speech engine. `tests/engines/conformance.py` is the contract in executable form."""
 
     name: str
+    streams_text: bool
+    """Whether `synthesize` speaks `Utterance.text` while the rest of it comes through `Utterance.more`."""
 
     @property
     def voices(self) -> tuple[Voice, ...]:

@@ -129,6 +129,7 @@ class EspeakEngine:
 
     def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ()) -> None:
         self.name = "espeak"
+        self.streams_text = False
         self.voices: tuple[Voice, ...] = tuple(
             Voice(
                 name, self.name, _LANGUAGES.get(name, (name,)), SAMPLE_RATE_HZ, description="espeak-ng, formant voice"

@@ -84,6 +84,7 @@ class FakeEngine:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.name = name
+        self.streams_text = False
         self.voices: tuple[Voice, ...] = tuple(
             Voice(voice, name, tuple(languages), sample_rate_hz, description="a tone per character")
             for voice in voice_names

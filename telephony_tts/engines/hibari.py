@@ -38,6 +38,7 @@ class HibariEngine:
 
     def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ("espeak",)) -> None:
         self.name = "hibari"
+        self.streams_text = False
         self.voices: tuple[Voice, ...] = (_HEART,)
         self._n_workers = n_workers
         self._alternatives = tuple(alternatives)

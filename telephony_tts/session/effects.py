@@ -16,6 +16,15 @@ class Synthesize:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """More text of this utterance, for its `more`: the bot has written it while the beginning was being spoken."""
+
+    utterance_id: str
+    text: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Take the next chunk of this utterance; the call is no longer too far ahead."""
 
@@ -24,7 +33,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Close this utterance's generator; nothing it still yields is wanted."""
+    """Close this utterance's generator; nothing it still yields is wanted, and no more text comes for it."""
 
     utterance_id: str
 
@@ -37,4 +46,4 @@ class Finish:
     reason: str
 
 
-Effect = Synthesize | Pull | Cancel | Finish | ToBot | ToMedia
+Effect = Synthesize | Feed | Pull | Cancel | Finish | ToBot | ToMedia

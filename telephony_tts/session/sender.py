@@ -119,7 +119,7 @@ class Sender:
         waits_for_engine = turn.n_done < len(turn.parts)
         if not turn.is_dry:
             turn.is_dry = True
-            turn.underruns += waits_for_engine
+            turn.underruns += waits_for_engine and not turn.waits_for_bot
         if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
             # Between utterances: the end of the last word must not wait inside the resampler for the next sentence.
             turn.encoder.drain()

@@ -146,6 +146,10 @@ class Session:
         if found is None:
             return
         turn, part = found
+        if part.is_open:
+            error = EngineError("the engine ended the speech of a sentence before it had the end of its text")
+            self.audio_failed(utterance_id, error, now_ns)
+            return
         turn.end_part(part)
         self._supply.ended()
         self._dirty = True

@@ -27,7 +27,9 @@ class SessionSettings:
     """How one call speaks.
 
     `lead_ms` is how far ahead of real time frames are sent, `ahead_ms` how far ahead of the playout speech is
-    synthesised. `pace` "burst" sends whatever is ready at once, for peers that buffer.
+    synthesised. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it; "sentence"
+    waits for its end. `control_tokens` are signs for the engine, handed on as they stand in the text. `pace` "burst"
+    sends whatever is ready at once, for peers that buffer.
     """
 
     session: str = "s"
@@ -45,6 +47,8 @@ class SessionSettings:
     speed: float = 1.0
     first_clause_chars: int = 24
     text_timeout_ms: int = 500
+    text_mode: str = "sentence"
+    control_tokens: tuple[str, ...] = ()
     mark_timeout_ms: int = 2000
     engine_timeout_ms: int = 30_000
     limits: Limits = Limits()

@@ -6,7 +6,7 @@ woken for every 100 ms it may make costs more in waking than in encoding (docs/e
 
 from __future__ import annotations
 
-from telephony_tts.session.effects import Cancel, Effect, Pull, Synthesize
+from telephony_tts.session.effects import Cancel, Effect, Feed, Pull, Synthesize
 from telephony_tts.session.turn import Part, Turn
 
 _RUN_NS = 500_000_000
@@ -30,6 +30,7 @@ class Supply:
     def poll(self, now_ns: int, media_end_ns: int) -> int | None:
         """Submit or pull what is wanted now; returns when to look again."""
         if self._active is not None:
+            self._feed(self._active[0], self._active[1], now_ns)
             if self._hungry:
                 dry_ns = self.dry_ns(now_ns, media_end_ns)
                 if dry_ns - (self._ahead_ns if self._filling else self._refill_ns) > now_ns:
@@ -40,7 +41,7 @@ class Supply:
                 self._filling = True
                 self._ask(now_ns)
                 self._out.append(Pull(utterance.id))
-            return self._asked_ns + self._patience_ns
+            return self._patient_until_ns()
         candidate = self._next(now_ns)
         if candidate is None:
             return None
@@ -51,26 +52,50 @@ class Supply:
         self._active = candidate
         self._ask(now_ns)
         self._out.append(Synthesize(turn.submit(part, deadline_ns, now_ns)))
-        return now_ns + self._patience_ns
+        return self._patient_until_ns()
+
+    def _feed(self, turn: Turn, part: Part, now_ns: int) -> None:
+        """Give the engine what the bot has written of the sentence it has begun."""
+        more = turn.more_text()
+        if more is not None:
+            assert part.utterance is not None
+            text, last = more
+            self._asked_ns = now_ns
+            self._out.append(Feed(part.utterance.id, text, last))
+
+    def _patient_until_ns(self) -> int | None:
+        """When the engine will have been silent for too long; None while it may be waiting for the bot's text."""
+        if self._active is None or self._active[0].waits_for_bot:
+            return None
+        return self._asked_ns + self._patience_ns
 
     def _ask(self, now_ns: int) -> None:
         self._hungry = False
         self._asked_ns = now_ns
 
     def stuck(self, now_ns: int) -> Turn | None:
-        """The turn whose engine was asked for audio and has given none for longer than a caller would wait."""
-        waited = self._active is not None and not self._hungry and now_ns - self._asked_ns >= self._patience_ns
-        return self._active[0] if waited and self._active is not None else None
+        """The turn whose engine was asked for audio and has given none for longer than a caller would wait.
+
+        A sentence that is still being written is waited for with it; the time counts from the end of its text.
+        """
+        if self._active is None or self._hungry:
+            return None
+        until_ns = self._patient_until_ns()
+        return self._active[0] if until_ns is not None and now_ns >= until_ns else None
 
     def _next(self, now_ns: int) -> tuple[Turn, Part] | None:
-        """The next sentence in speaking order; a turn still open holds back the turns after it."""
+        """The next sentence in speaking order; a turn still open holds back the turns after it.
+
+        Where none is complete, it is the beginning of the one being written, if the call speaks interleaved.
+        """
         for turn in self._turns:
             turn.cut(now_ns)
             part = turn.next_part()
             if part is not None:
                 return turn, part
             if not turn.text_exhausted:
-                return None
+                part = turn.open_part(now_ns)
+                return (turn, part) if part is not None else None
         return None
 
     def dry_ns(self, now_ns: int, media_end_ns: int) -> int:

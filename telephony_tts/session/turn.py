@@ -8,14 +8,15 @@ schedule, marks) and all of it goes when the turn goes; audio that comes later f
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from telephony_tts.audio.encoder import Encoder
-from telephony_tts.engines.api import Chunk, Utterance
+from telephony_tts.engines.api import Chunk, TextFeed, Utterance
 from telephony_tts.session.playout import Playout
 from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
+from telephony_tts.text.settled import settled
 
 # Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
 _PIECE_CHARS = 256
@@ -23,15 +24,22 @@ _SENTENCES_AHEAD = 2
 _PIECES_AT_ONCE = 4
 # The segmenter lets an ordinary last word go only when asked again with nothing fed between.
 _TIMEOUTS = 2
+# How much of an open sentence is looked at beyond what was fed; the segmenter ends any sentence sooner.
+_OPEN_CHARS = 512
 
 
 @dataclass(slots=True)
 class Part:
-    """A sentence on its way to speech."""
+    """A sentence on its way to speech.
+
+    While it is open the bot still writes it: `sentence` and the utterance's text are what of it was given to the
+    engine so far. `ready_ns` is when the sentence was complete, of a part that began open when it began.
+    """
 
     sentence: Sentence
     index: int
     ready_ns: int
+    is_open: bool = False
     spans: list[Span] = field(default_factory=list)
     utterance: Utterance | None = None
     submitted_ns: int | None = None
@@ -105,6 +113,9 @@ class Turn:
         self.n_submitted = 0
         self.n_done = 0
         self.n_skipped = 0
+        self._open: Part | None = None
+        self._last_text: str | None = None
+        """The end of what was the open part, until `more_text` hands it over."""
 
     # ------------------------------------------------------------------ text
 
@@ -197,7 +208,11 @@ class Turn:
 
     def _add(self, sentences: list[Sentence], now_ns: int) -> None:
         for sentence in sentences:
-            if is_speakable(sentence.text):
+            if self._open is not None:
+                # A sentence that ends inside what is being spoken already (at a clause, say) is spoken with the next.
+                if sentence.end >= self._open.sentence.end:
+                    self._complete(self._open, sentence.end)
+            elif is_speakable(sentence.text):
                 self.parts.append(Part(sentence, len(self.parts), now_ns))
             else:
                 self.n_skipped += 1
@@ -206,11 +221,66 @@ class Turn:
         """The first sentence the engine has not been given yet."""
         return self.parts[self.n_submitted] if self.n_submitted < len(self.parts) else None
 
+    def open_part(self, now_ns: int) -> Part | None:
+        """Begin the sentence the bot is writing, as far as its reading is certain; None if that is nothing yet."""
+        if self.settings.text_mode != "interleaved" or not self.cut_all:
+            return None
+        pending = self._segmenter.pending
+        n_settled = settled(pending[:_OPEN_CHARS])
+        if not n_settled:
+            return None
+        start = self.n_chars - len(pending)
+        sentence = Sentence(pending[:n_settled], start, start + n_settled)
+        self._open = Part(sentence, len(self.parts), now_ns, is_open=True)
+        self.parts.append(self._open)
+        return self._open
+
+    def more_text(self) -> tuple[str, bool] | None:
+        """What the engine can be given now of the sentence it has begun, and whether that ends it; None for nothing."""
+        if self._last_text is not None:
+            text, self._last_text = self._last_text, None
+            return text, True
+        part = self._open
+        if part is None or part.utterance is None:
+            return None
+        start, n_fed = part.sentence.start, len(part.sentence.text)
+        text = self.text[start : start + n_fed + _OPEN_CHARS]
+        n_settled = settled(text)
+        if n_settled <= n_fed:
+            return None
+        part.sentence = Sentence(text[:n_settled], start, start + n_settled)
+        self._say(part, [_as_written(part.sentence.text)])
+        return text[n_fed:n_settled], False
+
+    def _complete(self, part: Part, end: int) -> None:
+        """The sentence of the open part is there: it ends at `end` in the turn's text."""
+        n_fed = len(part.sentence.text)
+        whole = self.text[part.sentence.start : end]
+        lang = self.speaking.lang or detect_lang(whole)
+        rest = _behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
+        self._last_text = "".join(span.spoken for span in rest)
+        self._say(part, [_as_written(part.sentence.text), *rest])
+        part.sentence = Sentence(whole, part.sentence.start, end)
+        part.is_open = False
+        self._open = None
+
+    def _say(self, part: Part, spans: list[Span]) -> None:
+        """The utterance of `part` has grown to what `spans` say."""
+        assert part.utterance is not None
+        part.spans = spans
+        part.utterance = replace(part.utterance, text="".join(span.spoken for span in spans))
+
+    @property
+    def waits_for_bot(self) -> bool:
+        """The engine speaks a sentence whose end it was not given yet: it cannot be blamed for silence."""
+        return self._last_text is not None or (self._open is not None and not self.text_exhausted)
+
     def submit(self, part: Part, deadline_ns: int, now_ns: int) -> Utterance:
-        """Normalise the sentence and make the utterance of it."""
+        """Normalise the sentence and make the utterance of it; what settled of an open one is normal already."""
         speaking = self.speaking
         lang = speaking.lang or detect_lang(part.sentence.text)
-        part.spans = normalize_spans(part.sentence.text, lang)
+        text = part.sentence.text
+        part.spans = [_as_written(text)] if part.is_open else normalize_spans(text, lang, self.settings.control_tokens)
         part.utterance = Utterance(
             id=f"{self.settings.session}/{self.seq}/{part.index}",
             text="".join(span.spoken for span in part.spans),
@@ -222,6 +292,7 @@ class Turn:
             call=self.settings.call,
             turn=self.id,
             deadline_ns=deadline_ns,
+            more=TextFeed() if part.is_open else None,
         )
         part.submitted_ns = now_ns
         self.n_submitted += 1
@@ -271,3 +342,17 @@ class Turn:
     def ready_ns(self) -> int:
         """Playing time of what is encoded and not yet sent."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
+
+
+def _as_written(text: str) -> Span:
+    """Settled text is spoken as it is written."""
+    return Span(0, len(text), text)
+
+
+def _behind(spans: list[Span], n_chars: int) -> list[Span]:
+    """What `spans` say behind the first `n_chars`, which they say as written."""
+    behind = [span for span in spans if span.end > n_chars]
+    if behind and behind[0].start < n_chars:
+        first = behind[0]
+        behind[0] = Span(n_chars, first.end, first.spoken[n_chars - first.start :])
+    return behind

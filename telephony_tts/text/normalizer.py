@@ -8,6 +8,7 @@ them and only loses what is never said.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from telephony_tts.text import markdown
@@ -61,11 +62,25 @@ def detect_lang(text: str) -> str:
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
 
 
-def normalize_spans(text: str, lang: str | None = None) -> list[Span]:
+def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
     """What is said for each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong one.
 
-    Never raises, whatever is in the string.
+    The strings of `control` are not words but signs for the engine, and are handed on as they stand. Never raises,
+    whatever is in the string.
     """
+    if not control:
+        return _spans(text, lang)
+    lang = lang or detect_lang(text)
+    spans: list[Span] = []
+    at = 0
+    for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
+        said = [Span(0, len(piece), piece)] if piece in control else _spans(piece, lang)
+        spans += [Span(at + span.start, at + span.end, span.spoken) for span in said]
+        at += len(piece)
+    return spans
+
+
+def _spans(text: str, lang: str | None) -> list[Span]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = _choose(clean, lang)

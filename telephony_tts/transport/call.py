@@ -17,8 +17,9 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import Cancel, Effect, Finish, Pull, Synthesize
+from telephony_tts.session.effects import Cancel, Effect, Feed, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
+from telephony_tts.transport.feeds import Feeds, complete
 from telephony_tts.transport.journal import Journal
 from telephony_tts.wire import messages as m
 
@@ -58,6 +59,7 @@ class Call:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._gates: dict[str, asyncio.Event] = {}
+        self._feeds = Feeds()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._claim: asyncio.TimerHandle | None = None
@@ -196,16 +198,15 @@ class Call:
                 self.started.set()
                 self._tick()
                 await self._over.wait()
-                for task in list(self._tasks.values()):
-                    task.cancel()
+                for name in list(self._tasks):
+                    self._let_go(name)
         finally:
             self.finish(1011, "internal error")
             live.dec()
             assert self._end is not None
             code, reason = self._end
-            self.log.info(
-                "call_ended", code=code, reason=reason, duration_ms=(monotonic_ns() - begun_ns) // NS_PER_MS
-            )
+            duration_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
+            self.log.info("call_ended", code=code, reason=reason, duration_ms=duration_ms)
             self._group = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -298,14 +299,14 @@ class Call:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Synthesize):
             self._start(effect.utterance)
+        elif isinstance(effect, Feed):
+            self._feeds.push(effect)
         elif isinstance(effect, Pull):
             if (gate := self._gates.get(effect.utterance_id)) is not None:
                 gate.set()
         elif isinstance(effect, Cancel):
-            # Popped here too: a task cancelled before its first step never reaches its own `finally`.
-            self._gates.pop(effect.utterance_id, None)
-            if (task := self._tasks.pop(effect.utterance_id, None)) is not None:
-                task.cancel()
+            # Here too: a task cancelled before its first step never reaches its own `finally`.
+            self._let_go(effect.utterance_id)
         elif isinstance(effect, Finish):
             self._loop.call_soon(self.finish, effect.code, effect.reason)
         elif isinstance(effect, m.MediaMark | m.MediaClear):
@@ -337,10 +338,9 @@ class Call:
 
     def _start(self, utterance: Utterance) -> None:
         assert self._group is not None
-        gate = asyncio.Event()
-        self._gates[utterance.id] = gate
-        task = self._group.create_task(self._speak(utterance, gate), name=f"speak {utterance.id}")
-        self._tasks[utterance.id] = task
+        gate = self._gates[utterance.id] = asyncio.Event()
+        self._feeds.begin(utterance)
+        self._tasks[utterance.id] = self._group.create_task(self._speak(utterance, gate), name=f"speak {utterance.id}")
 
     async def _speak(self, utterance: Utterance, gate: asyncio.Event) -> None:
         """Pull one utterance from its engine, a chunk whenever the session asks for one."""
@@ -349,6 +349,9 @@ class Call:
         engine_name = "none"
         try:
             engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+            if utterance.more is not None and not engine.streams_text:
+                utterance = await complete(utterance)
+                engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
             engine_name = engine.name
             async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
                 while True:
@@ -381,9 +384,16 @@ class Call:
             self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
             self._tasks.pop(utterance.id, None)
-            self._gates.pop(utterance.id, None)
-            if audio_ns:
+            self._let_go(utterance.id)
+            if audio_ns and utterance.more is None:  # else the time is also that of the bot's writing
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+
+    def _let_go(self, name: str) -> None:
+        """Cancel a task; an utterance's gate and text end with it."""
+        self._gates.pop(name, None)
+        if (task := self._tasks.pop(name, None)) is not None:
+            task.cancel()
+        self._feeds.end(name)
 
     def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
         now_ns = monotonic_ns()

@@ -10,18 +10,21 @@ from hypothesis import strategies as st
 from world import World, heard_turn
 
 from telephony_tts.errors import EngineError
+from telephony_tts.session.effects import Cancel, Feed, Synthesize
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXTS = [
     "Hello. ", "Your balance is fine", " today. Thank you", "!", "One two three four five six.", "😀", "",
-    "好的，请稍等。", "wait", "A. B. C. D. ", "... ",
+    "I am looking at your account now", ", please stay with me", "好的，请稍等。", "wait", "A. B. C. D. ", "... ",
 ]
 PIECES = ["One two three. ", "Four, five! ", "Six seven eight nine", " ten."]
 TURNS = [None, None, "a", "b", "c"]
 
 text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS), st.booleans())
 say = st.tuples(st.just("say"), st.sampled_from(TEXTS), st.sampled_from(TURNS))
+MODES = ["sentence", "interleaved"]
+
 verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
 time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
 other = st.tuples(st.sampled_from(["status", "blocked", "unblocked", "fail", "dtmf", "heard", "invalid", "config"]))
@@ -111,6 +114,18 @@ def judge(world: World, judge: Judge) -> None:
     assert set(marks.values()) <= {1}
     assert len(marks) + refused == judge.n_marks
 
+    waiting: set[str] = set()
+    for event in world.log:
+        if isinstance(event, Synthesize) and event.utterance.more is not None:
+            waiting.add(event.utterance.id)
+        elif isinstance(event, Feed):
+            assert event.utterance_id in waiting, "text for an utterance that has its end or was cancelled"
+            if event.last:
+                waiting.remove(event.utterance_id)
+        elif isinstance(event, Cancel):
+            waiting.discard(event.utterance_id)
+    assert not waiting, "an engine waits for text that will not come"
+
     numbers = world.turn_numbers
     silent: set[int] = set()
     for event in world.log:
@@ -126,27 +141,35 @@ def judge(world: World, judge: Judge) -> None:
         assert event.basis in ("marks", "clock", "client")
 
 
-@given(st.lists(action, max_size=25), worlds)
-@example([("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30})
+@given(st.lists(action, max_size=25), worlds, st.sampled_from(MODES))
+@example([("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30}, "sentence")
 @example(
     [("say", "Hello. ", "a"), ("say", "wait", "b"), ("mark", "b"), ("run", 150), ("clear", "a"), ("run", 1500)],
     {"peer": True, "ms_per_char": 20},
+    "sentence",
+)
+@example(
+    [("text", "I am looking at your account now", "a", False), ("mark", "a"), ("run", 150), ("fail",), ("run", 400)],
+    {"ms_per_char": 20},
+    "interleaved",
 )
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any]) -> None:
+def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any], mode: str) -> None:
     limits = Limits(queued_turns=6, turn_idle_s=5)
-    world = World(SessionSettings(first_clause_chars=0, limits=limits), **shape)
+    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits), **shape)
     bot = Judge(world)
     for step in history:
         bot.do(step)
     judge(world, bot)
 
 
-@given(st.lists(action, max_size=15), worlds, st.sampled_from(["hangup", "close", "both"]))
+@given(st.lists(action, max_size=15), worlds, st.sampled_from(["hangup", "close", "both"]), st.sampled_from(MODES))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_random_histories_that_end_at_once(history: list[tuple[Any, ...]], shape: dict[str, Any], how: str) -> None:
+def test_random_histories_that_end_at_once(
+    history: list[tuple[Any, ...]], shape: dict[str, Any], how: str, mode: str
+) -> None:
     """Whatever was going on, a hang-up or a `close` ends every turn and every mark, once, and then the call."""
-    world = World(SessionSettings(first_clause_chars=0, limits=Limits(queued_turns=6)), **shape)
+    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=Limits(queued_turns=6)), **shape)
     bot = Judge(world)
     for step in history:
         bot.do(step)

@@ -552,3 +552,16 @@ def test_a_long_unspeakable_turn_is_cut_in_bounded_pieces() -> None:
     assert world.session.deadline_ns() == world.now_ns
     world.run(10)
     assert isinstance(world.terminals("a")[0], m.Done)
+
+
+def test_control_tokens_reach_the_engine_where_they_are_allowed() -> None:
+    text = "Well [laughter] that is 3 <strong>good</strong> jokes."
+    for allowed, said in (
+        ((), "Well laughter that is three good jokes."),
+        (("[laughter]",), "Well [laughter] that is three good jokes."),
+        (("[laughter]", "<strong>", "</strong>"), "Well [laughter] that is three <strong>good</strong> jokes."),
+    ):
+        world = World(SessionSettings(control_tokens=allowed))
+        world.send(m.Say(text, "a"))
+        world.run(3000)
+        assert spoken(world) == [said]

@@ -15,7 +15,7 @@ import numpy as np
 
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
-from telephony_tts.session.effects import Cancel, Finish, Pull, Synthesize
+from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
@@ -62,6 +62,10 @@ class World:
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}
+        self.open: dict[str, str] = {}
+        """What an engine that streams text was given so far of the utterances it does not have the end of."""
+        self._starved: set[str] = set()
+        """Of those, the ones that have given all the audio of it and were asked for more."""
         self._peer_end_ns = 0
         self._peer_marks: set[str] = set()
         if peer:
@@ -119,11 +123,14 @@ class World:
                 self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + 20 * MS
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
+            elif isinstance(effect, Feed):
+                self._feed(effect)
             elif isinstance(effect, Pull):
                 self._pull(effect.utterance_id)
             elif isinstance(effect, Cancel):
                 self.cancelled.append(effect.utterance_id)
                 self._queued.pop(effect.utterance_id, None)
+                self.open.pop(effect.utterance_id, None)
             elif isinstance(effect, Finish):
                 self.finished = effect
             elif isinstance(effect, m.MediaMark):
@@ -159,7 +166,21 @@ class World:
         self.submitted.append((self.now_ms, utterance))
         number = self.turn_numbers.setdefault(utterance.turn, len(self.turn_numbers) + 1)
         self._queued[utterance.id] = self.chunks_of(utterance, number)
+        if utterance.more is not None:
+            self.open[utterance.id] = utterance.text
         self._at(self.now_ns + round(self.first_audio_ms * MS), lambda: self._give(utterance.id))
+
+    def _feed(self, effect: Feed) -> None:
+        """Text may only come for an utterance that was begun, is open and was not cancelled."""
+        n_before = len(self.open[effect.utterance_id])
+        self.open[effect.utterance_id] += effect.text
+        number = next(self.turn_numbers[u.turn] for _, u in self.submitted if u.id == effect.utterance_id)
+        self._queued[effect.utterance_id] += self._chunks(effect.text, number, n_before)
+        if effect.last:
+            del self.open[effect.utterance_id]
+        if effect.utterance_id in self._starved:
+            self._starved.remove(effect.utterance_id)
+            self._pull(effect.utterance_id)
 
     def _pull(self, utterance_id: str) -> None:
         self._at(self.now_ns + round(self.chunk_interval_ms * MS), lambda: self._give(utterance_id))
@@ -170,25 +191,36 @@ class World:
             return
         if chunks:
             self.session.audio(utterance_id, chunks.pop(0), self.now_ns)
+        elif utterance_id in self.open:
+            self._starved.add(utterance_id)
         else:
             del self._queued[utterance_id]
             self.session.audio_ended(utterance_id, self.now_ns)
 
     def chunks_of(self, utterance: Utterance, number: int) -> list[Chunk]:
         """The utterance as `ms_per_char` of a constant per character, in chunks of CHUNK_MS."""
+        return self._chunks(utterance.text, number, 0)
+
+    def _chunks(self, text: str, number: int, n_before: int) -> list[Chunk]:
+        """`text` that follows `n_before` characters of its utterance."""
         n_char = self.ms_per_char * RATE_HZ // 1000
-        pcm = np.full(len(utterance.text) * n_char, STEP * number, np.int16)
+        pcm = np.full(len(text) * n_char, STEP * number, np.int16)
         timings = []
         at = 0
-        for word in utterance.text.split(" "):
+        for word in text.split(" "):
             if word:
                 timings.append(Timing(at, at + len(word), at * n_char, (at + len(word)) * n_char))
             at += len(word) + 1
         n_chunk = CHUNK_MS * RATE_HZ // 1000
         chunks = []
         for start in range(0, len(pcm), n_chunk):
-            known = tuple(t for t in timings if start <= t.start_sample < start + n_chunk) if self.timings else ()
-            chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, known))
+            known = [t for t in timings if start <= t.start_sample < start + n_chunk] if self.timings else []
+            n_first = n_before * n_char
+            moved = (
+                Timing(t.start_char + n_before, t.end_char + n_before, t.start_sample + n_first, t.end_sample + n_first)
+                for t in known
+            )
+            chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, tuple(moved)))
         return chunks
 
 
