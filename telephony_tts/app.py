@@ -35,41 +35,106 @@ def build_catalog(config: Config) -> Catalog:
     A route to an engine that is not installed is left out, so that text it would have taken gets the default
     engine's clear refusal.
     """
-    makers: dict[str, Callable[[], Engine]] = {
+    wanted = _wanted(config)
+    routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
+    makers = _makers(config)
+    return Catalog([makers[name]() for name in wanted], routes)
+
+
+async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
+    """Every voice of the configuration, the default engine's first, and why others on disk cannot be used.
+
+    CosyVoice2's are read from their files: to start it takes as long as to load its weights.
+    """
+    makers = _makers(config)
+    voices: list[Voice] = []
+    problems: list[str] = []
+    for name in dict.fromkeys([*_wanted(config), *(["cosyvoice2"] if voice_directory(config) else [])]):
+        if name == "cosyvoice2":
+            stored, problems = _stored_voices(config)
+            voices += stored
+            continue
+        engine = makers[name]()
+        try:
+            await engine.start()
+            voices += engine.voices
+        finally:
+            await engine.close()
+    return voices, problems
+
+
+def _wanted(config: Config) -> list[str]:
+    """Names of the engines to run: the default, then the others that are installed or configured."""
+    others = [name for name in ("hibari", "espeak") if installed(name)]
+    if config.engines.cosyvoice2.model is not None:
+        others.append("cosyvoice2")
+    return list(dict.fromkeys([config.engines.default, *others]))
+
+
+def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
+    return {
         "hibari": lambda: HibariEngine(n_workers=config.engines.hibari.workers),
         "espeak": lambda: EspeakEngine(n_workers=config.engines.espeak.workers),
         "fake": lambda: FakeEngine(
             first_audio_ms=config.engines.fake.first_audio_ms,
             speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
         ),
+        "cosyvoice2": lambda: _cosyvoice2(config),
     }
-    default = config.engines.default
-    others = [name for name in ("hibari", "espeak") if installed(name)]
-    if config.engines.cosyvoice2.model is not None:
-        makers["cosyvoice2"] = lambda: _cosyvoice2(config)
-        others.append("cosyvoice2")
-    wanted = [default, *(name for name in others if name != default)]
-    routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
-    return Catalog([makers[name]() for name in wanted], routes)
 
 
 def _cosyvoice2(config: Config) -> Engine:
     """Imported only when it is configured: torch is an extra, and takes a second to import."""
     settings = config.engines.cosyvoice2
     assert settings.model is not None
-    if importlib.util.find_spec("torch") is None:
-        raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
+    need_torch()
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+    from telephony_tts.engines.cosyvoice2.service import Limits as EngineLimits
 
     return CosyVoice2Engine(
         Path(settings.model),
-        Path(settings.voices) if settings.voices is not None else None,
+        voice_directory(config),
         settings.workers,
         settings.device,
         settings.dtype,
         settings.profile,
+        finish=settings.finish,
+        control_tokens=settings.control_tokens,
+        limits=EngineLimits(settings.slots, settings.ready_voices),
         n_threads=settings.threads,
     )
+
+
+def _stored_voices(config: Config) -> tuple[list[Voice], list[str]]:
+    need_torch()
+    from telephony_tts.engines.cosyvoice2 import enrolment
+    from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+    from telephony_tts.engines.cosyvoice2.service import LANGUAGES
+    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+
+    model, directory = config.engines.cosyvoice2.model, voice_directory(config)
+    assert directory is not None
+    listed = enrolment.list_voices(Path(model) if model is not None else None, VoiceStore(directory))
+    voices = [
+        Voice(each.name, "cosyvoice2", LANGUAGES, SAMPLE_RATE_HZ, description=each.description)
+        for each in listed
+        if each.features is not None
+    ]
+    return voices, [f"{each.name} cannot be used: {each.problem}" for each in listed if each.features is None]
+
+
+def voice_directory(config: Config) -> Path | None:
+    """Where CosyVoice2's stored voices are: the folder that is set, else `voices` in the model directory."""
+    settings = config.engines.cosyvoice2
+    if settings.voices is not None:
+        return Path(settings.voices)
+    return Path(settings.model) / "voices" if settings.model is not None else None
+
+
+def need_torch() -> None:
+    """Raises EngineUnavailable where PyTorch, which all of CosyVoice2 needs, is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
 
 
 def installed(engine: str) -> bool:
@@ -93,6 +158,8 @@ def session_settings(config: Config) -> SessionSettings:
         speed=speech.speed,
         first_clause_chars=speech.first_clause_chars,
         text_timeout_ms=speech.text_timeout_ms,
+        text_mode=speech.text_mode,
+        control_tokens=config.engines.cosyvoice2.control_tokens,
         limits=Limits(
             turn_chars=limits.turn_chars,
             queued_turns=limits.queued_turns,

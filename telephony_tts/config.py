@@ -92,6 +92,7 @@ class Speech:
     ahead_ms: Milliseconds = 2_000
     first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
     text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
+    text_mode: Annotated[str, OneOf(("sentence", "interleaved"))] = "sentence"
     pause_chars: Count = 2_000
     resume_chars: Annotated[int, Between(0, 1e9)] = 500
 
@@ -132,7 +133,11 @@ class CosyVoice2:
     threads: Annotated[int, Between(1, 256)] = 1
     device: str = "cpu"
     dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
-    profile: Annotated[str, OneOf(("default", "fast"))] = "default"
+    profile: Annotated[str, OneOf(("default", "fast", "upstream"))] = "default"
+    finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"
+    slots: Annotated[int, Between(1, 1024)] = 16
+    ready_voices: Annotated[int, Between(1, 10_000)] = 4
+    control_tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

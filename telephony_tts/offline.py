@@ -26,6 +26,7 @@ async def speak(
     text: str,
     catalog: Catalog,
     settings: SessionSettings,
+    how: m.Configure | None = None,
     *,
     on_frame: Callable[[bytes], None],
     on_chunk: Callable[[Chunk], None] | None = None,
@@ -33,11 +34,14 @@ async def speak(
 ) -> m.Done:
     """Speak `text` as one turn; frames arrive in order at `on_frame`, the engine's own audio at `on_chunk`.
 
+    `how` asks for what the settings do not hold (seed, instruction).
     Raises what the engine raised (UnsupportedText, UnknownVoice, ...).
     """
     unbounded = Limits(turn_chars=len(text) + 1, text_chars_per_s=0, pause_chars=len(text) + 1, idle_s=0)
-    session = Session(replace(settings, pace="burst", limits=unbounded), 0)
+    session = Session(replace(settings, pace="burst", text_mode="sentence", limits=unbounded), 0)
     now_ns = 0
+    if how is not None:
+        session.receive(how, now_ns)
     session.receive(m.Say(text), now_ns)
     while True:
         work: Utterance | None = None

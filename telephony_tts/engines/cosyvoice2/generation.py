@@ -128,7 +128,8 @@ class BiStreamDecoding:
 
     `keep_prompt`: prompt speech is interleaved at 15 per 5 text tokens, and where the text ends before that is finished
     the reference drops the rest of the voice's prompt. Nothing has been fed by then, so by default all of it is laid
-    out as in `SentenceDecoding` instead. False does as the reference does.
+    out as in `SentenceDecoding` instead, which is what the model was taught for a text it knows from the start. False
+    does as the reference does.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class BiStreamDecoding:
         """
         if self.n_text_taken == 0:
             self._done = True
-        elif self._prompt_left and self._keep_prompt:
+        elif self.n_out == 0 and self._keep_prompt:
             self._whole = SentenceDecoding(self._prompt_text, self._text, self._prompt_speech)
         else:
             rest = (Segment(Table.TEXT, tuple(self._cached)),) if self._cached else ()

@@ -132,7 +132,8 @@ class Sampler:
         """Next ids [B], on the device, of `logits` [B, V] whose rows belong to `slots`, and remember them.
 
         `banned`: per row the stop ids not to be drawn; `forced`: per row the id to take instead of a draw, or None.
-        `likeliest`: no randomness and no repetition rule, for comparison with reference vectors.
+        `likeliest`: no randomness and no repetition rule, for comparison with reference vectors. A row whose logits are
+        no numbers gets -1, whatever else is asked of it: seen where the ids are read, not here.
         """
         n_rows, n_ids = logits.shape
         if not len(slots) == len(banned) == n_rows or (forced is not None and len(forced) != n_rows):
@@ -152,6 +153,7 @@ class Sampler:
         if forced is not None and any(item is not None for item in forced):
             fixed = torch.tensor([-1 if item is None else item for item in forced]).to(device, non_blocking=True)
             ids = torch.where(fixed >= 0, fixed, ids)
+        ids = ids.masked_fill(log_probs[:, 0].isnan(), -1)
         self.recent[at, n_drawn % self.config.window] = ids
         self.n_drawn[at] = n_drawn + 1
         return ids

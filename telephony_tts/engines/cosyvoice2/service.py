@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
-from telephony_tts.engines.cosyvoice2.stream import (
-    DEFAULT,
-    FAST,
-    Request,
-    Schedule,
-    SpeakerPrompt,
-    SpeechModel,
-    speak,
-)
+from telephony_tts.engines.cosyvoice2.profile import PROFILES, Profile
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.stream import Request, speak
+from telephony_tts.engines.cosyvoice2.tokenizer import SPECIAL_TOKENS
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.words import is_speakable
-from telephony_tts.engines.workers import Cancelled, WorkerPool
+from telephony_tts.engines.workers import Cancelled, Wait, WorkerPool
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
 log = logging.getLogger(__name__)
@@ -37,15 +34,28 @@ log = logging.getLogger(__name__)
 LANGUAGES = ("zh", "en", "ja", "ko")
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-PROFILES: Mapping[str, Schedule] = {"default": DEFAULT, "fast": FAST}
+FINISHES = {"profile": None, "causal": True, "full": False}
+"""How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
 WARM_UP = "Hello."
 
 
-class CosyVoice2Engine:
-    """`n_slots` utterances can be under way at once, those that wait for their listener included; the next one fails.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be held at once. Utterances past `n_slots` wait; those that wait for their listener hold a slot.
 
-    `profile` "fast" gives first audio from 13 speech tokens instead of 25, at some cost in quality at chunk ends.
+    `n_prompts` voices are kept ready to speak (at full size in float32 230 MB for a second of their recording); others
+    are made ready again when they are asked for.
     """
+
+    n_slots: int = 16
+    n_prompts: int = 4
+
+
+class CosyVoice2Engine:
+    """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens` are those that mean what they say
+    in the text of an utterance, whoever wrote it; the others are read out."""
+
+    streams_text = True
 
     def __init__(
         self,
@@ -56,22 +66,31 @@ class CosyVoice2Engine:
         dtype: str = "float32",
         profile: str = "default",
         *,
-        n_slots: int = 16,
+        finish: str = "profile",
+        control_tokens: Collection[str] = (),
+        limits: Limits = Limits(),
         n_threads: int = 1,
     ) -> None:
-        """Raises ConfigError for a dtype or profile that there is not, or no slots."""
-        if dtype not in DTYPES:
-            raise ConfigError(f"cosyvoice2 has no dtype {dtype!r}; it has {', '.join(DTYPES)}")
-        if profile not in PROFILES:
-            raise ConfigError(f"cosyvoice2 has no profile {profile!r}; it has {', '.join(PROFILES)}")
-        if n_slots < 1:
-            raise ConfigError("cosyvoice2 needs at least one slot")
+        """Raises ConfigError for a dtype, profile, finish or control token that there is not, or no slots."""
+        known = {"dtype": DTYPES, "profile": PROFILES, "finish": FINISHES}
+        for what, value in (("dtype", dtype), ("profile", profile), ("finish", finish)):
+            if value not in known[what]:
+                raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known[what])}")
+        for token in control_tokens:
+            if token not in SPECIAL_TOKENS:
+                raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(SPECIAL_TOKENS)}")
+        if limits.n_slots < 1 or limits.n_prompts < 1:
+            raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
         self._model_dir = Path(model_dir)
         self._store = VoiceStore(voice_dir) if voice_dir is not None else None
-        self._n_workers, self._n_slots, self._n_threads = n_workers, n_slots, n_threads
+        self._n_workers, self._n_threads, self._limits = n_workers, n_threads, limits
         self._device, self._dtype = device, DTYPES[dtype]
-        self._schedule = PROFILES[profile]
+        self._profile = PROFILES[profile]
+        causal_finish = FINISHES[finish]
+        if causal_finish is not None:
+            self._profile = replace(self._profile, causal_finish=causal_finish)
+        self._control = frozenset(control_tokens)
         self._pool: WorkerPool | None = None
         self._loaded: LoadedVoices | None = None
 
@@ -111,7 +130,7 @@ class CosyVoice2Engine:
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)
-        if not is_speakable(utterance.text):
+        if utterance.more is None and not is_speakable(utterance.text):
             return
         pool, loaded = self._pool, self._loaded
         if pool is None or loaded is None:
@@ -121,9 +140,11 @@ class CosyVoice2Engine:
             utterance.seed or 0,
             min(MAX_SPEED, max(MIN_SPEED, utterance.speed)),
             utterance.instruct,
+            utterance.more,
+            self._control,
         )
 
-        def work(cancelled: Cancelled) -> Iterator[Chunk]:
+        def work(cancelled: Cancelled) -> Iterator[Chunk | Wait]:
             return loaded.speak(loaded.name(utterance.voice), request, cancelled)
 
         stream = pool.stream(work, utterance.deadline_ns)
@@ -138,31 +159,37 @@ class CosyVoice2Engine:
             await stream.aclose()
 
     def _load(self, cancelled: Cancelled) -> Iterator[LoadedVoices]:
+        log.info("cosyvoice2 loads %s", self._model_dir)
         checkpoint = load_model_directory(self._model_dir)
         if checkpoint.is_random:
             log.warning("%s has random weights: it makes noises, not speech", self._model_dir)
         features = read_voices(checkpoint, self._store)
         if not features:
             raise EngineUnavailable(
-                f"cosyvoice2 has no voice: {self._model_dir} holds no usable spk2info.pt and no voice is stored; "
-                "give a model directory with one, or a voice directory"
+                f"cosyvoice2 has no voice: {self._model_dir} comes without one, and none is stored; make one of a "
+                f"recording: telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {self._model_dir}"
             )
-        model = SpeechModel.load(checkpoint, device=self._device, dtype=self._dtype, n_slots=self._n_slots)
-        loaded = LoadedVoices(model, features, self._schedule)
+        model = SpeechModel.load(checkpoint, device=self._device, dtype=self._dtype, n_slots=self._limits.n_slots)
+        loaded = LoadedVoices(model, features, self._profile, self._limits.n_prompts)
+        log.info("cosyvoice2 has loaded its weights and makes its first sentence; voices: %s", ", ".join(features))
         for _ in loaded.speak(loaded.name(None), Request(WARM_UP), cancelled):
             pass
         yield loaded
 
 
 class LoadedVoices:
-    """A model and its voices. The shared part of each voice is made once, by whoever needs it first."""
+    """A model and its voices. The shared part of each voice is made by whoever needs it first, and kept while it is
+    among the last `n_prompts` that were used; an utterance that has it keeps it to its end."""
 
-    def __init__(self, model: SpeechModel, features: Mapping[str, PromptFeatures], schedule: Schedule) -> None:
+    def __init__(
+        self, model: SpeechModel, features: Mapping[str, PromptFeatures], profile: Profile, n_prompts: int
+    ) -> None:
         self.model = model
         self.features = dict(features)
-        self._schedule = schedule
-        self._prompts: dict[str, SpeakerPrompt] = {}
-        self._making = threading.Lock()
+        self._profile = profile
+        self._n_prompts = n_prompts
+        self._prompts: OrderedDict[str, SpeakerPrompt] = OrderedDict()
+        self._looking, self._making = threading.Lock(), threading.Lock()
 
     def name(self, voice: str | None) -> str:
         """The voice meant; the first where none is named. Raises UnknownVoice."""
@@ -173,17 +200,28 @@ class LoadedVoices:
         return voice
 
     def prompt(self, name: str) -> SpeakerPrompt:
-        made = self._prompts.get(name)
+        made = self._made(name)
         if made is not None:  # making one must not hold up the others
             return made
         with self._making:
-            if name not in self._prompts:
-                self._prompts[name] = self.model.prompt(self.features[name], self._schedule)
-            return self._prompts[name]
+            made = self._made(name)
+            if made is None:
+                made = self.model.prompt(self.features[name], self._profile)
+                with self._looking:
+                    self._prompts[name] = made
+                    if len(self._prompts) > self._n_prompts:
+                        self._prompts.popitem(last=False)
+            return made
 
-    def speak(self, name: str, request: Request, cancelled: Cancelled) -> Iterator[Chunk]:
+    def _made(self, name: str) -> SpeakerPrompt | None:
+        with self._looking:
+            if name in self._prompts:
+                self._prompts.move_to_end(name)
+            return self._prompts.get(name)
+
+    def speak(self, name: str, request: Request, cancelled: Cancelled) -> Iterator[Chunk | Wait]:
         """A generator, so that the prompt too is made on a worker."""
-        yield from speak(self.model, self.prompt(name), request, self._schedule, cancelled)
+        yield from speak(self.model, self.prompt(name), request, self._profile, cancelled)
 
 
 def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:

@@ -1,268 +1,358 @@
 """One utterance from text to PCM, as a generator: tokens, mel and audio are each pulled through the stage before.
 
-    text ─ pieces ─ SpeechModel.lm ─ ids ─ SpeechModel.flow ─ mel ─ MelStretch ─ ContinuousJoint ─ int16
+    text ─ pieces ─ _speech_tokens ─ ids ─ _mel_blocks ─ mel ─ MelStretch ─ a joint ─ int16
 
-What an utterance does is a function of its text, voice and seed alone: the sizes of its blocks come from its own
-schedule, its randomness from its own seed, so neighbours and timing change nothing. It asks `cancelled` before each
-speech token and each block, and gives its slot back however it ends.
+What an utterance does is a function of its text, voice and seed alone: the sizes of its blocks come from its profile,
+its randomness from its own seed, so neighbours and timing change nothing. It asks `cancelled` before each speech token
+and each Euler step, and gives its slot back however it ends. Where it can go on only when a slot is free or the bot has
+written more, it gives out a `Wait`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import Self
+from contextlib import closing
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
+from telephony_tts.engines.api import Chunk, Pcm, TextFeed
+from telephony_tts.engines.cosyvoice2 import text_rules
+from telephony_tts.engines.cosyvoice2.generation import BiStreamDecoding, Decoding, Feed, SentenceDecoding
 from telephony_tts.engines.cosyvoice2.mel_stretch import MelStretch
 from telephony_tts.engines.cosyvoice2.model.config import (
-    BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
     N_NOISE_FRAMES,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
 )
-from telephony_tts.engines.cosyvoice2.model.flow import Flow, FlowPrompt
-from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK, LanguageModel
-from telephony_tts.engines.cosyvoice2.model.vocoder import Vocoder
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise
-from telephony_tts.engines.cosyvoice2.sampling import Sampler
+from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.profile import Profile
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.tokenizer import END_OF_PROMPT, TextTokenizer
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.word_clock import WordClock
 from telephony_tts.engines.words import is_speakable, pieces, without_endless_words
+from telephony_tts.engines.workers import Cancelled, Wait
+from telephony_tts.errors import EngineError
 
-MAX_POSITIONS = 4096
-"""Of a slot: prompt, text and speech of one piece; 48 MB at full size in float16."""
 MAX_SPEECH_TOKENS = 1500
 """Of a piece, 60 s: beside 20 per text token, the end of a model that never says that it is done."""
 SOFT_CHARS, HARD_CHARS = 200, 300
 """Longer text is cut, at sentences where it can be: a model that is given more loses words."""
 CHUNK_SAMPLES = SAMPLE_RATE_HZ // 5
 
-Cancelled = Callable[[], bool]
+BROKEN = "the speech model's numbers went out of range; this text was given up (see models check)"
+
+Ask = Callable[[], None]
+"""Raises Stopped when the utterance is no longer wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How soon audio comes and how large the blocks are that follow.
-
-    `first_tokens` is the first block of a voice with a prompt: its prompt is cut at the front, by less than a second,
-    so that a block ends after that many. 22 leaves three prompt tokens beside whole blocks, which is all that a voice
-    can share (specification 8); with the lookahead the first audio takes 25 speech tokens, and 28 without a prompt.
-    `hold_frames`: see `ContinuousJoint`.
-    """
-
-    first_tokens: int = 22
-    hops: tuple[int, ...] = (25, 50, 100)
-    """The blocks after the first, in tokens; the last is repeated."""
-    hold_frames: int | None = None
-
-    def hop(self, n_blocks: int) -> int:
-        """Tokens of the block after `n_blocks` others, of which there is at least one."""
-        return self.hops[min(n_blocks, len(self.hops)) - 1]
-
-
-DEFAULT = Schedule()
-FAST = Schedule(first_tokens=10, hold_frames=8)
-"""First audio from 13 tokens; inexact in the last frames of each chunk (`vocoder_stream`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerPrompt:
-    """A voice, ready to speak; shared by its utterances, written by none."""
-
-    transcript_ids: tuple[int, ...]
-    speech_tokens: tuple[int, ...]
-    """Of the language model: none where there is no transcript ("cross-lingual", specification 3.4)."""
-    flow: FlowPrompt
-    n_flow_tokens: int
-
-
-class SpeechModel:
-    """The three networks, the tokenizer, and the language model's slots. Only the slots change after loading."""
-
-    def __init__(
-        self, tokenizer: TextTokenizer, lm: LanguageModel, flow: Flow, vocoder: Vocoder, sampler: Sampler, n_slots: int
-    ) -> None:
-        self.tokenizer, self.lm, self.flow, self.vocoder, self.sampler = tokenizer, lm, flow, vocoder, sampler
-        self.cache = lm.new_cache(n_slots, MAX_POSITIONS)
-        self.device = lm.device
-        self._slots = threading.Lock()
-
-    @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: str, dtype: torch.dtype, n_slots: int) -> Self:
-        def moved(state: dict[str, Tensor], to: torch.dtype) -> dict[str, Tensor]:
-            return {name: tensor.to(device, to) for name, tensor in state.items()}
-
-        config = checkpoint.config
-        hift = moved(checkpoint.hift, torch.float32)  # the pitch is never less, whatever the convolutions are
-        return cls(
-            TextTokenizer(checkpoint.tokenizer_dir),
-            LanguageModel.from_state(config.lm, moved(checkpoint.lm, dtype)),
-            Flow.from_state(config, moved(checkpoint.flow, dtype)),
-            Vocoder.from_state(config.vocoder, hift, dtype=dtype, wide=torch.float64),
-            Sampler(config.sampling, n_slots, device),
-            n_slots,
-        )
-
-    @contextmanager
-    def slot(self, seed: int) -> Iterator[int]:
-        """A slot for one piece of text. Raises EngineError where none is free: waiting would hold a worker."""
-        with self._slots:
-            slot = self.cache.acquire()
-        try:
-            self.sampler.start(slot, seed)
-            yield slot
-        finally:
-            with self._slots:
-                self.cache.release(slot)
-
-    def prompt(self, features: PromptFeatures, schedule: Schedule) -> SpeakerPrompt:
-        """What a voice's utterances share; costs about as much as speaking for the prompt's length."""
-        ids = features.transcript_ids or tuple(self.tokenizer.encode(features.transcript))
-        n_prompt = features.speech_tokens.numel()
-        n_cut = (n_prompt + schedule.first_tokens) % BLOCK_TOKENS
-        n_cut = n_cut if n_cut < n_prompt else 0
-        flow = self.flow.prompt(
-            features.speech_tokens[None, n_cut:].to(self.device),
-            features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device),
-            features.embedding[None].to(self.device, self.flow.dtype),
-        )
-        speech = tuple(features.speech_tokens.tolist()) if ids else ()
-        return SpeakerPrompt(ids, speech, flow, n_prompt - n_cut)
+class Stopped(Exception):
+    """The utterance is no longer wanted. Never leaves this module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to say and how. `speed` stretches the mel, by linear interpolation, so the pitch stays."""
+    """What to say and how. `speed` stretches the mel, by linear interpolation, so the pitch stays.
+
+    `more` brings the rest of the text while its beginning is spoken (specification 4.4). `control` are the control
+    tokens that mean what they say in `text`; all others are read like any word.
+    """
 
     text: str
     seed: int = 0
     speed: float = 1.0
     instruct: str | None = None
+    more: TextFeed | None = field(default=None, compare=False, repr=False)
+    control: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """What the stages of one utterance have in common."""
+
+    model: SpeechModel
+    prompt: SpeakerPrompt
+    request: Request
+    profile: Profile
+    ask: Ask
 
 
 def speak(
-    model: SpeechModel, prompt: SpeakerPrompt, request: Request, schedule: Schedule, cancelled: Cancelled
-) -> Iterator[Chunk]:
-    """Chunks of at most 200 ms at 24 kHz. Their timings are estimates: the model tells none."""
-    text = without_endless_words(request.text)
-    n_before = 0
-    for index, (start, end) in enumerate(pieces(text, SOFT_CHARS, HARD_CHARS)):
-        if not is_speakable(text[start:end]):
-            continue
-        clock = WordClock(text, start, end, n_before, request.speed)
-        seed = request.seed + index
-        piece = text[start:end].strip()
-        with closing(_speak_piece(model, prompt, request, piece, seed, schedule, clock, cancelled)) as chunks:
-            for chunk in chunks:
-                yield chunk
-                n_before += len(chunk.pcm)
+    model: SpeechModel, prompt: SpeakerPrompt, request: Request, profile: Profile, cancelled: Cancelled
+) -> Iterator[Chunk | Wait]:
+    """Chunks of at most 200 ms at 24 kHz. Their timings are estimates: the model tells none.
+
+    An utterance with `more` text has none at all. Raises EngineError.
+    """
+
+    def ask() -> None:
         if cancelled():
-            return
+            raise Stopped
+
+    voice = _Voice(model, prompt, request, profile, ask)
+    try:
+        if request.more is None:
+            yield from _speak_whole(voice, request.text)
+        elif request.instruct:
+            # The model was not taught to begin in the middle of an instruction.
+            text = yield from _rest(request.more)
+            yield from _speak_whole(voice, request.text + text)
+        else:
+            yield from _speak_growing(voice, request.more)
+    except Stopped:
+        return
 
 
-def _speak_piece(
-    model: SpeechModel,
-    prompt: SpeakerPrompt,
-    request: Request,
-    text: str,
-    seed: int,
-    schedule: Schedule,
-    clock: WordClock,
-    cancelled: Cancelled,
-) -> Generator[Chunk, None, None]:
-    """One run of the language model. The slot is held while this generator is open."""
-    joint = ContinuousJoint(
-        model.vocoder,
-        CounterNoise(seed, model.vocoder.config.n_harmonics + 1, model.device),
-        schedule.hold_frames,
-    )
-    stretch = MelStretch(request.speed)
-    n_frames = 0
-    with model.slot(seed) as slot:
-        tokens = _speech_tokens(model, slot, _decoding(model.tokenizer, prompt, request, text), prompt, cancelled)
-        for mel, last in _mel_blocks(model, prompt.flow, tokens, schedule, cancelled):
-            frames = stretch.push(mel, last=last)
-            n_frames += frames.shape[2]
-            if not n_frames:
+def _speak_whole(voice: _Voice, text: str) -> Iterator[Chunk | Wait]:
+    """Piece by piece, each a run of the language model by itself."""
+    text = without_endless_words(text)
+    n_before = 0
+    for index, (start, end, piece) in enumerate(_cut(voice, text)):
+        clock = WordClock(text, start, end, n_before, voice.request.speed)
+        decoding = _decoding(voice.model.tokenizer, voice.prompt, voice.request, piece)
+        with closing(_voiced(voice, decoding, voice.request.seed + index)) as parts:
+            for part in parts:
+                if isinstance(part, Wait):
+                    yield part
+                    continue
+                clock.heard(len(part.pcm), part.n_known, last=part.is_last)
+                for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
+                    pcm = part.pcm[begin : begin + CHUNK_SAMPLES]
+                    n_before += len(pcm)
+                    yield Chunk(pcm, SAMPLE_RATE_HZ, clock.take(len(pcm)))
+                    voice.ask()
+        voice.ask()
+
+
+def _speak_growing(voice: _Voice, more: TextFeed) -> Iterator[Chunk | Wait]:
+    """One run of the language model, given text whenever it has none left to say."""
+    prompt, request = voice.prompt, voice.request
+    decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
+    text = _GrowingText(voice, decoding, more)
+    with closing(_voiced(voice, decoding, request.seed, text.grow)) as parts:
+        for part in parts:
+            if isinstance(part, Wait):
+                yield part
                 continue
-            audio = joint.push(frames, last=last)[0]
-            pcm = (audio.clamp(-1.0, 1.0) * 32767.0).round().to(torch.int16).cpu().numpy()
-            clock.heard(len(pcm), n_frames * SAMPLES_PER_FRAME, last=last)
-            for begin in range(0, len(pcm), CHUNK_SAMPLES):
-                part = pcm[begin : begin + CHUNK_SAMPLES]
-                yield Chunk(part, SAMPLE_RATE_HZ, clock.take(len(part)))
-                if cancelled():
-                    return
+            for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
+                yield Chunk(part.pcm[begin : begin + CHUNK_SAMPLES], SAMPLE_RATE_HZ)
+                voice.ask()
+
+
+# ------------------------------------------------------------------------------- text
+
+
+def _cut(voice: _Voice, text: str) -> Iterator[tuple[int, int, str]]:
+    """What is to be spoken in one go: where it stands in the text, and how it is spelt for the model."""
+    if voice.profile.upstream_text:
+        spelt = text_rules.normalize(text, lambda part: len(voice.model.tokenizer.encode(part)))
+        n_spelt, n_done = sum(map(len, spelt)), 0
+        for piece in spelt:
+            # Signs and numbers are rewritten, so a piece's place in the text is told by its share of it.
+            start, n_done = n_done * len(text) // n_spelt, n_done + len(piece)
+            yield start, n_done * len(text) // n_spelt, piece
+        return
+    for start, end in pieces(text, SOFT_CHARS, HARD_CHARS):
+        if is_speakable(text[start:end]):
+            yield start, end, with_end(text[start:end].strip())
+
+
+def with_end(piece: str) -> str:
+    """The model takes the end of a sentence from its sign, and without one it may go on."""
+    if not piece[-1:].isalnum():
+        return piece
+    return piece + ("。" if piece[-1] >= "\u2e80" else ".")
 
 
 def _decoding(tokenizer: TextTokenizer, prompt: SpeakerPrompt, request: Request, text: str) -> SentenceDecoding:
     """The language model's prompt (specification 3.4). An instruction takes the place of the voice's transcript, and
-    the prompt's speech, which does not follow it, is left out. Control tokens in either are text like any other."""
-    ids = tokenizer.encode(text)
+    the prompt's speech, which does not follow it, is left out."""
+    ids = tokenizer.encode(text, request.control)
     instruct = (request.instruct or "").strip().removesuffix(END_OF_PROMPT)
     if instruct:
         return SentenceDecoding([*tokenizer.encode(instruct), tokenizer.special_ids[END_OF_PROMPT]], ids, ())
     return SentenceDecoding(prompt.transcript_ids, ids, prompt.speech_tokens)
 
 
+def _rest(more: TextFeed) -> Generator[Wait, None, str]:
+    """All that is still to come."""
+    text, is_last = more.take()
+    while not is_last:
+        yield Wait(more.on_news)
+        rest, is_last = more.take()
+        text += rest
+    return text
+
+
+class _GrowingText:
+    """The bot's text on its way into a decoding."""
+
+    def __init__(self, voice: _Voice, decoding: BiStreamDecoding, more: TextFeed) -> None:
+        self._voice, self._decoding, self._more = voice, decoding, more
+        self._last = ""
+        self._push(without_endless_words(voice.request.text.lstrip()))
+
+    def grow(self) -> Wait | None:
+        """Hand on what has come; what to wait for where nothing has."""
+        text, is_last = self._more.take()
+        self._push(text)
+        if is_last:
+            if self._last.isalnum():
+                self._push(with_end(self._last)[1:])
+            self._decoding.end_text()
+            return None
+        return None if text else Wait(self._more.on_news)
+
+    def _push(self, text: str) -> None:
+        ids = self._voice.model.tokenizer.encode(text, self._voice.request.control)
+        self._decoding.push_text(ids)
+        self._last = text.rstrip()[-1:] or self._last
+
+
+# ------------------------------------------------------------------------------ stages
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Audio of one block. `n_known`: samples that the piece will have at least."""
+
+    pcm: Pcm
+    n_known: int
+    is_last: bool
+
+
+def _voiced(
+    voice: _Voice, decoding: Decoding, seed: int, grow: Callable[[], Wait | None] | None = None
+) -> Generator[_Part | Wait, None, None]:
+    """One run of the language model. The slot is held while this generator is open."""
+    model = voice.model
+    noise = CounterNoise(seed, model.vocoder.config.n_harmonics + 1, model.device)
+    joint: ContinuousJoint | UpstreamJoint
+    if voice.profile.upstream_joint:
+        joint = UpstreamJoint(model.vocoder, noise)
+    else:
+        joint = ContinuousJoint(model.vocoder, noise, voice.profile.hold_frames)
+    stretch = MelStretch(voice.request.speed)
+    n_frames = 0
+    while (slot := model.slots.acquire()) is None:
+        yield Wait(model.slots.on_free)
+        voice.ask()
+    try:
+        model.sampler.start(slot, seed)
+        for block in _mel_blocks(voice, _speech_tokens(voice, slot, decoding, grow)):
+            if isinstance(block, Wait):
+                yield block
+                continue
+            mel, is_last = block
+            frames = stretch.push(mel, last=is_last)
+            n_frames += frames.shape[2]
+            if n_frames:
+                audio = joint.push(frames, last=is_last)[0].cpu().numpy()
+                if not np.isfinite(audio).all():
+                    raise EngineError(BROKEN)
+                pcm = np.rint(audio.clip(-1.0, 1.0) * 32767.0).astype(np.int16)
+                yield _Part(pcm, n_frames * SAMPLES_PER_FRAME, is_last)
+    finally:
+        model.slots.release(slot)
+
+
 def _speech_tokens(
-    model: SpeechModel, slot: int, decoding: SentenceDecoding, prompt: SpeakerPrompt, cancelled: Cancelled
-) -> Iterator[int]:
-    """Speech ids one by one; stop ids are not among them. Ends early when cancelled: the caller has to look."""
-    lm, cache = model.lm, model.cache
-    n_most = min(MAX_SPEECH_TOKENS, N_NOISE_FRAMES // FRAMES_PER_TOKEN - prompt.n_flow_tokens)
+    voice: _Voice, slot: int, decoding: Decoding, grow: Callable[[], Wait | None] | None = None
+) -> Iterator[int | Wait]:
+    """Speech ids one by one; stop ids are not among them."""
+    model, cache = voice.model, voice.model.cache
+    n_most = min(MAX_SPEECH_TOKENS, N_NOISE_FRAMES // FRAMES_PER_TOKEN - voice.prompt.n_flow_tokens)
     n_drawn = 0
-    while n_drawn < n_most and (feed := decoding.next_feed()) is not None:
-        x = lm.embed(feed.segments)
-        if n_drawn == 0:
-            cache.room(slot, x.shape[0])
-            n_most = min(n_most, cache.max_len - x.shape[0])
-        if feed.speech_id is not None:
-            if cancelled():
+    while n_drawn < n_most:
+        feed = decoding.next_feed()
+        if feed is None:
+            if decoding.done or grow is None:
                 return
-            hidden = lm.decode(x, [slot], cache)
-        else:
-            for part in torch.split(x, PREFILL_CHUNK):
-                if cancelled():
-                    return
-                hidden = lm.extend(part, slot, cache)
-        ids = model.sampler.sample(lm.logits(hidden[-1:]), [slot], [feed.banned])
-        n_drawn += 1
-        speech = decoding.consume(int(ids[0]))
-        if speech is not None:
-            yield speech
-
-
-def _mel_blocks(
-    model: SpeechModel, prompt: FlowPrompt, tokens: Iterator[int], schedule: Schedule, cancelled: Cancelled
-) -> Iterator[tuple[Tensor, bool]]:
-    """Mel [1, 80, n] block after block, and whether it is the last one. Nothing more when cancelled."""
-    flow = model.flow
-    stream = flow.start(prompt)
-    pending: list[int] = []
-    hop, n_blocks = flow.tokens_to_block_end(stream), 0
-    for token in tokens:
-        pending.append(token)
-        if len(pending) < hop + LOOKAHEAD_TOKENS:
+            voice.ask()
+            wait = grow()
+            if wait is not None:
+                yield wait
             continue
-        ids = torch.tensor([pending], device=model.device)
-        del pending[:hop]
-        n_blocks += 1
-        if cancelled():
-            return
-        yield flow.extend(stream, ids[:, :hop], ids[:, hop:]), False
-        hop = schedule.hop(n_blocks)
-    if cancelled():
+        if n_drawn == 0:
+            n_positions = feed.n_positions
+            cache.room(slot, n_positions)
+            n_most = min(n_most, cache.max_len - n_positions)
+        drawn = [_draw(voice, slot, feed)]
+        if isinstance(decoding, SentenceDecoding):
+            n_sure = min(model.n_run_ahead, n_most - n_drawn, decoding.max_len - decoding.n_out)
+            for n in range(1, n_sure):
+                voice.ask()
+                # Past the end the ids are nothing, and the table has a row for all but those that are no number.
+                hidden = model.lm.decode(model.lm.embed_speech(drawn[-1].clamp(min=0)), [slot], cache)
+                drawn.append(_sampled(voice, slot, hidden, decoding.banned_at(decoding.n_out + n)))
+        for number in torch.cat(drawn).tolist():
+            if number < 0:
+                raise EngineError(BROKEN)
+            n_drawn += 1
+            speech = decoding.consume(number)
+            if speech is not None:
+                yield speech
+
+
+def _draw(voice: _Voice, slot: int, feed: Feed) -> Tensor:
+    """Run the model over a feed; the id [1] drawn after it, on the device."""
+    lm, cache = voice.model.lm, voice.model.cache
+    x = lm.embed(feed.segments)
+    voice.ask()
+    if feed.speech_id is not None:
+        hidden = lm.decode(x, [slot], cache)
+    else:
+        for i, part in enumerate(torch.split(x, PREFILL_CHUNK)):
+            if i:
+                voice.ask()
+            hidden = lm.extend(part, slot, cache)
+    return _sampled(voice, slot, hidden, feed.banned, feed.forced)
+
+
+def _sampled(voice: _Voice, slot: int, hidden: Tensor, banned: tuple[int, ...], forced: int | None = None) -> Tensor:
+    return voice.model.sampler.sample(voice.model.lm.logits(hidden[-1:]), [slot], [banned], [forced])
+
+
+def _mel_blocks(voice: _Voice, tokens: Iterator[int | Wait]) -> Iterator[tuple[Tensor, bool] | Wait]:
+    """Mel [1, 80, n] block after block, and whether it is the last one."""
+    flow, prompt, profile = voice.model.flow, voice.prompt, voice.profile
+    stream = flow.start(prompt.flow)
+    known: list[int] = []
+    n_out = n_blocks = 0
+    hop = profile.hop(0, prompt.n_flow_tokens)
+
+    def ids(start: int, end: int | None = None) -> Tensor:
+        return torch.tensor([known[start:end]], dtype=torch.int64, device=voice.model.device)
+
+    for token in tokens:
+        if isinstance(token, Wait):
+            yield token
+            continue
+        known.append(token)
+        end = n_out + hop
+        if len(known) < end + LOOKAHEAD_TOKENS:
+            continue
+        voice.ask()
+        yield flow.extend(stream, ids(n_out, end), ids(end), voice.ask), False
+        n_out, n_blocks = end, n_blocks + 1
+        hop = profile.hop(n_blocks, prompt.n_flow_tokens)
+    voice.ask()
+    if profile.causal_finish or not known:
+        yield flow.finish(stream, ids(n_out), voice.ask), True
         return
-    yield flow.finish(stream, torch.tensor([pending], dtype=torch.int64, device=model.device)), True
+    del stream
+    mel = flow.full(
+        prompt.flow_tokens,
+        ids(0),
+        prompt.flow_mel,
+        prompt.embedding,
+        streaming=False,
+        finalize=True,
+        before_step=voice.ask,
+    )
+    yield mel[:, :, n_out * FRAMES_PER_TOKEN :], True

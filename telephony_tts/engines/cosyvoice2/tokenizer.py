@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -46,7 +47,6 @@ _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPECIALS = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
 
 
 class TextTokenizer:
@@ -76,17 +76,16 @@ class TextTokenizer:
             ]
         )
 
-    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+    def encode(self, text: str, control: Collection[str] = ()) -> list[int]:
         """Token ids, without begin or end marks; [] for "".
 
-        With `allow_special` the control tokens in the text become their ids, else they are spelt like other text.
+        The control tokens of `control` become their ids where they stand in the text; others are spelt like all text.
         """
         text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no character
         ids: list[int] = []
-        for piece in _SPECIALS.split(text) if allow_special else [text]:
-            special = self.special_ids.get(piece) if allow_special else None
-            if special is not None:
-                ids.append(special)
+        for piece in re.split(f"({'|'.join(map(re.escape, control))})", text) if control else [text]:
+            if piece in control:
+                ids.append(self.special_ids[piece])
             elif piece:
                 ids += self._bpe.encode(piece, add_special_tokens=False).ids
         return ids

@@ -201,8 +201,20 @@ def test_a_voice_prompt_longer_than_the_text_is_kept_or_dropped() -> None:
         assert feed.banned == ((EOS,) if keep else (UNUSED_STOP, FILL))
 
 
+def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
+    """The reference feeds the task id after it just the same, but with no shortest length and any stop id an error."""
+    decoding = BiStreamDecoding([1, 2], [])
+    decoding.push_text([5])
+    assert decoding.needs_text
+    decoding.end_text()
+    feed = decoding.next_feed()
+    assert feed is not None and feed.segments == whole_prompt([1, 2], [5], ()) and feed.banned == (EOS,)
+    decoding.consume(UNUSED_STOP)
+    assert decoding.done
+
+
 def test_speech_that_never_ends_is_an_error() -> None:
-    decoding = BiStreamDecoding([], [])
+    decoding = BiStreamDecoding([], [], keep_prompt=False)
     with pytest.raises(EngineError, match=r"did not end after 75 tokens for 3 of text"):
         run(decoding, [1, 2, 3], lambda feed: 5, all_at_once=True)
     assert decoding.n_speech == 75
@@ -214,7 +226,7 @@ def test_speech_that_never_ends_is_an_error() -> None:
 @pytest.mark.parametrize(("n_text", "drawn"), [(5, EOS), (5, UNUSED_STOP), (3, FILL), (3, UNUSED_STOP)])
 def test_an_id_out_of_place_is_an_error(n_text: int, drawn: int) -> None:
     """Three text tokens are the whole of it, five are speech before the end of the text."""
-    decoding = BiStreamDecoding([], [])
+    decoding = BiStreamDecoding([], [], keep_prompt=False)
     decoding.push_text(range(n_text))
     decoding.end_text()
     feed = decoding.next_feed()

@@ -6,25 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conformance import check_engine, joined, speak
+from speaking import SENTENCE
 
-from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.api import EngineStats, TextFeed, Utterance
+from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
-
-torch.set_num_threads(1)
-
-SENTENCE = "Thank you for calling, how can I help you today?"
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_random_checkpoint(path)
-    return path
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
@@ -102,11 +92,115 @@ def test_a_failure_inside_is_an_engine_error_and_frees_the_slot(
     started(CosyVoice2Engine(model_dir), use)
 
 
-@pytest.mark.parametrize(("profile", "dtype"), [("fast", "float32"), ("default", "bfloat16"), ("default", "float16")])
+@pytest.mark.parametrize(
+    ("profile", "dtype"),
+    [("fast", "float32"), ("upstream", "float32"), ("default", "bfloat16"), ("default", "float16")],
+)
 def test_other_profiles_and_dtypes_speak(model_dir: Path, profile: str, dtype: str) -> None:
     engine = CosyVoice2Engine(model_dir, profile=profile, dtype=dtype)
     chunks = started(engine, lambda engine: speak(engine, Utterance("u", SENTENCE, voice="prompted")))
     assert len(joined(chunks)) > 24_000 and abs(joined(chunks)).max() > 1000
+
+
+def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
+    """Also where those that have a slot wait for their listener, or are closed in the middle."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        utterances = [Utterance(str(i), f"{SENTENCE} {i}", seed=i, deadline_ns=100 - i) for i in range(6)]
+        alone = [joined(await speak(engine, utterance)) for utterance in utterances]
+        together = await asyncio.gather(*(speak(engine, utterance) for utterance in utterances))
+        for chunks, samples in zip(together, alone, strict=True):
+            assert (joined(chunks) == samples).all()
+        first = engine.synthesize(utterances[0])
+        await anext(first)
+        second = asyncio.create_task(speak(engine, utterances[1]))
+        await asyncio.sleep(0)
+        await first.aclose()
+        assert (joined(await second) == alone[1]).all()
+        assert n_free(engine) == 1 and engine.stats() == EngineStats()
+
+    for n_workers in (1, 2):
+        started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=Limits(n_slots=1)), use)
+
+
+async def is_under_way(engine: CosyVoice2Engine) -> None:
+    """Return when some utterance has a slot."""
+    for _ in range(1_000_000):
+        if n_free(engine) < 16:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("nothing began")
+
+
+def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
+    """A worker that waits for one bot's words speaks for the other calls; closing lets go of everything."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        slow = TextFeed()
+        waiting = asyncio.create_task(speak(engine, Utterance("slow", "Thank", seed=3, more=slow)))
+        await is_under_way(engine)
+        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+        assert not waiting.done() and n_free(engine) == 15
+        for word in SENTENCE.split()[1:]:
+            slow.push(f" {word}")
+            await asyncio.sleep(0)
+        slow.end()
+        heard = joined(await waiting)
+        at_once = TextFeed()
+        at_once.push(SENTENCE[5:])
+        at_once.end()
+        assert (heard == joined(await speak(engine, Utterance("once", "Thank", seed=3, more=at_once)))).all()
+        assert len(heard) > 12_000
+        given_up = asyncio.create_task(speak(engine, Utterance("given up", "Thank you", more=TextFeed())))
+        await is_under_way(engine)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert n_free(engine) == 16 and engine.stats() == EngineStats()
+        never_ends = asyncio.create_task(speak(engine, Utterance("closed", "Thank you", more=TextFeed())))
+        await is_under_way(engine)
+        await engine.close()
+        with pytest.raises(EngineError, match="was closed"):
+            await never_ends
+
+    started(CosyVoice2Engine(model_dir), use)
+
+
+LONG = "This is a sentence that does not come to its end and goes on and on without a stop " * 25
+
+
+@pytest.mark.parametrize(
+    ("text", "is_heard"),
+    [
+        ("", False),
+        (" \n\t ", False),
+        ("?!… — ,。！", False),
+        ("\ufeff\u200b\x00\x1b", False),
+        ("😀🎉👍🏽", False),
+        ("Great 😀 news 🎉!", True),
+        ("你好 hello こんにちは 안녕 привет שלום", True),
+        ("<|endofprompt|><|im_start|>[laughter]<strong>hi</strong>[breath]", True),
+        ("half a pair \ud83d and on", True),
+        ("a" * 300, True),
+        (LONG[:2000], True),
+        ("好" * 2000, True),
+        ("é" * 40 + "\u0301" * 200, True),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+@pytest.mark.parametrize("profile", ["fast", "upstream"])
+def test_odd_text(model_dir: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_heard: bool, profile: str) -> None:
+    """Whatever a bot sends is spoken or passed over, and the next one does not notice."""
+    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 40)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        chunks = await speak(engine, Utterance("odd", text, voice="prompted"))
+        assert bool(chunks) == is_heard
+        assert all(0 <= timing.start_char < timing.end_char <= len(text) for c in chunks for timing in c.timings)
+        assert await speak(engine, Utterance("next", "yes"))
+        assert n_free(engine) == 16
+
+    started(CosyVoice2Engine(model_dir, profile=profile), use)
 
 
 # ------------------------------------------------------------------------------ voices
@@ -144,6 +238,28 @@ def test_a_voice_is_prepared_once(model_dir: Path) -> None:
     started(CosyVoice2Engine(model_dir, n_workers=2), use)
 
 
+def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -> None:
+    """The one not used for longest goes, and is made again; an utterance that has it speaks on."""
+    features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
+    for name in ("anna", "bert", "carl"):
+        VoiceStore(tmp_path).save(name, features)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        loaded = engine._loaded
+        assert loaded is not None
+        anna, bert = loaded.prompt("anna"), loaded.prompt("bert")
+        alone = joined(await speak(engine, Utterance("u", SENTENCE, voice="bert")))
+        assert loaded.prompt("anna") is anna
+        speaking = engine.synthesize(Utterance("u", SENTENCE, voice="bert"))
+        heard = [await anext(speaking)]
+        loaded.prompt("anna")
+        loaded.prompt("carl")
+        assert loaded.prompt("anna") is anna and loaded.prompt("bert") is not bert
+        assert (joined([*heard, *[chunk async for chunk in speaking]]) == alone).all()
+
+    started(CosyVoice2Engine(model_dir, tmp_path, limits=Limits(n_prompts=2)), use)
+
+
 # ----------------------------------------------------------------------------- missing
 
 
@@ -167,10 +283,14 @@ def test_no_voice_at_all(tmp_path: Path) -> None:
 def test_what_cannot_be_configured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float32, float16, bfloat16"):
         CosyVoice2Engine(tmp_path, dtype="int8")
-    with pytest.raises(ConfigError, match="default, fast"):
+    with pytest.raises(ConfigError, match="default, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):
-        CosyVoice2Engine(tmp_path, n_slots=0)
+        CosyVoice2Engine(tmp_path, limits=Limits(n_slots=0))
+    with pytest.raises(ConfigError, match="profile, causal, full"):
+        CosyVoice2Engine(tmp_path, finish="never")
+    with pytest.raises(ConfigError, match=r"'\[laugh\]'.*\[laughter\]"):
+        CosyVoice2Engine(tmp_path, control_tokens=["[laugh]"])
 
 
 def test_not_started_and_not_there(model_dir: Path) -> None:

@@ -1,6 +1,5 @@
 """One utterance's pipeline, driven without the engine around it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,36 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, never, pcm
 from torch import Tensor
 
-from telephony_tts.engines.api import Chunk, Pcm
+from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.stream import (
-    DEFAULT,
-    FAST,
-    Request,
-    Schedule,
-    SpeakerPrompt,
-    SpeechModel,
-    speak,
-)
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.stream import Request, speak
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.workers import Wait
 from telephony_tts.errors import EngineError
-
-torch.set_num_threads(1)
-
-SENTENCE = "Thank you for calling, how can I help you today?"
-NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
-N_SLOTS = 3
-
-
-def never() -> bool:
-    return False
 
 
 class After:
@@ -51,40 +32,13 @@ class After:
         return self.n_left < 0
 
 
-class Rig:
-    def __init__(self, directory: Path, n_slots: int = N_SLOTS) -> None:
-        checkpoint = load_model_directory(directory)
-        assert checkpoint.spk2info is not None
-        self.model = SpeechModel.load(checkpoint, device="cpu", dtype=torch.float32, n_slots=n_slots)
-        self.features = read_spk2info(checkpoint.spk2info)[0]
-
-    def prompt(self, name: str, schedule: Schedule = DEFAULT) -> SpeakerPrompt:
-        return self.model.prompt(self.features[name], schedule)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_random_checkpoint(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def rig(model_dir: Path) -> Rig:
-    return Rig(model_dir)
-
-
-def pcm(chunks: Iterator[Chunk]) -> Pcm:
-    return np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks)])
-
-
-@pytest.mark.parametrize("schedule", [DEFAULT, FAST], ids=["default", "fast"])
+@pytest.mark.parametrize("profile", [DEFAULT, FAST, UPSTREAM], ids=["default", "fast", "upstream"])
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
-def test_interleaved_utterances_equal_each_alone(rig: Rig, voice: str, schedule: Schedule) -> None:
-    prompt = rig.prompt(voice, schedule)
+def test_interleaved_utterances_equal_each_alone(rig: Rig, voice: str, profile: Profile) -> None:
+    prompt = rig.prompt(voice, profile)
     requests = [Request(SENTENCE, seed=1), Request(NEIGHBOUR, seed=2, speed=1.2)]
-    alone = [pcm(speak(rig.model, prompt, request, schedule, never)) for request in requests]
-    streams = [speak(rig.model, prompt, request, schedule, never) for request in requests]
+    alone = [pcm(speak(rig.model, prompt, request, profile, never)) for request in requests]
+    streams = [speak(rig.model, prompt, request, profile, never) for request in requests]
     heard: list[list[Chunk]] = [[], []]
     while any([heard[i].append(chunk) or True for i in (0, 1) if (chunk := next(streams[i], None)) is not None]):
         pass
@@ -146,6 +100,32 @@ def test_it_asks_before_each_speech_token(rig: Rig) -> None:
     assert 10**9 - cancelled.n_left >= int(slots.n_drawn[0]) > 20
 
 
+def test_it_asks_before_each_euler_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of two seconds is ten steps, and none of them is taken for a caller who has spoken."""
+    decoder, prompt = rig.model.flow.decoder, rig.prompt("prompted")
+    step = decoder.step
+    wanted, n_steps, n_most = True, 0, 0
+
+    def counted(*args: Any, **named: Any) -> Tensor:
+        nonlocal wanted, n_steps
+        assert wanted, "a step was taken after the answer"
+        n_steps += 1
+        wanted = n_steps < n_most
+        return step(*args, **named)
+
+    def cancelled() -> bool:
+        return not wanted
+
+    monkeypatch.setattr(decoder, "step", counted)
+    for profile in (DEFAULT, UPSTREAM):
+        for n_most in (1, 7, 10, 14, 23, 10**6):  # read by `counted`
+            wanted, n_steps = True, 0
+            for _ in speak(rig.model, prompt, Request(f"{SENTENCE} {NEIGHBOUR}"), profile, cancelled):
+                pass
+            assert n_steps == n_most or (wanted and n_steps % 10 == 0 and 20 <= n_steps < n_most)
+            assert rig.model.cache.n_free == N_SLOTS
+
+
 def test_closed_at_any_chunk_frees_the_slot(rig: Rig) -> None:
     prompt = rig.prompt("prompted")
     n_chunks = sum(1 for _ in speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
@@ -163,12 +143,12 @@ def of_length(features: PromptFeatures, n: int) -> PromptFeatures:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "n_prompt", "n_most"),
+    ("profile", "n_prompt", "n_most"),
     [(DEFAULT, n, 28 if n <= 3 else 25) for n in (0, 3, 75, 77, 78, 79, 87)] + [(FAST, n, 13) for n in (75, 78, 87)],
 )
-def test_first_audio_comes_early(rig: Rig, schedule: Schedule, n_prompt: int, n_most: int) -> None:
-    prompt = rig.model.prompt(of_length(rig.features["prompted"], n_prompt), schedule)
-    chunks = speak(rig.model, prompt, Request(SENTENCE), schedule, never)
+def test_first_audio_comes_early(rig: Rig, profile: Profile, n_prompt: int, n_most: int) -> None:
+    prompt = rig.model.prompt(of_length(rig.features["prompted"], n_prompt), profile)
+    chunks = speak(rig.model, prompt, Request(SENTENCE), profile, never)
     first = next(chunks)
     assert len(first.pcm) >= 0.1 * 24_000
     assert int(rig.model.sampler.n_drawn[0]) <= n_most
@@ -191,8 +171,7 @@ def test_the_stream_is_the_whole_utterance(rig: Rig, voice: str) -> None:
     heard = pcm(speak(model, prompt, Request(text, seed=3), DEFAULT, never))
     ids = model.tokenizer.encode(text)
     decoding = SentenceDecoding(prompt.transcript_ids, ids, prompt.speech_tokens)
-    with model.slot(3) as slot:
-        tokens = list(stream._speech_tokens(model, slot, decoding, prompt, never))
+    tokens = rig.speech_tokens(prompt, decoding, seed=3)
     n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
     mel = model.flow.full(
         features.speech_tokens[None, n_cut:],
@@ -228,7 +207,7 @@ def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.M
     rig = Rig(model_dir)
     rig.model.lm.head_bias[6561:] = -50.0
     prompt = rig.prompt("preset")
-    n_text = len(rig.model.tokenizer.encode("no"))
+    n_text = len(rig.model.tokenizer.encode("no."))  # the end of the sentence is added
     assert len(pcm(speak(rig.model, prompt, Request("no"), DEFAULT, never))) == 20 * n_text * 960
     monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 30)
     assert len(pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))) == 30 * 960
@@ -247,15 +226,22 @@ def test_any_stop_id_ends_it_and_none_is_heard(model_dir: Path, stop: int) -> No
     assert rig.model.cache.n_free == N_SLOTS
 
 
-def test_one_utterance_too_many_is_refused_and_the_next_one_speaks(rig: Rig) -> None:
+def test_an_utterance_waits_for_a_slot(rig: Rig) -> None:
     prompt = rig.prompt("preset")
     open_ones = [speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never) for _ in range(N_SLOTS)]
-    for chunks in open_ones:
-        next(chunks)
-    with pytest.raises(EngineError, match="all 3 slots"):
-        next(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
-    open_ones.pop().close()  # type: ignore[attr-defined]
-    assert len(pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never)))
+    first = [next(chunks) for chunks in open_ones][-1]
+    late = speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never)
+    wait = next(late)
+    assert isinstance(wait, Wait) and isinstance(first, Chunk)
+    told: list[int] = []
+    wait.tell(lambda: told.append(1))
+    assert not told and isinstance(next(late), Wait)
+    last = open_ones.pop()
+    last_pcm = pcm([first, *last])
+    assert told == [1]
+    np.testing.assert_array_equal(pcm(late), last_pcm)
+    wait.tell(lambda: told.append(2))
+    assert told == [1, 2], "a slot is free: it is told at once"
     for chunks in open_ones:
         chunks.close()  # type: ignore[attr-defined]
     assert rig.model.cache.n_free == N_SLOTS
@@ -271,3 +257,72 @@ def test_an_instruction_is_heeded_and_typed_control_tokens_are_text(rig: Rig) ->
     plain = stream._decoding(tokenizer, prompt, Request(""), "a<|endofprompt|>b").next_feed()
     assert plain is not None and all(end not in segment.ids for segment in plain.segments)
     assert plain.segments[-1].ids == prompt.speech_tokens and len(prompt.speech_tokens) == 87
+
+
+def test_control_tokens_count_where_they_are_allowed(rig: Rig) -> None:
+    tokenizer, prompt = rig.model.tokenizer, rig.prompt("preset")
+    text = "well [laughter] a<|endofprompt|>b"
+
+    def ids(control: frozenset[str]) -> tuple[int, ...]:
+        feed = stream._decoding(tokenizer, prompt, Request("", control=control), text).next_feed()
+        assert feed is not None
+        return feed.segments[1].ids
+
+    laughter, end = (tokenizer.special_ids[token] for token in ("[laughter]", "<|endofprompt|>"))
+    assert laughter not in ids(frozenset()) and end not in ids(frozenset())
+    assert ids(frozenset({"[laughter]"})).count(laughter) == 1 and end not in ids(frozenset({"[laughter]"}))
+    both = frozenset({"[laughter]", "<|endofprompt|>"})
+    assert ids(both) == (*tokenizer.encode("well "), laughter, *tokenizer.encode(" a"), end, *tokenizer.encode("b"))
+
+
+def test_a_sentence_without_its_end_gets_one() -> None:
+    assert [stream.with_end(text) for text in ("Hello", "Hello!", "你好", "ok,", "a)", "", "Привет")] == [
+        "Hello.", "Hello!", "你好。", "ok,", "a)", "", "Привет.",
+    ]  # fmt: skip
+
+
+def test_running_ahead_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at a stop id, not at the longest length, not at the end of the slot, whatever is drawn past it."""
+    prompt = rig.prompt("prompted")
+    requests = [Request(SENTENCE, seed) for seed in range(4)] + [Request("no", 9)]
+    alone = [pcm(speak(rig.model, prompt, request, DEFAULT, never)) for request in requests]
+    bias = rig.model.lm.head_bias[6561:].clone()
+    for n_ahead in (2, 5, 64):
+        monkeypatch.setattr(rig.model, "n_run_ahead", n_ahead)
+        for request, expected in zip(requests, alone, strict=True):
+            np.testing.assert_array_equal(pcm(speak(rig.model, prompt, request, DEFAULT, never)), expected)
+        rig.model.lm.head_bias[6561:] = -50.0
+        n_text = len(rig.model.tokenizer.encode("no."))
+        assert len(pcm(speak(rig.model, prompt, Request("no"), DEFAULT, never))) == 20 * n_text * 960
+        rig.model.lm.head_bias[6561:] = bias
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+# ------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("n_ahead", [1, 5])
+def test_a_language_model_without_numbers_ends_that_utterance(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, n_ahead: int
+) -> None:
+    prompt = rig.prompt("preset")
+    monkeypatch.setattr(rig.model, "n_run_ahead", n_ahead)
+    neighbour = speak(rig.model, prompt, Request(NEIGHBOUR), DEFAULT, never)
+    alone = pcm(speak(rig.model, prompt, Request(NEIGHBOUR), DEFAULT, never))
+    heard = [next(neighbour)]
+    with monkeypatch.context() as patch:
+        broken = rig.model.lm.head_bias.clone()
+        broken[17] = torch.nan
+        patch.setattr(rig.model.lm, "head_bias", broken)
+        with pytest.raises(EngineError, match="out of range"):
+            list(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
+    np.testing.assert_array_equal(pcm([*heard, *neighbour]), alone)
+    assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_a_vocoder_without_numbers_ends_that_utterance(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = rig.model.flow.decoder.solve
+    monkeypatch.setattr(rig.model.flow.decoder, "solve", lambda *args, **named: solve(*args, **named) * torch.nan)
+    with pytest.raises(EngineError, match="out of range"):
+        list(speak(rig.model, rig.prompt("preset"), Request(SENTENCE), DEFAULT, never))
+    assert rig.model.cache.n_free == N_SLOTS

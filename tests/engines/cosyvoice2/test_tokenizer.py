@@ -46,7 +46,7 @@ def test_single_bytes_have_the_official_ids(tokenizer: TextTokenizer) -> None:
 
 
 def test_nothing_is_nothing(tokenizer: TextTokenizer) -> None:
-    assert tokenizer.encode("") == [] and tokenizer.encode("", allow_special=True) == []
+    assert tokenizer.encode("") == [] and tokenizer.encode("", SPECIAL_TOKENS) == []
 
 
 def test_words_and_characters_of_the_merges_are_single_tokens(tokenizer: TextTokenizer) -> None:
@@ -57,7 +57,7 @@ def test_words_and_characters_of_the_merges_are_single_tokens(tokenizer: TextTok
 def test_control_tokens_count_only_where_allowed(directory: Path, tokenizer: TextTokenizer, token: str) -> None:
     text = f"a{token}b"
     before, after = tokenizer.encode("a"), tokenizer.encode("b")
-    assert tokenizer.encode(text, allow_special=True) == [*before, tokenizer.special_ids[token], *after]
+    assert tokenizer.encode(text, SPECIAL_TOKENS) == [*before, tokenizer.special_ids[token], *after]
     typed = tokenizer.encode(text)
     assert not set(typed) & set(tokenizer.special_ids.values())
     assert decoded(directory, typed) == text

@@ -12,6 +12,8 @@ tokens together a multiple of 25) its chunks equal `full(..., streaming=True)` u
 What depends on the voice alone is the prompt's blocks that see no generated token, floor((P - 3) / 25) of them: these a
 `FlowPrompt` holds, read-only, for all its streams. The rest of the prompt goes through the flow with the first chunk.
 The reference's last chunk is another function, in which all frames see all others: `full(..., streaming=False)`.
+
+`before_step` is called before each Euler step: it may raise, which ends the work there and the stream with it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from .config import BLOCK_FRAMES, BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, ModelConfig
 from .flow_cache import Cache, nbytes
-from .flow_decoder import FlowDecoder
+from .flow_decoder import BeforeStep, FlowDecoder, nothing
 from .flow_encoder import FlowEncoder
 from .flow_layers import Reader
 
@@ -96,6 +98,7 @@ class Flow:
         *,
         streaming: bool,
         finalize: bool,
+        before_step: BeforeStep = nothing,
     ) -> Tensor:
         """Everything from the first prompt token on, as the reference computes it.
 
@@ -114,7 +117,8 @@ class Flow:
         x = self.decoder.start(0, n_frames)
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=streaming))
         cond = _followed_by_zeros(prompt_mel.to(mu.dtype), n_frames)
-        mel = self.decoder.solve(x, mu, self.encoder.speaker(embedding), cond, streaming=streaming)
+        spk = self.encoder.speaker(embedding)
+        mel = self.decoder.solve(x, mu, spk, cond, streaming=streaming, before_step=before_step)
         return mel[:, n_prompt:].transpose(1, 2)
 
     @torch.inference_mode()
@@ -158,7 +162,9 @@ class Flow:
         return n_least + -(at + n_least) % BLOCK_TOKENS
 
     @torch.inference_mode()
-    def extend(self, stream: FlowStream, new: Tensor, lookahead: Tensor) -> Tensor:
+    def extend(
+        self, stream: FlowStream, new: Tensor, lookahead: Tensor, before_step: BeforeStep = nothing
+    ) -> Tensor:
         """new [1, n] ending on a block, lookahead [1, 3] the tokens after them -> mel [1, 80, 2n], float32.
 
         The lookahead tokens are not kept: they are the first of the next call's.
@@ -169,10 +175,10 @@ class Flow:
             raise ValueError(f"{new.shape[1]} tokens after {at} do not end on a block of {BLOCK_TOKENS}")
         if lookahead.shape[1] != LOOKAHEAD_TOKENS:
             raise ValueError(f"{lookahead.shape[1]} lookahead tokens, not {LOOKAHEAD_TOKENS}")
-        return self._emit(stream, new, lookahead)
+        return self._emit(stream, new, lookahead, before_step)
 
     @torch.inference_mode()
-    def finish(self, stream: FlowStream, rest: Tensor) -> Tensor:
+    def finish(self, stream: FlowStream, rest: Tensor, before_step: BeforeStep = nothing) -> Tensor:
         """rest [1, n], n of any size -> mel [1, 80, 2n]; block-causal, equal to `full(streaming=True, finalize=True)`.
 
         `rest` begins with the tokens the last `extend` looked ahead at, so it has 3 or more unless nothing was emitted.
@@ -183,25 +189,36 @@ class Flow:
         stream.finished = True
         if rest.shape[1] == 0:
             return torch.zeros(1, self.decoder.config.d_mel, 0, device=rest.device)
-        return self._emit(stream, rest, None)
+        return self._emit(stream, rest, None, before_step)
 
-    def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None) -> Tensor:
+    def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
         ids = torch.cat([stream.tail_tokens, new], dim=1)
         n_tail = stream.tail_tokens.shape[1] * FRAMES_PER_TOKEN
         tail_mel = stream.prompt.tail_mel[:, :n_tail]
         cond = _followed_by_zeros(tail_mel, ids.shape[1] * FRAMES_PER_TOKEN)
-        mel = self._advance(stream.encoder, stream.steps, ids, ahead, stream.prompt.spk, cond)
+        try:
+            mel = self._advance(stream.encoder, stream.steps, ids, ahead, stream.prompt.spk, cond, before_step)
+        except BaseException:
+            stream.finished = True  # its steps may hold different frames
+            raise
         stream.tail_tokens = stream.tail_tokens[:, :0]
         stream.n_emitted += new.shape[1]
         return mel[:, n_tail:].transpose(1, 2)
 
     def _advance(
-        self, encoder: Cache, steps: list[Cache], ids: Tensor, ahead: Tensor | None, spk: Tensor, cond: Tensor
+        self,
+        encoder: Cache,
+        steps: list[Cache],
+        ids: Tensor,
+        ahead: Tensor | None,
+        spk: Tensor,
+        cond: Tensor,
+        before_step: BeforeStep = nothing,
     ) -> Tensor:
-        """ids [1, n], cond [1, 2n, 80] after what the caches hold -> mel [1, 2n, 80]. Fails before it changes any."""
+        """ids [1, n], cond [1, 2n, 80] after what the caches hold -> mel [1, 2n, 80]."""
         x = self.decoder.start(steps[0].n, cond.shape[1])
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=True, cache=encoder))
-        return self.decoder.solve(x, mu, spk, cond, streaming=True, caches=steps)
+        return self.decoder.solve(x, mu, spk, cond, streaming=True, caches=steps, before_step=before_step)
 
 
 def _followed_by_zeros(mel: Tensor, n_frames: int) -> Tensor:

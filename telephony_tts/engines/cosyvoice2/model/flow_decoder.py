@@ -11,6 +11,7 @@ with one cache per Euler step a new block costs its own frames only, and the fra
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,9 @@ KERNEL = 3
 N_BRANCHES = 2
 """Guidance branches, in this order: with text and voice, without."""
 NOISE_SEED = 0
+
+BeforeStep = Callable[[], None]
+"""Asked before each Euler step: the moment at which work that nobody wants any more can be left."""
 
 
 def fixed_noise(d_mel: int) -> Tensor:
@@ -179,6 +183,10 @@ class Estimator:
         return self.projection(h)
 
 
+def nothing() -> None:
+    """The `before_step` of those who never stop half-way."""
+
+
 class FlowDecoder:
     def __init__(self, config: FlowDecoderConfig, take: Reader) -> None:
         self.config = config
@@ -218,9 +226,18 @@ class FlowDecoder:
         return x + dt * ((1.0 + self.config.guidance) * with_text - self.config.guidance * without)
 
     def solve(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, *, streaming: bool, caches: list[Cache] | None = None
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        *,
+        streaming: bool,
+        caches: list[Cache] | None = None,
+        before_step: BeforeStep = nothing,
     ) -> Tensor:
         """x of `start`, mu, cond [1, T, 80], spk [1, 80] -> mel [1, T, 80] float32; `caches` hold the frames before."""
         for k in range(len(self.times)):
+            before_step()
             x = self.step(k, x, mu, spk, cond, streaming=streaming, cache=caches[k] if caches else None)
         return x

@@ -1,0 +1,205 @@
+"""Calls on CosyVoice2: a real server, a tiny model with random weights, heard on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soxr
+from rig import Bot, correlation, decoded, gather, patient, run, serving, until
+from served import process
+from twilio_peer import calling
+from websockets.asyncio.client import connect
+
+from telephony_tts.engines.api import Chunk, Pcm, Utterance
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+
+CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
+ALIKE = 0.998
+"""What the model's noises and their frames must reach; unlike noises of it may reach 0.9."""
+TEXT = "Thank you for calling, how can I help you today? Your parcel left the depot on Tuesday morning."
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(path)
+    return path
+
+
+class Recorded(CosyVoice2Engine):
+    """The engine, which also keeps what it said."""
+
+    def __init__(self, model_dir: Path, **how: Any) -> None:
+        super().__init__(model_dir, **how)
+        self.said: dict[str, list[Chunk]] = {}
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        said = self.said.setdefault(utterance.turn, [])
+        async with aclosing(super().synthesize(utterance)) as chunks:
+            async for chunk in chunks:
+                said.append(chunk)
+                yield chunk
+
+    @property
+    def n_free(self) -> int:
+        assert self._loaded is not None
+        return self._loaded.model.cache.n_free
+
+    def wanted(self, turn: str) -> Pcm:
+        spoken = np.concatenate([chunk.pcm for chunk in self.said[turn]]).astype(np.float32) / 32768
+        wanted: Pcm = (soxr.resample(spoken, 24_000, 8000, "HQ") * 32768).astype(np.int16)
+        return wanted
+
+
+@pytest.mark.parametrize("profile", ["default", "upstream"])
+def test_what_is_heard_is_what_the_engine_said(model_dir: Path, profile: str) -> None:
+    async def main() -> None:
+        engine = Recorded(model_dir, profile=profile)
+        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+            await bot.say("Thank you for calling.", "a")
+            done = await bot.event("done", turn="a", within_s=20)
+            assert correlation(decoded(bot.frames), engine.wanted("a")) >= ALIKE
+            assert 0 <= len(decoded(bot.frames)) - len(engine.wanted("a")) <= 160 + 2
+            assert done["audio_ms"] == 20 * len(bot.frames)
+            await bot.send({"type": "config", "seed": 5, "instruct": "calmly", "speed": 1.25, "voice": "preset"})
+            n_before = len(bot.frames)
+            await bot.say("Thank you for calling.", "b")
+            await bot.event("done", turn="b", within_s=20)
+            heard = decoded(bot.frames[n_before:])
+            assert correlation(heard, engine.wanted("b")) >= ALIKE
+            assert correlation(heard, engine.wanted("a")) < 0.95, "another voice, seed, speed and instruction"
+            assert engine.n_free == 16
+
+    run(main)
+
+
+def test_barge_in_frees_the_slot_and_tells_what_was_heard(model_dir: Path) -> None:
+    """At every stage: before the first token, in the first block, while it plays, near its end."""
+
+    async def main() -> None:
+        engine = Recorded(model_dir, limits=Limits(n_slots=2))
+        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+            for n in range(8):
+                await bot.say(TEXT, f"t{n}")
+                await asyncio.sleep(n * n * 0.02)
+                await bot.send({"type": "clear"})
+                cleared = await bot.event("cleared", turn=f"t{n}", within_s=2)
+                assert cleared["heard_text"] + cleared["unheard_text"] == TEXT
+                n_frames = len(bot.frames)
+                await until(lambda: engine.n_free == 2, "the slot is still taken")
+                await asyncio.sleep(0.03)
+                assert len(bot.frames) == n_frames, "audio after cleared"
+                assert bot.terminals(f"t{n}") == ["cleared"]
+            await bot.say("Still there?", "last")
+            await bot.event("done", turn="last", within_s=20)
+
+    run(main)
+
+
+def test_more_calls_than_slots_and_one_cleared_again_and_again(model_dir: Path) -> None:
+    async def main() -> None:
+        engine = Recorded(model_dir, n_workers=2, limits=Limits(n_slots=2))
+        async with (
+            serving(engine, speech=patient(voice="prompted")) as rig,
+            rig.bot(audio="binary") as one,
+            rig.bot(audio="binary") as two,
+            rig.bot(audio="binary") as three,
+            rig.bot(audio="binary") as nervous,
+        ):
+            async def speak(bot: Bot, turn: str) -> None:
+                await bot.say("Thank you for calling.", turn)
+                await bot.event("done", turn=turn, within_s=30)
+
+            async def change_its_mind() -> None:
+                for n in range(20):
+                    await nervous.say(TEXT, f"n{n}")
+                    await asyncio.sleep(0.1)
+                    await nervous.send({"type": "clear"})
+                    await nervous.event("cleared", turn=f"n{n}", within_s=2)
+
+            await gather(speak(one, "one"), speak(two, "two"), speak(three, "three"), change_its_mind())
+            for bot, turn in ((one, "one"), (two, "two"), (three, "three")):
+                assert correlation(decoded(bot.frames), engine.wanted(turn)) >= ALIKE
+                assert (engine.wanted(turn) == engine.wanted("one")).all(), "the same text, voice and seed"
+            await until(lambda: engine.n_free == 2, "a slot is still taken")
+
+    run(main)
+
+
+def test_it_speaks_before_the_bot_has_finished_its_sentence(model_dir: Path) -> None:
+    text = "Thank you for calling our friendly support line where we help you today."
+    words = [f"{word} " for word in text.split()]
+
+    async def main() -> None:
+        engine = Recorded(model_dir)
+        speech = patient(voice="preset", text_mode="interleaved")
+        async with serving(engine, speech=speech) as rig, rig.bot(audio="binary") as bot:
+            for word in words[:-2]:
+                await bot.send({"type": "text", "turn": "a", "text": word})
+            await until(lambda: bot.frames, "audio before the sentence ends")
+            assert engine.n_free == 15
+            for word in words[-2:]:
+                await bot.send({"type": "text", "turn": "a", "text": word})
+            await bot.send({"type": "end", "turn": "a"})
+            sentence = await bot.event("sentence", turn="a", within_s=20)
+            assert sentence["text"] == "".join(words).strip()
+            await bot.event("done", turn="a", within_s=20)
+            assert correlation(decoded(bot.frames), engine.wanted("a")) >= ALIKE
+            for word in words[:8]:
+                await bot.send({"type": "text", "turn": "b", "text": word})
+            await until(lambda: engine.n_free == 15, "it begins")
+            await bot.send({"type": "clear"})
+            cleared = await bot.event("cleared", turn="b", within_s=2)
+            assert cleared["heard_text"] + cleared["unheard_text"] == "".join(words[:8])
+            await until(lambda: engine.n_free == 16, "the slot is still taken")
+
+    run(main)
+
+
+def test_serve_takes_calls_on_the_shipped_configuration(model_dir: Path) -> None:
+    """`serve --config configs/cosyvoice2-cpu.yaml`, with another model: a bot, a Twilio leg, a barge-in."""
+
+    async def talk(port: int) -> None:
+        async with connect(f"ws://127.0.0.1:{port}/v1/stream?audio=binary&voice=prompted", proxy=None) as socket:
+            bot = Bot(socket)
+            await bot.event("ready")
+            await bot.say(TEXT, "a")
+            await bot.event("started", turn="a", within_s=20)
+            await until(lambda: len(bot.frames) > 20, "frames", 20)
+            await bot.send({"type": "clear"})
+            cleared = await bot.event("cleared", turn="a", within_s=2)
+            assert cleared["heard_ms"] > 0 and cleared["heard_text"] + cleared["unheard_text"] == TEXT
+            await bot.say("Bye.", "b")
+            await bot.event("done", turn="b", within_s=20)
+            await bot.aclose()
+
+    async def telephone(port: int) -> None:
+        async with calling(f"ws://127.0.0.1:{port}/media/twilio", "CA1") as peer:
+            await peer.start()
+            async with connect(f"ws://127.0.0.1:{port}/v1/stream?call=CA1", proxy=None) as socket:
+                bot = Bot(socket)
+                await bot.say("Thank you for calling.", "a")
+                await bot.event("done", turn="a", within_s=20)
+                await bot.aclose()
+
+    async def main(port: int) -> None:
+        async with asyncio.timeout(60):
+            await gather(talk(port), telephone(port))
+
+    arguments = ["--config", str(CONFIG), "--set", "engines.default=cosyvoice2",
+                 "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
+    with process(*arguments) as (served, port):
+        asyncio.run(main(port))
+        served.send_signal(signal.SIGTERM)
+        output, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert "voice cosyvoice2/preset" in output
+        assert "Traceback" not in errors and "Warning" not in errors

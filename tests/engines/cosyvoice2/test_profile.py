@@ -1,0 +1,115 @@
+"""Profiles: what they plan, and that the stream does as planned, upstream's included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from speaking import NEIGHBOUR, SENTENCE, Rig, never, pcm
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.stream import Request, speak
+
+TEXT = f"{SENTENCE} {NEIGHBOUR}"
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_every_block_but_the_last_ends_on_a_boundary(profile: Profile) -> None:
+    for n_prompt in range(120):
+        n_left = n_prompt - profile.n_cut(n_prompt)
+        for n_tokens in (0, 1, 12, 13, 24, 25, 28, 52, 53, 60, 200, 500):
+            calls = list(profile.plan(n_prompt, n_tokens))
+            *blocks, (n_known, n_out, is_last) = calls
+            assert is_last and n_known == n_tokens and not any(end for _, _, end in blocks)
+            assert all((n_left + known - 3) % 25 == 0 for known, _, _ in blocks)
+            assert [out for _, out, _ in calls] == [0, *(known - 3 for known, _, _ in blocks)]
+            assert n_out + 3 <= n_tokens or not blocks
+
+
+@pytest.mark.parametrize(
+    ("profile", "n_prompt", "n_first"),
+    [
+        *[(DEFAULT, n, 25) for n in (25, 37, 75, 78, 87, 750)],
+        *[(FAST, n, 13) for n in (25, 37, 75, 78, 87, 750)],
+        (DEFAULT, 0, 28),
+        (FAST, 0, 28),
+        *[(UPSTREAM, n, 28 + -n % 25) for n in (0, 1, 24, 25, 37, 87)],
+    ],
+)
+def test_tokens_until_first_audio(profile: Profile, n_prompt: int, n_first: int) -> None:
+    assert next(iter(profile.plan(n_prompt, 1000))) == (n_first, 0, False)
+
+
+def test_upstreams_plan_is_its_drivers_with_a_fresh_hop() -> None:
+    """The reference's own calls for a prompt of 37 tokens (golden/driver_schedule.json)."""
+    assert list(UPSTREAM.plan(37, 200)) == [(41, 0, False), (91, 38, False), (191, 88, False), (200, 188, True)]
+    assert list(UPSTREAM.plan(37, 30)) == [(30, 0, True)]
+
+
+def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
+    """Each call of the plan from the first prompt token on, as the reference computes it, through the profile's joint.
+
+    Tokens are drawn first; the blocks are recomputed in full, and only new frames go on.
+    """
+    model, features, prompt = rig.model, rig.features[voice], rig.prompt(voice, profile)
+    decoding = SentenceDecoding(prompt.transcript_ids, model.tokenizer.encode(TEXT), prompt.speech_tokens)
+    tokens = torch.tensor([rig.speech_tokens(prompt, decoding, seed)])
+    noise = CounterNoise(seed, model.vocoder.config.n_harmonics + 1)
+    joint = UpstreamJoint(model.vocoder, noise) if profile.upstream_joint else ContinuousJoint(model.vocoder, noise)
+    n_cut = profile.n_cut(features.speech_tokens.numel())
+    parts = []
+    for n_known, n_out, is_last in profile.plan(features.speech_tokens.numel(), tokens.shape[1]):
+        mel = model.flow.full(
+            features.speech_tokens[None, n_cut:],
+            tokens[:, :n_known],
+            features.mel[None, 2 * n_cut :],
+            features.embedding[None],
+            streaming=profile.causal_finish or not is_last,
+            finalize=is_last,
+        )
+        parts.append(joint.push(mel[:, :, 2 * n_out :], last=is_last)[0])
+    assert len(parts) >= 3
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("voice", ["preset", "prompted"])
+@pytest.mark.parametrize(
+    "profile", [UPSTREAM, replace(DEFAULT, causal_finish=False), replace(UPSTREAM, causal_finish=True)]
+)
+def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profile) -> None:
+    expected = audio_by_plan(rig, voice, profile, seed=3).clamp(-1, 1).numpy()
+    prompt = rig.prompt(voice, profile)
+    heard = pcm(speak(rig.model, prompt, Request(TEXT, seed=3), replace(profile, upstream_text=False), never))
+    assert len(heard) == len(expected)
+    assert np.abs(heard / 32767.0 - expected).max() < 2e-3
+
+
+def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
+    """So that the test above compares what it says it does."""
+    one, other = (
+        pcm(speak(rig.model, rig.prompt("prompted"), Request(TEXT, seed=3), profile, never)).astype(np.int32)
+        for profile in (DEFAULT, replace(DEFAULT, causal_finish=False))
+    )
+    differs = np.flatnonzero(np.abs(one - other) > 100)
+    n_last = (len(one) // 960 - list(DEFAULT.plan(87, len(one) // 960))[-1][1]) * 960
+    assert len(differs) and differs[0] >= len(one) - n_last - 20 * 480
+
+
+def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
+    """"3" is spelt out there and nowhere else; a long text is spoken in several runs of the language model."""
+    prompt = rig.prompt("preset", UPSTREAM)
+    plain = replace(UPSTREAM, upstream_text=False)
+    three = pcm(speak(rig.model, prompt, Request("I have 3 apples"), UPSTREAM, never))
+    spelt = pcm(speak(rig.model, prompt, Request("I have three apples."), plain, never))
+    np.testing.assert_array_equal(three, spelt)
+    long = " ".join([SENTENCE, NEIGHBOUR] * 8)
+    chunks = list(speak(rig.model, prompt, Request(long), UPSTREAM, never))
+    timings = [timing for chunk in chunks for timing in chunk.timings]  # type: ignore[union-attr]
+    assert timings[0].start_char == 0 and timings[-1].end_char > len(long) - 10
+    assert all(a.end_char <= b.start_char and a.end_sample <= b.start_sample for a, b in pairwise(timings))
