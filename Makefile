@@ -1,4 +1,5 @@
 # make run     install what is needed (once) and start the server with the embedded voice
+# make model   install the CosyVoice2 engine and fetch its model, for a voice of your own
 # make test    install what the tests need (once), lint, check types, run all tests
 # Everything is put into .venv and .peers here; `make clean` removes it.
 
@@ -8,6 +9,8 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 # The tests of the CosyVoice2 networks run on a CPU. Where pip would fetch a build for GPUs (gigabytes), point this at a
 # CPU build: make test TORCH=path/to/torch-cpu.whl
 TORCH       ?= torch==2.13.0
+MODEL       ?= models/CosyVoice2-0.5B
+PULL_ARGS   ?=
 SERVE_ARGS  ?=
 PYTEST_ARGS ?=
 
@@ -15,10 +18,11 @@ PYTEST_ARGS ?=
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup check test bench clean
+.PHONY: help run model setup check test bench clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
+	@echo "make model   CosyVoice2: PyTorch and 3 GB of weights   (MODEL=dir, PULL_ARGS='--source modelscope')"
 	@echo "make setup   install everything for developing"
 	@echo "make check   lint and types"
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
@@ -27,6 +31,9 @@ help:
 
 run: $(VENV)/.installed
 	@exec $(BIN)/telephony-tts serve --config configs/server.yaml $(SERVE_ARGS)
+
+model: $(VENV)/.installed-cosyvoice2
+	@$(BIN)/telephony-tts models pull $(MODEL) $(PULL_ARGS)
 
 setup: $(VENV)/.installed-dev
 
@@ -53,11 +60,17 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
+$(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
+	@echo "==> installing PyTorch and the CosyVoice2 engine into $(VENV), once; PyTorch for GPUs is gigabytes"
+	@$(PIP) install $(TORCH)
+	@$(PIP) install --quiet --editable '.[cosyvoice,hub]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB and PyTorch, once"
 	@$(PIP) install --quiet $(TORCH)
-	@$(PIP) install --quiet --editable '.[dev,espeak,cosyvoice]'
-	@touch $(VENV)/.installed $@
+	@$(PIP) install --quiet --editable '.[dev,espeak,cosyvoice,hub]'
+	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@
 
 $(BIN)/python:
 	@$(find-python); $(make-venv)

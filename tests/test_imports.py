@@ -58,15 +58,20 @@ TABLE: dict[str, Row] = {
     **{
         f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")
         for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store", "stream",
-                     "service", "mel_stretch")
+                     "speech_model", "service", "mel_stretch")
     },
     "telephony_tts.engines.cosyvoice2.sizes": row("errors metrics clock", "torch yaml"),
+    "telephony_tts.engines.cosyvoice2.enrolment": row("errors metrics clock", "torch"),
+    "telephony_tts.engines.cosyvoice2.hubs": row("errors metrics clock", "huggingface_hub modelscope_hub"),
+    "telephony_tts.engines.cosyvoice2.download": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.tokenizer": row("errors metrics clock", "tokenizers"),
     "telephony_tts.engines.cosyvoice2.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.transport": row("errors metrics clock wire session engines.api logs", "websockets"),
     "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
     "telephony_tts.app": EVERYTHING,
     "telephony_tts.cli": EVERYTHING,
+    "telephony_tts.cli_settings": row("errors", "yaml"),
+    "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.doctor": EVERYTHING,
     "telephony_tts.__main__": row("cli"),
     "sip_bridge": row("wire audio errors clock metrics logs"),

@@ -1,0 +1,36 @@
+"""The configuration files that come with the project can be used as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from telephony_tts.app import transport_settings
+from telephony_tts.config import load
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+COSYVOICE2 = [path for path in CONFIGS if path.stem.startswith("cosyvoice2")]
+
+
+def test_there_is_one_for_every_machine_we_speak_of() -> None:
+    assert [path.stem for path in COSYVOICE2] == [f"cosyvoice2-{machine}" for machine in ("cpu", "h200", "l20", "v100")]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_it_loads_and_a_server_can_be_made_of_it(path: Path) -> None:
+    transport_settings(load(str(path), environ={}))
+
+
+@pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)
+def test_its_comments_name_itself_and_its_model(path: Path) -> None:
+    settings = load(str(path), environ={}).engines
+    assert settings.default == "cosyvoice2" and settings.cosyvoice2.model is not None
+    text = path.read_text(encoding="utf-8")
+    assert f"serve --config configs/{path.name}" in text
+    pulled = re.search(r"models pull (\S+)", text)
+    assert pulled is not None
+    assert Path(settings.cosyvoice2.model).resolve() == (path.parent.parent / pulled[1]).resolve()
+    assert settings.cosyvoice2.device == ("cpu" if path.stem.endswith("cpu") else "cuda")
+    assert not (path.stem.endswith("v100") and settings.cosyvoice2.dtype == "bfloat16"), "the V100 has none"
