@@ -45,7 +45,7 @@ _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
-_BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
+_BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory", "engine")
 _LONG_TEXT_CHARS = 400
 
 

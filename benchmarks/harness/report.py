@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent
-_LIBRARIES = ("numpy", "soxr", "websockets", "uvloop", "onnxruntime", "hibari-tts", "prometheus_client")
+_LIBRARIES = ("numpy", "soxr", "websockets", "uvloop", "onnxruntime", "hibari-tts", "prometheus_client", "torch")
 
 
 def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:

@@ -1,0 +1,378 @@
+"""The CosyVoice2 engine on a CPU: what an utterance costs as it grows, when it is first heard, what it holds.
+
+Random weights of the official sizes, an utterance of a given length after a prompt that is kept. Six questions:
+
+  chunks       a 50-frame chunk of the flow, from the first to the last: does its time grow by more than attention?
+  totals       the whole utterance by the cached stream, and by recomputing every prefix as the reference does
+  first audio  speech tokens drawn before the first sound, for each profile, with and without a prompt
+  end to end   first sound, real-time factor, and the share of each stage
+  memory       bytes of one utterance for each second it is long
+  loading      of the weights, and of a voice
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from harness import report
+from harness.process import give_back_unused, resident_kib
+from harness.synthesis import Rig, Watch, build, chunk_work, progress, sayable
+
+from telephony_tts.engines.cosyvoice2.model.config import (
+    BLOCK_TOKENS,
+    FRAMES_PER_TOKEN,
+    LOOKAHEAD_TOKENS,
+    N_SPEECH_TOKENS,
+    SAMPLES_PER_FRAME,
+    TOKENS_PER_S,
+)
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+
+_EXAMPLES = """examples:
+  python benchmarks/engine.py                                the full size, 8 s, about half an hour on one core
+  python benchmarks/engine.py --seconds 2 --repetitions 1    a first look
+  python benchmarks/engine.py --size tiny --seconds 2        does it run? half a minute, figures without meaning
+  python benchmarks/engine.py --dtype bfloat16 --threads 2 --json bfloat16.json
+
+The weights are random, so what is said is noise; times and bytes do not depend on that. It takes 2.6 GB of disk, which
+are given back, and 8 GB of memory. Recomputing every prefix is most of the time: --recompute 0 leaves it out.
+"""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
+CONSTANT = Profile(hops=(BLOCK_TOKENS,))
+"""The default profile in chunks of 50 frames all along."""
+UPSTREAM_CONSTANT = Profile(first_tokens=None, hops=(BLOCK_TOKENS,), causal_finish=False, upstream_joint=True)
+
+
+def main() -> None:
+    flags = report.parser("engine", __doc__.splitlines()[0], _EXAMPLES)
+    flags.add_argument("--size", choices=("full", "tiny"), default="full", help="of the networks (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=8.0, help="of the utterance (default %(default)s)")
+    flags.add_argument("--prompt-seconds", type=float, default=3.5, help="of the voice's prompt (default %(default)s)")
+    flags.add_argument("--dtype", choices=tuple(_DTYPES), default="float32", help="of weights (default %(default)s)")
+    flags.add_argument("--threads", type=int, default=1, help="torch may use (default %(default)s)")
+    flags.add_argument("--repetitions", type=int, default=3, help="of each measure, interleaved (default %(default)s)")
+    flags.add_argument("--recompute", type=int, default=1, help="repetitions of the slow way (default %(default)s)")
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.size, chosen.seconds, chosen.repetitions = "tiny", 2.4, 1
+    torch.set_num_threads(chosen.threads)
+    rig = build(chosen.size, _DTYPES[chosen.dtype])
+    n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), sayable(chosen.seconds)
+    features = rig.voice(n_prompt)
+    results: dict[str, Any] = {
+        "utterance": {
+            "tokens": n_tokens, "seconds": n_tokens / TOKENS_PER_S, "prompt_tokens": n_prompt,
+            "parameters": rig.n_parameters,
+        }
+    }  # fmt: skip
+    with torch.inference_mode():
+        results["loading"] = _loading(rig, features, chosen.repetitions)
+        results["first_audio"] = _first_audio(rig, features, chosen)
+        results["end_to_end"] = _end_to_end(rig, features, n_tokens, chosen.repetitions)
+        results["chunks"] = _chunks(rig, features, n_tokens, chosen.repetitions)
+        results["totals"] = _totals(rig, features, n_tokens, chosen)
+        results["memory"] = _memory(rig, features, n_tokens)
+    _show(results)
+    report.save(chosen, results)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": report.median(values, 4), "least": round(min(values), 4), "most": round(max(values), 4)}
+
+
+def _loading(rig: Rig, features: PromptFeatures, n: int) -> dict[str, Any]:
+    progress("a voice's prompt")
+    seconds = [_timed(lambda: rig.model.prompt(features, DEFAULT)) for _ in range(n)]
+    return {"write_s": round(rig.write_s, 2), "load_s": round(rig.load_s, 2), "prompt_s": _spread(seconds)}
+
+
+# ------------------------------------------------------------------------- whole utterances
+
+
+def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Up to the first chunk of each profile: ids that the sampler had drawn, seconds, sound in hand."""
+    rows = []
+    n_most = sayable(3.0)  # more than any profile's first chunk takes
+    for name, profile in PROFILES.items():
+        for n_prompt, voice in ((features.speech_tokens.numel(), features), (0, rig.voice(0))):
+            prompt = rig.model.prompt(voice, profile)
+            seconds, drawn = [], 0
+            for _ in range(chosen.repetitions):
+                progress(f"first audio, {name}, prompt of {n_prompt} tokens")
+                begun = time.perf_counter()
+                chunks = rig.speak(prompt, n_most, profile)
+                next(chunks)
+                seconds.append(time.perf_counter() - begun)
+                drawn = int(rig.model.sampler.n_drawn[0])
+                chunks.close()  # type: ignore[attr-defined]
+            found = {"profile": name, "prompt_tokens": n_prompt, "speech_tokens": drawn}
+            rows.append({**found, "seconds": _spread(seconds)})
+    return rows
+
+
+def _end_to_end(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> list[dict[str, Any]]:
+    """Whole utterances through all stages; the stages' seconds are of the run with the median total."""
+    profiles = {"default": DEFAULT, "fast": PROFILES["fast"]}
+    prompts = {name: rig.model.prompt(features, profile) for name, profile in profiles.items()}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in profiles}
+    for _ in range(n):
+        for name, profile in profiles.items():
+            progress(f"end to end, {name}")
+            runs[name].append(_whole(rig, prompts[name], n_tokens, profile))
+    rows = []
+    for name, measured in runs.items():
+        middle = sorted(measured, key=lambda run: run["total_s"])[len(measured) // 2]
+        first = _spread([run["first_audio_s"] for run in measured])
+        rtf = _spread([run["total_s"] * TOKENS_PER_S / n_tokens for run in measured])
+        rows.append({"profile": name, "first_audio_s": first, "rtf": rtf, "stages": middle["stages"]})
+    return rows
+
+
+def _whole(rig: Rig, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> dict[str, Any]:
+    """Raises RuntimeError if the utterance has not the length it was made for."""
+    watch, n_samples, first = Watch(), 0, 0.0
+    begun = time.perf_counter()
+    with watch.on(rig.model):
+        for chunk in rig.speak(prompt, n_tokens, profile):
+            first = first or time.perf_counter() - begun
+            n_samples += len(chunk.pcm)
+    total = time.perf_counter() - begun
+    if n_samples != n_tokens * _SAMPLES_PER_TOKEN:
+        raise RuntimeError(f"{n_samples} samples came of {n_tokens} tokens")
+    stages = {f"{part}_s": round(seconds, 4) for part, seconds in watch.seconds.items()}
+    decoding = watch.seconds["LM decode"] + watch.seconds["LM sampling"]
+    stages["LM per token, ms"] = round(1000 * decoding / n_tokens, 3)
+    stages["other_s"] = round(total - sum(watch.seconds.values()), 4)
+    return {"first_audio_s": first, "total_s": total, "stages": stages}
+
+
+# -------------------------------------------------------------------------------- the flow
+
+
+def _ids(n: int) -> torch.Tensor:
+    return torch.randint(N_SPEECH_TOKENS, (1, n), generator=torch.Generator().manual_seed(1))
+
+
+def _cached(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Profile) -> Iterator[torch.Tensor]:
+    """Mel, chunk after chunk, from the caches."""
+    stream = rig.model.flow.start(prompt.flow)
+    n_cut = profile.n_cut(prompt.n_flow_tokens)
+    for known, offset, last in profile.plan(prompt.n_flow_tokens + n_cut, tokens.shape[1]):
+        if last:
+            yield rig.model.flow.finish(stream, tokens[:, offset:])
+        else:
+            end = known - LOOKAHEAD_TOKENS
+            yield rig.model.flow.extend(stream, tokens[:, offset:end], tokens[:, end:known])
+
+
+def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Profile) -> Iterator[torch.Tensor]:
+    """The same by computing everything from the first prompt token anew, as the reference does."""
+    for known, offset, last in profile.plan(prompt.n_flow_tokens, tokens.shape[1]):
+        mel = rig.model.flow.full(
+            prompt.flow_tokens, tokens[:, :known], prompt.flow_mel, prompt.embedding, streaming=not last, finalize=last
+        )
+        yield mel[:, :, offset * FRAMES_PER_TOKEN :]
+
+
+def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[str, Any]:
+    """Chunks of 25 tokens from the caches. What is expected to grow is attention, as much as it has keys to see."""
+    prompt, tokens = rig.model.prompt(features, CONSTANT), _ids(n_tokens)
+    plan = list(CONSTANT.plan(features.speech_tokens.numel(), n_tokens))[:-1]
+    ends = [known - LOOKAHEAD_TOKENS for known, _, _ in plan]
+    seen = [prompt.n_flow_tokens + end for end in ends]
+    # The first one takes along what of the prompt is not shared, so that all have a block's 25 tokens.
+    tail = prompt.flow.tail_tokens.shape[1]
+    news = [end - offset + (0 if offset else tail) for end, (_, offset, _) in zip(ends, plan, strict=True)]
+    work = [chunk_work(rig.config, rig.linear, *of) for of in zip(news, seen, strict=True)]
+    seconds: list[list[float]] = [[] for _ in ends]
+    for _ in range(n):
+        progress(f"{len(ends)} chunks of the flow")
+        mels = _cached(rig, prompt, tokens, CONSTANT)
+        for measured in seconds:
+            measured.append(_timed(lambda mels=mels: next(mels)))  # type: ignore[misc]
+        mels.close()  # type: ignore[attr-defined]
+    medians = [statistics.median(measured) for measured in seconds]
+    rate = medians[0] / sum(work[0])
+    grown = (work[-1][1] - work[0][1]) * rate
+    return {
+        "frames": [new * FRAMES_PER_TOKEN for new in news],
+        "frames_seen": [n_seen * FRAMES_PER_TOKEN for n_seen in seen],
+        "seconds": [_spread(measured) for measured in seconds],
+        "gflop": [round(sum(of) / 1e9, 4) for of in work],
+        "gflop_attention": [round(of[1] / 1e9, 4) for of in work],
+        "gflop_per_s": [round(sum(of) / 1e9 / s, 2) for of, s in zip(work, medians, strict=True)],
+        "last_over_first": round(medians[-1] / medians[0], 3),
+        "last_over_second": round(medians[-1] / medians[min(1, len(medians) - 1)], 3),
+        "expected_of_attention": round(sum(work[-1]) / sum(work[0]), 3),
+        "last_over_first_without_attention_growth": round((medians[-1] - grown) / medians[0], 3),
+        "limit": 1.25,
+    }
+
+
+def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Flow and vocoder of a whole utterance, four ways; the vocoder joins as its profile does."""
+    ways: dict[str, tuple[Profile, Callable[..., Iterator[torch.Tensor]], int]] = {
+        "cached, 25": (CONSTANT, _cached, chosen.repetitions),
+        "cached, 22 25 50 100": (DEFAULT, _cached, chosen.repetitions),
+        "recomputed, 25": (UPSTREAM_CONSTANT, _recomputed, chosen.recompute),
+        "recomputed, 25+pad 50 100": (UPSTREAM, _recomputed, chosen.recompute),
+    }
+    tokens = _ids(n_tokens)
+    prompts = {name: rig.model.prompt(features, profile) for name, (profile, _, _) in ways.items()}
+    flow: dict[str, list[float]] = {name: [] for name in ways}
+    both: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(max(n for _, _, n in ways.values())):
+        for name, (profile, way, n) in ways.items():
+            if turn >= n:
+                continue
+            progress(f"whole utterance, {name}")
+            noise = CounterNoise(1, rig.config.vocoder.n_harmonics + 1)
+            joint = UpstreamJoint(rig.model.vocoder, noise) if profile.upstream_joint else ContinuousJoint(
+                rig.model.vocoder, noise, profile.hold_frames
+            )  # fmt: skip
+            n_frames, flow_s, begun = 0, 0.0, time.perf_counter()
+            mels = way(rig, prompts[name], tokens, profile)
+            while n_frames < n_tokens * FRAMES_PER_TOKEN:
+                at = time.perf_counter()
+                mel = next(mels)
+                flow_s += time.perf_counter() - at
+                n_frames += mel.shape[2]
+                joint.push(mel, last=n_frames == n_tokens * FRAMES_PER_TOKEN)
+            both[name].append(time.perf_counter() - begun)
+            flow[name].append(flow_s)
+    found: dict[str, Any] = {
+        name: {"flow_s": _spread(flow[name]), "flow_and_vocoder_s": _spread(both[name])} for name in ways if flow[name]
+    }
+    names = list(ways)
+    if chosen.recompute:
+        for ours, theirs, key in ((names[0], names[2], "constant_hops"), (names[1], names[3], "growing_hops")):
+            found[f"ratio_{key}"] = {
+                "flow": round(statistics.median(flow[ours]) / statistics.median(flow[theirs]), 4),
+                "flow_and_vocoder": round(statistics.median(both[ours]) / statistics.median(both[theirs]), 4),
+            }
+        found["limit_constant_hops"] = 0.25
+    return found
+
+
+# ---------------------------------------------------------------------------------- memory
+
+
+def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]:
+    """Bytes that one utterance holds, by counting its tensors and by what the process grows; the prompt is shared."""
+    progress("memory")
+    model, cache = rig.model, rig.model.cache
+    prompt, tokens = model.prompt(features, DEFAULT), _ids(n_tokens)
+    joint = ContinuousJoint(model.vocoder, CounterNoise(1, rig.config.vocoder.n_harmonics + 1))
+    gc.collect()
+    give_back_unused()
+    before_kib = resident_kib(os.getpid())
+    stream = model.flow.start(prompt.flow)
+    n_start, vocoder = stream.nbytes(), 0
+    for known, offset, last in DEFAULT.plan(features.speech_tokens.numel(), n_tokens):
+        end = known - (0 if last else LOOKAHEAD_TOKENS)
+        mel = (
+            model.flow.finish(stream, tokens[:, offset:])
+            if last
+            else model.flow.extend(stream, tokens[:, offset:end], tokens[:, end:known])
+        )
+        joint.push(mel, last=last)
+        vocoder = max(vocoder, joint.n_bytes)
+    held_kib = resident_kib(os.getpid()) - before_kib
+    n_flow = stream.nbytes()
+    seconds = n_tokens / TOKENS_PER_S
+    tail_s = prompt.flow.tail_tokens.shape[1] / TOKENS_PER_S
+    kept = [kv for part in [stream.encoder, *stream.steps] for kv in part.kv]
+    exact = sum(kv.own[:, :, :, : kv.n_own].numel() * kv.own.element_size() for kv in kept)
+    del stream, joint, mel, kept
+    gc.collect()
+    give_back_unused()
+    left_kib = resident_kib(os.getpid()) - before_kib
+    per_position = cache.n_bytes_per_slot / cache.max_len
+    return {
+        "LM, bytes per second": round(per_position * TOKENS_PER_S),
+        "LM, bytes of a slot, allocated at the start": cache.n_bytes_per_slot,
+        "flow, bytes per second": round(exact / (seconds + tail_s)),
+        "flow, bytes per second with spare room": round((n_flow - n_start) / (seconds + tail_s)),
+        "flow, bytes at the start": n_start,
+        "vocoder, bytes at most": vocoder,
+        "prompt, bytes, shared": prompt.flow.nbytes(),
+        "process, bytes per second": round(held_kib * 1024 / seconds),
+        "process, bytes left afterwards": left_kib * 1024,
+    }
+
+
+# ---------------------------------------------------------------------------------- report
+
+
+def _show(results: dict[str, Any]) -> None:
+    chunks, totals = results["chunks"], results["totals"]
+    report.table(
+        "flow, chunks from the caches",
+        ("frames seen", "new", "seconds", "least", "most", "GFLOP", "of attention", "GFLOP/s"),
+        [
+            (seen, new, s["median"], s["least"], s["most"], work, attention, rate)
+            for seen, new, s, work, attention, rate in zip(
+                chunks["frames_seen"], chunks["frames"], chunks["seconds"], chunks["gflop"], chunks["gflop_attention"],
+                chunks["gflop_per_s"], strict=True,
+            )
+        ],
+    )  # fmt: skip
+    ratios = ("last_over_first", "last_over_second", "expected_of_attention")
+    for key in (*ratios, "last_over_first_without_attention_growth", "limit"):
+        print(f"  {key.replace('_', ' ')}: {chunks[key]}")
+    report.table(
+        "whole utterance, seconds",
+        ("way, hops", "flow", "flow and vocoder"),
+        [
+            (name, found["flow_s"]["median"], found["flow_and_vocoder_s"]["median"])
+            for name, found in totals.items()
+            if isinstance(found, dict) and "flow_s" in found
+        ],
+    )
+    for key in ("ratio_constant_hops", "ratio_growing_hops"):
+        if key in totals:
+            print(f"  {key.replace('_', ' ')}: {totals[key]}")
+    report.table(
+        "first audio",
+        ("profile", "prompt tokens", "speech tokens", "seconds"),
+        [
+            (row["profile"], row["prompt_tokens"], row["speech_tokens"], row["seconds"]["median"])
+            for row in results["first_audio"]
+        ],
+    )
+    report.table(
+        "end to end",
+        ("profile", "first audio, s", "RTF", *results["end_to_end"][0]["stages"]),
+        [
+            (row["profile"], row["first_audio_s"]["median"], row["rtf"]["median"], *row["stages"].values())
+            for row in results["end_to_end"]
+        ],
+    )
+    report.table("memory of one utterance", ("what", "bytes"), list(results["memory"].items()))
+    loading = results["loading"]
+    report.table(
+        "loading, seconds",
+        ("what", "seconds"),
+        [("weights", loading["load_s"]), ("a voice's prompt", loading["prompt_s"]["median"])],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A speech model of random weights that says as much as it is told to, and a watch on its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.cosyvoice2.generation import MAX_TOKENS_PER_TEXT
+from telephony_tts.engines.cosyvoice2.model.config import (
+    EOS,
+    FRAMES_PER_TOKEN,
+    N_MELS,
+    N_SPEECH_TOKENS,
+    TOKENS_PER_S,
+    ModelConfig,
+)
+from telephony_tts.engines.cosyvoice2.profile import Profile
+from telephony_tts.engines.cosyvoice2.random_checkpoint import Size, write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.stream import Request, speak, with_end
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+
+NEVER = -1e4
+"""Added to the stop ids, so that an utterance is as long as its text allows."""
+
+
+def progress(what: str) -> None:
+    """One line for who waits; results go to stdout."""
+    print(f"  [{time.strftime('%H:%M:%S')}] {what}", file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass
+class Rig:
+    """The model, and what the benchmarks need to know of it."""
+
+    model: SpeechModel
+    config: ModelConfig
+    linear: LinearWork
+    write_s: float
+    load_s: float
+    n_parameters: int
+
+    def voice(self, n_prompt: int) -> PromptFeatures:
+        """A voice of random numbers, with a transcript of 20 tokens where it has a prompt."""
+        random = torch.Generator().manual_seed(n_prompt)
+        return PromptFeatures(
+            speech_tokens=torch.randint(N_SPEECH_TOKENS, (n_prompt,), generator=random),
+            mel=torch.randn(n_prompt * FRAMES_PER_TOKEN, N_MELS, generator=random) * 2 - 5,
+            embedding=torch.randn(self.config.flow_encoder.d_speaker, generator=random),
+            transcript_ids=tuple(range(40, 60)) if n_prompt else (),
+        )
+
+    def text(self, n_tokens: int) -> str:
+        """Text of which the model can say `n_tokens` at most. Raises RuntimeError if the tokenizer disagrees."""
+        n_text = n_tokens // MAX_TOKENS_PER_TEXT
+        text = "a" + " the" * (n_text - 2) + "."
+        n_found = len(self.model.tokenizer.encode(with_end(text)))
+        if n_found != n_text:
+            raise RuntimeError(f"the text has {n_found} tokens, not {n_text}")
+        return text
+
+    def speak(self, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> Iterator[Chunk]:
+        for chunk in speak(self.model, prompt, Request(self.text(n_tokens), seed=1), profile, lambda: False):
+            if not isinstance(chunk, Chunk):
+                raise RuntimeError("the only slot is taken")
+            yield chunk
+
+
+def sayable(seconds: float) -> int:
+    """Speech tokens of an utterance of at least that length: a whole number of text tokens, two at least."""
+    n_text = max(2, math.ceil(seconds * TOKENS_PER_S / MAX_TOKENS_PER_TEXT))
+    return n_text * MAX_TOKENS_PER_TEXT
+
+
+def build(size: Size, dtype: torch.dtype) -> Rig:
+    """Write a random checkpoint, load it, and keep it from ending early."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress(f"writing random weights, {size} size")
+        begun = time.perf_counter()
+        write_random_checkpoint(Path(folder), size=size)
+        write_s = time.perf_counter() - begun
+        progress("loading them")
+        begun = time.perf_counter()
+        checkpoint = load_model_directory(Path(folder))
+        model = SpeechModel.load(checkpoint, device="cpu", dtype=dtype, n_slots=1)
+        load_s = time.perf_counter() - begun
+    model.lm.head_bias[EOS:] = NEVER
+    states = (checkpoint.lm, checkpoint.flow, checkpoint.hift)
+    n_parameters = sum(tensor.numel() for state in states for tensor in state.values())
+    return Rig(model, checkpoint.config, LinearWork.of(checkpoint.flow), write_s, load_s, n_parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearWork:
+    """Floating point operations of the flow that do not depend on what came before: 2 for each weight used."""
+
+    per_token: float
+    """Of the encoder below its up-sampling."""
+    per_frame: float
+    """Of the rest of the encoder."""
+    per_frame_and_pass: float
+    """Of the estimator, without what depends on time alone."""
+
+    @classmethod
+    def of(cls, state: dict[str, Tensor]) -> LinearWork:
+        work: dict[str, float] = defaultdict(float)
+        for name, tensor in state.items():
+            if tensor.dim() < 2 or "pos_bias" in name or "linear_pos" in name:
+                continue
+            if name.startswith("decoder.estimator."):
+                if "time_mlp" not in name and ".mlp.1." not in name:
+                    work["pass"] += 2 * tensor.numel()
+            elif name.startswith(("encoder.up_", "encoder_proj")):
+                work["frame"] += 2 * tensor.numel()
+            elif name.startswith("encoder."):
+                work["token"] += 2 * tensor.numel()
+        return cls(work["token"], work["frame"], work["pass"])
+
+
+def chunk_work(config: ModelConfig, linear: LinearWork, n_tokens: int, n_seen: int) -> tuple[float, float]:
+    """Operations of a chunk of n_tokens that sees n_seen tokens, its own among them: all that do not depend on
+    n_seen, and attention, which grows with it (specification 9: 114 688 per frame, key and pass of the estimator)."""
+    encoder, decoder = config.flow_encoder, config.flow_decoder
+    n_frames, n_keys = n_tokens * FRAMES_PER_TOKEN, n_seen * FRAMES_PER_TOKEN
+    n_passes = 2 * decoder.n_steps
+    fixed = n_tokens * linear.per_token + n_frames * (linear.per_frame + n_passes * linear.per_frame_and_pass)
+    n_layers = (decoder.n_mid_stages + 2) * decoder.n_blocks
+    attention = 4.0 * decoder.n_heads * decoder.d_head * n_layers * n_frames * n_keys * n_passes
+    d = encoder.d_model
+    for layers, new, seen in ((encoder.n_layers, n_tokens, n_seen), (encoder.n_up_layers, n_frames, n_keys)):
+        # Content and position scores, values; and the projection of each distance.
+        attention += layers * (6.0 * d * new * seen + 2.0 * d * d * (seen + new))
+    return fixed, attention
+
+
+class Watch:
+    """Seconds and calls of the model's parts, by wrapping them on the objects at hand."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+
+    @contextmanager
+    def on(self, model: SpeechModel) -> Iterator[None]:
+        """Time these while the block runs; calls of one part from within another count once, as the outer part's."""
+        parts: tuple[tuple[str, Any, str], ...] = (
+            ("LM prefill", model.lm, "extend"),
+            ("LM decode", model.lm, "decode"),
+            ("LM decode", model.lm, "logits"),
+            ("LM sampling", model.sampler, "sample"),
+            ("flow", model.flow, "extend"),
+            ("flow", model.flow, "finish"),
+            ("flow", model.flow, "full"),
+            ("vocoder", model.vocoder, "f0"),
+            ("vocoder", model.vocoder, "excite"),
+            ("vocoder", model.vocoder, "decode"),
+        )
+        try:
+            for part, owner, name in parts:
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+            yield
+        finally:
+            for _, owner, name in parts:
+                delattr(owner, name)
+
+    def _timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.seconds[part] += time.perf_counter() - begun
+                self.calls[part] += 1
+
+        return timed
