@@ -16,7 +16,7 @@ from telephony_tts.session.playout import Playout
 from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
-from telephony_tts.text.settled import settled
+from telephony_tts.text.settled import behind, settled_spans
 
 # Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
 _PIECE_CHARS = 256
@@ -26,6 +26,8 @@ _PIECES_AT_ONCE = 4
 _TIMEOUTS = 2
 # How much of an open sentence is looked at beyond what was fed; the segmenter ends any sentence sooner.
 _OPEN_CHARS = 512
+# From this length on, an open sentence that the segmenter gives up waiting for ends with what was fed.
+_LONG_CHARS = 160
 
 
 @dataclass(slots=True)
@@ -114,6 +116,8 @@ class Turn:
         self.n_done = 0
         self.n_skipped = 0
         self._open: Part | None = None
+        self._n_spoken = 0
+        """Text before this was spoken with an open part, though the segmenter still holds some of it."""
         self._last_text: str | None = None
         """The end of what was the open part, until `more_text` hands it over."""
 
@@ -209,12 +213,18 @@ class Turn:
     def _add(self, sentences: list[Sentence], now_ns: int) -> None:
         for sentence in sentences:
             if self._open is not None:
-                # A sentence that ends inside what is being spoken already (at a clause, say) is spoken with the next.
+                # A sentence that ends inside what is being spoken already (at a clause, say) is spoken with the next,
+                # but not for ever: a bot that writes no full stop is cut somewhere, as it is when text waits.
                 if sentence.end >= self._open.sentence.end:
                     self._complete(self._open, sentence.end)
-            elif is_speakable(sentence.text):
-                self.parts.append(Part(sentence, len(self.parts), now_ns))
-            else:
+                elif len(self._open.sentence.text) >= _LONG_CHARS:
+                    self._n_spoken = self._open.sentence.end
+                    self._complete(self._open, self._n_spoken)
+                continue
+            rest = _behind(sentence, self._n_spoken)
+            if rest is not None and is_speakable(rest.text):
+                self.parts.append(Part(rest, len(self.parts), now_ns))
+            elif rest is not None:
                 self.n_skipped += 1
 
     def next_part(self) -> Part | None:
@@ -226,12 +236,13 @@ class Turn:
         if self.settings.text_mode != "interleaved" or not self.cut_all:
             return None
         pending = self._segmenter.pending
-        n_settled = settled(pending[:_OPEN_CHARS])
-        if not n_settled:
+        pending = pending[max(0, self._n_spoken - (self.n_chars - len(pending))) :].lstrip()
+        spans = settled_spans(pending[:_OPEN_CHARS], self.speaking.lang, self.settings.control_tokens)
+        if not spans:
             return None
-        start = self.n_chars - len(pending)
+        start, n_settled = self.n_chars - len(pending), spans[-1].end
         sentence = Sentence(pending[:n_settled], start, start + n_settled)
-        self._open = Part(sentence, len(self.parts), now_ns, is_open=True)
+        self._open = Part(sentence, len(self.parts), now_ns, is_open=True, spans=spans)
         self.parts.append(self._open)
         return self._open
 
@@ -245,30 +256,31 @@ class Turn:
             return None
         start, n_fed = part.sentence.start, len(part.sentence.text)
         text = self.text[start : start + n_fed + _OPEN_CHARS]
-        n_settled = settled(text)
-        if n_settled <= n_fed:
+        more = behind(settled_spans(text, self.speaking.lang, self.settings.control_tokens), n_fed)
+        if not more:
             return None
+        n_settled = more[-1].end
         part.sentence = Sentence(text[:n_settled], start, start + n_settled)
-        self._say(part, [_as_written(part.sentence.text)])
-        return text[n_fed:n_settled], False
+        return self._say_more(part, more), False
 
     def _complete(self, part: Part, end: int) -> None:
         """The sentence of the open part is there: it ends at `end` in the turn's text."""
         n_fed = len(part.sentence.text)
         whole = self.text[part.sentence.start : end]
         lang = self.speaking.lang or detect_lang(whole)
-        rest = _behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
-        self._last_text = "".join(span.spoken for span in rest)
-        self._say(part, [_as_written(part.sentence.text), *rest])
+        rest = behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
+        self._last_text = self._say_more(part, rest)
         part.sentence = Sentence(whole, part.sentence.start, end)
         part.is_open = False
         self._open = None
 
-    def _say(self, part: Part, spans: list[Span]) -> None:
-        """The utterance of `part` has grown to what `spans` say."""
+    def _say_more(self, part: Part, spans: list[Span]) -> str:
+        """The utterance of `part` grows by what `spans` say; returns that."""
         assert part.utterance is not None
-        part.spans = spans
-        part.utterance = replace(part.utterance, text="".join(span.spoken for span in spans))
+        text = "".join(span.spoken for span in spans)
+        part.spans = [*part.spans, *spans]
+        part.utterance = replace(part.utterance, text=part.utterance.text + text)
+        return text
 
     @property
     def waits_for_bot(self) -> bool:
@@ -276,11 +288,12 @@ class Turn:
         return self._last_text is not None or (self._open is not None and not self.text_exhausted)
 
     def submit(self, part: Part, deadline_ns: int, now_ns: int) -> Utterance:
-        """Normalise the sentence and make the utterance of it; what settled of an open one is normal already."""
+        """Normalise the sentence and make the utterance of it; what settled of an open one was normalised already."""
         speaking = self.speaking
         lang = speaking.lang or detect_lang(part.sentence.text)
         text = part.sentence.text
-        part.spans = [_as_written(text)] if part.is_open else normalize_spans(text, lang, self.settings.control_tokens)
+        if not part.is_open:
+            part.spans = normalize_spans(text, lang, self.settings.control_tokens)
         part.utterance = Utterance(
             id=f"{self.settings.session}/{self.seq}/{part.index}",
             text="".join(span.spoken for span in part.spans),
@@ -344,15 +357,9 @@ class Turn:
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
 
 
-def _as_written(text: str) -> Span:
-    """Settled text is spoken as it is written."""
-    return Span(0, len(text), text)
-
-
-def _behind(spans: list[Span], n_chars: int) -> list[Span]:
-    """What `spans` say behind the first `n_chars`, which they say as written."""
-    behind = [span for span in spans if span.end > n_chars]
-    if behind and behind[0].start < n_chars:
-        first = behind[0]
-        behind[0] = Span(n_chars, first.end, first.spoken[n_chars - first.start :])
-    return behind
+def _behind(sentence: Sentence, offset: int) -> Sentence | None:
+    """What of a sentence lies behind `offset` of the turn's text; None for nothing."""
+    if sentence.start >= offset:
+        return sentence
+    text = sentence.text[offset - sentence.start :].lstrip()
+    return Sentence(text, sentence.end - len(text), sentence.end) if text else None

@@ -1,19 +1,36 @@
 """How much of a sentence still being written may be spoken already: what no further text can make sound otherwise.
 
-Only plain words settle. They are spoken exactly as they are written, so nothing needs to be normalised before the whole
-sentence is there; the first character that is anything else (a digit, a full stop, a quote, a sign, a markdown mark, a
-line end) holds back all that follows it. Not settling is always right: the text is then spoken with its sentence.
+Plain words settle as they are written. A number, a sign, an abbreviation or something in quotes, brackets or emphasis
+settles with the ordinary words behind it, in the reading the normaliser gives it: the rules look a bounded way to the
+right, and so many words are waited for. What may end the sentence (a full stop before a blank, a line end) and what
+is still open holds back all that follows it. Whether a place is settled is asked of the text up to a fixed distance
+behind it and of nothing more, so that what has settled stays so. Not settling is always right: the text is then
+spoken with its sentence.
+
+One thing is decided by what stands there and not by what may come: the language. A sentence that has been English so
+far has its numbers read in English, even if so much Chinese follows that the whole of it would be read as Chinese.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 
-_N_BEFORE = 3
+from telephony_tts.text.characters import PAIRS, is_cjk
+from telephony_tts.text.normalizer import Span, detect_lang, normalize_spans
+
+_N_WORDS = 3
+"""Words that stand in the beginning that is spoken first."""
 _N_AFTER = 2
-"""Words on either side of a place at which spoken text may end; none may be one that reads with its neighbours."""
+"""Words behind a place at which spoken text may end; none of them, nor the one before it, reads with neighbours."""
 _N_HAN = 4
-"""The same in Chinese characters."""
+"""Chinese characters on either side of such a place."""
+_N_NAMED = 4
+"""Words to wait for behind a number before a capital: the last name of "1600 Old Post Oak Road"."""
+_N_CODE = 6
+"""The same where it may yet turn out to be a code: "482913 is your new one time code"."""
+_N_HAN_CODE = 11
+"""Characters to wait for behind 是 after a number that may be one: 482913是您的本次登录临时验证码."""
 
 _LETTER = "[A-Za-zÀ-ÖØ-öø-ɏ가-힣]"
 _WORD = rf"{_LETTER}+(?:['’–—-]{_LETTER}+)*['’]?"
@@ -26,35 +43,134 @@ _MONTH = re.compile(
     r"nov(?:ember)?|dec(?:ember)?)[,;:]?",
     re.IGNORECASE,
 )
-_NUMERALS = "零〇一二三四五六七八九十百千万亿两半几点分秒时号年月日周第元块角"
+_DAYS = re.compile(r"\b(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun) ?[-–]", re.IGNORECASE)
+"""The beginning of "Mon-Fri", which is read "Monday to Friday" although it is nothing but letters."""
+_NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
 _HAN_PLACE = re.compile(
     rf"(?=(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}}(?![{_NUMERALS}]){_HAN}"
     rf"(?![{_NUMERALS}]){_HAN}(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}})"
 )
+_OTHER_THAN_ENGLISH = re.compile(rf"{_HAN}|[가-힣，、；：（）《》「」【】￥]")
+_DIGIT = re.compile("[0-9]")
+_IS = re.compile("(?:is|as|was)", re.IGNORECASE)
+_WHOSE = re.compile("(?:your|the|my|our)", re.IGNORECASE)
+_HAN_IS = re.compile("(?<=[0-9A-Za-z]) ?[是为]")
+
+_SIGN = "[-–—,;:，、；：$€£¥￥₩₹%‰°℃℉+=@/²³½¼¾×]"
+_HARMLESS = re.compile(
+    rf"""(?: {_LETTER} | {_HAN} | [0-9] | [ ] | {_SIGN}
+        | (?<=[A-Za-z0-9])\.(?=[a-z0-9,;:])       # inside a number, an address or an abbreviation
+        | (?<=[A-Za-z0-9])_(?=[A-Za-z0-9])
+        | (?<!\#)\#(?=[0-9]) | (?<!~)~(?=[0-9]) | &(?![A-Za-z0-9\#]+;)
+    )+""",
+    re.VERBOSE,
+)
+_NO_OPENING = "\"'’"
+"""Apostrophes and inch signs, where they neither open nor close."""
+_EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|\*(?=[^\n*`]+\*[ ])|`)(?=[^\s*`])[^\n*`]{1,80}(?<=[^\s*`])\1(?![\w*`])")
+_ENGLISH = ("", "en", "eng")
+_CHINESE = ("", "zh", "cmn", "yue", "chi", "zho", "en", "eng")
 
 
-def settled(text: str) -> int:
+def settled(text: str, lang: str | None = None) -> int:
     """The length of the beginning of `text`, a sentence without its end, whose reading is certain; 0 for none.
 
-    It ends between two words (three Latin words at least) or two Chinese characters (four at least), is its own
-    normalised form, and grows or stays as `text` goes on.
+    It ends between two words (three words at least) or two Chinese characters (four at least), and grows or stays as
+    `text` goes on.
+    """
+    spans = settled_spans(text, lang)
+    return spans[-1].end if spans else 0
+
+
+def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
+    """What is said for the settled beginning of `text`, in spans that tile it; [] where nothing has settled.
+
+    `lang` and `control` are those of `normalize_spans`.
     """
     plain = _PLAIN.match(text)
-    if plain is None or text.startswith(" "):
-        return 0
-    return max(_last_blank(text, plain.end()), _last_han(text, plain.end()))
+    n_plain = plain.end() if plain else 0
+    first = _CHUNK.match(text)
+    if first is None or not any(char.isalnum() for char in first.group()):
+        return []
+    end, closed = _harmless(text)
+    for place, known in _places(text, end):
+        if any(opened < place < shut for opened, shut in closed):
+            continue
+        if place <= n_plain and not _DAYS.search(text, 0, place):
+            return [Span(0, place, text[:place])]
+        if _reads_the_same(text[:known], place, lang):
+            seen = text[:known]
+            spans = _before(normalize_spans(seen, lang or detect_lang(seen), control), seen, place)
+            if spans:
+                return spans
+    return []
 
 
-def _last_blank(text: str, end: int) -> int:
-    """The last place behind a word in `text[:end]` that is surrounded by ordinary and complete ones."""
+def behind(spans: list[Span], n_chars: int) -> list[Span]:
+    """What `spans` say behind the first `n_chars`, a settled beginning."""
+    rest = [span for span in spans if span.end > n_chars]
+    if rest and rest[0].start < n_chars:
+        first = rest[0]
+        rest[0] = Span(n_chars, first.end, first.spoken[-(first.end - n_chars) :])
+    return rest
+
+
+def _harmless(text: str) -> tuple[int, list[tuple[int, int]]]:
+    """How far `text` holds nothing that may end its sentence or is still open, and the places of what is closed.
+
+    Those are quotes, brackets and emphasis, from the opening mark to behind the closing one.
+    """
+    closed: list[tuple[int, int]] = []
+    awaited: list[tuple[str, int]] = []
+    at = emphasised = 0
+    while at < len(text):
+        char = text[at]
+        if run := _HARMLESS.match(text, at):
+            at = run.end()
+        elif emphasis := _EMPHASIS.match(text, at):
+            emphasised = emphasis.end()
+            closed.append(emphasis.span())
+            at += len(emphasis[1])
+        elif at < emphasised and char in "*`":
+            at += 1
+        elif awaited and char == awaited[-1][0]:
+            closed.append((awaited.pop()[1], at + 1))
+            at += 1
+        elif closer := _closer(text, at):
+            awaited.append((closer, at))
+            at += 1
+        elif char in _NO_OPENING:
+            at += 1
+        else:
+            break
+    return (awaited[0][1] if awaited else at), closed
+
+
+def _closer(text: str, at: int) -> str:
+    """The mark that closes what the character at `at` opens; "" if it opens nothing."""
+    char, left = text[at], text[at - 1 : at]
+    if char in PAIRS:
+        return PAIRS[char]
+    if left.isalnum() and not is_cjk(left):
+        return ""
+    return {'"': '"', "'": "'", "‘": "’"}.get(char, "")
+
+
+def _places(text: str, end: int) -> Iterator[tuple[int, int]]:
+    """Where `text[:end]` may be parted, the last place first, each with the end of what that hangs on."""
     chunks = list(_CHUNK.finditer(text, 0, end))
+    han = [(found.start() + _N_HAN, found.start() + 2 * _N_HAN) for found in _HAN_PLACE.finditer(text, 0, end)]
     n_ordinary = 0
-    for last in reversed(chunks):
-        complete = last.end() < end  # a blank stands behind it, for a chunk ends nowhere else inside plain text
-        n_ordinary = n_ordinary + 1 if complete and _is_ordinary(last.group()) else 0
-        if n_ordinary == _N_BEFORE + _N_AFTER:
-            return chunks[chunks.index(last) + _N_BEFORE - 1].end()
-    return 0
+    for index in range(len(chunks) - 1, _N_WORDS - 2, -1):
+        complete = chunks[index].end() < end  # a blank stands behind it, for a chunk ends nowhere else
+        n_ordinary = n_ordinary + 1 if complete and _is_ordinary(chunks[index].group()) else 0
+        if n_ordinary <= _N_AFTER:
+            continue
+        place = chunks[index].end()
+        while han and han[-1][0] > place:
+            yield han.pop()
+        yield place, chunks[index + _N_AFTER].end()
+    yield from reversed(han)
 
 
 def _is_ordinary(chunk: str) -> bool:
@@ -64,9 +180,51 @@ def _is_ordinary(chunk: str) -> bool:
     return not (chunk.isupper() and sum(char.isalpha() for char in chunk) > 1)
 
 
-def _last_han(text: str, end: int) -> int:
-    """The last place in `text[:end]` between two Chinese characters far from numbers, Latin letters and blanks."""
-    place = 0
-    for found in _HAN_PLACE.finditer(text, 0, end):
-        place = found.start() + _N_HAN
-    return place
+def _reads_the_same(seen: str, place: int, lang: str | None) -> bool:
+    """Whether `seen` is enough to know how `seen[:place]` is read, as far as the language is what it is so far."""
+    hint = re.split("[-_]", (lang or "").lower(), maxsplit=1)[0]
+    if is_cjk(seen[place - 1]):
+        return hint in _CHINESE and _is_surely_chinese(seen) and not _may_be_han_code(seen, place)
+    return hint in _ENGLISH and not _OTHER_THAN_ENGLISH.search(seen) and not _may_be_read_on(seen, place)
+
+
+def _is_surely_chinese(seen: str) -> bool:
+    """Many more Chinese characters than words of Latin letters, so that a few more of those change nothing."""
+    n_han = sum(is_cjk(char) for char in seen)
+    return detect_lang(seen) == "zh" and n_han >= len(re.findall("[A-Za-z]{2,}", seen))
+
+
+def _may_be_read_on(seen: str, place: int) -> bool:
+    """Whether a number in front of `place` may be a house number or a code by words that are not there yet."""
+    words = seen.split()
+    n_before = len(seen[:place].split())
+    for index in range(max(0, n_before - _N_CODE), n_before):
+        if not _DIGIT.search(words[index]):
+            continue
+        following = words[index + 1 :]
+        n_needed = _N_WORDS
+        if _IS.fullmatch(following[0]) and _WHOSE.fullmatch(following[1]):
+            n_needed = _N_CODE
+        elif following[0][:1].isupper():
+            n_needed = _N_NAMED
+        if len(following) < n_needed:
+            return True
+    return False
+
+
+def _may_be_han_code(seen: str, place: int) -> bool:
+    """Whether a number in front of `place` may be a code by characters that are not there yet."""
+    return any(len(seen) < number.end() + _N_HAN_CODE for number in _HAN_IS.finditer(seen, 0, place))
+
+
+def _before(spans: list[Span], text: str, place: int) -> list[Span]:
+    """What `spans` say for `text[:place]`; [] if something is read across that place."""
+    kept = [span for span in spans if span.start < place]
+    last = kept[-1]
+    n_beyond = last.end - place
+    if n_beyond > 0:
+        around = text[max(last.start, place - 1) : last.end]
+        if not last.spoken.endswith(around):
+            return []
+        kept[-1] = Span(last.start, place, last.spoken[:-n_beyond])
+    return kept

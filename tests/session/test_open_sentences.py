@@ -13,7 +13,7 @@ from world import World
 from telephony_tts.errors import EngineError
 from telephony_tts.session.effects import Cancel, Feed, Synthesize
 from telephony_tts.session.settings import Limits, SessionSettings
-from telephony_tts.text.normalizer import normalize
+from telephony_tts.text.normalizer import detect_lang, normalize
 from telephony_tts.wire import messages as m
 
 SETTINGS = SessionSettings(first_clause_chars=0, text_mode="interleaved")
@@ -312,6 +312,7 @@ PIECES = [
     "I am looking at your account now", ", and it is fine for me", " 4829", " $5", ".", ". ", " Good",
     " morning to all", " of you and yours", "! ", "\n", " (as ever)", " \"so he said\"", " e.g. this", " **this**",
     "，请您稍等我帮您查询", "您好", "。", " 😀", " a@b.com", "May", " the USD", ": ", " — no", "  ", ", ",
+    " at 5 pm", " was $1,250.40", " is your new code", " and you can see it there", "单号是4711", "，已经交给快递员",
 ]  # fmt: skip
 STEPS = st.tuples(st.sampled_from(PIECES), st.sampled_from([0, 0, 5, 30, 200, 600, 1100]))
 
@@ -338,10 +339,13 @@ def test_what_is_said_is_the_bots_text_however_it_arrives(
     assert len(world.of(m.Done)) == 1
     spoken = world.of(m.SentenceSpoken)
     assert [s.index for s in spoken] == list(range(len(world.submitted)))
+    begun_in = [utterance.lang for _, utterance in world.submitted]
     at = 0
     source = "".join(piece for piece, _ in steps)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
-        assert said.split() == normalize(sentence.text).split(), "read as its own sentence is read"
+        if begun_in[sentence.index] == detect_lang(sentence.text):
+            assert said.split() == normalize(sentence.text).split(), "read as its own sentence is read"
+        assert not any(char.isdigit() for char in said)
         place = source.index(sentence.text, at)
         assert not any(char.isalpha() for char in source[at:place]), "no word is left out or said twice"
         at = place + len(sentence.text)
