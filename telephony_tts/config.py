@@ -272,8 +272,16 @@ def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
     for key in _PATHS:
         value = _get(tree, key)
         if isinstance(value, str):
-            _put(tree, key, str(Path(path).parent / value))
+            _put(tree, key, _beside(Path(path).parent, value))
     return tree
+
+
+def _beside(folder: Path, value: str) -> str:
+    """The path from the file's folder, as short as it can be read: "models/x", not "configs/../models/x"."""
+    plain = str(folder / value)
+    short = os.path.normpath(plain)
+    # Behind a symbolic link ".." is another place than the text says.
+    return short if os.path.realpath(short) == os.path.realpath(plain) else plain
 
 
 def _get(tree: dict[Any, Any], dotted: str) -> object:

@@ -128,6 +128,17 @@ def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
     assert load(str(beside / "server.yaml"), flags, {}).server.tls.cert == "c.pem"
 
 
+def test_paths_are_told_as_short_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("configs", "elsewhere/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    text = "engines: {cosyvoice2: {model: ../models/one}}\n"
+    assert loaded(text, Path("configs")).engines.cosyvoice2.model == "models/one"
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
+    behind = loaded(text, Path("linked")).engines.cosyvoice2.model
+    assert behind is not None and Path(behind).resolve() == tmp_path / "elsewhere" / "models" / "one"
+
+
 # ------------------------------------------------------------------- complaining
 
 

@@ -29,8 +29,10 @@ def test_its_comments_name_itself_and_its_model(path: Path) -> None:
     assert settings.default == "cosyvoice2" and settings.cosyvoice2.model is not None
     text = path.read_text(encoding="utf-8")
     assert f"serve --config configs/{path.name}" in text
-    pulled = re.search(r"models pull (\S+)", text)
-    assert pulled is not None
+    assert "make model" in text
+    makefile = (path.parent.parent / "Makefile").read_text(encoding="utf-8")
+    pulled = re.search(r"^MODEL\s*\?= (\S+)$", makefile, re.MULTILINE)
+    assert pulled is not None and f"--model {pulled[1]}" in text
     assert Path(settings.cosyvoice2.model).resolve() == (path.parent.parent / pulled[1]).resolve()
     assert settings.cosyvoice2.device == ("cpu" if path.stem.endswith("cpu") else "cuda")
     assert not (path.stem.endswith("v100") and settings.cosyvoice2.dtype == "bfloat16"), "the V100 has none"

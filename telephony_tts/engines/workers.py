@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,16 +69,34 @@ class _Job(Generic[T]):
         return (self.deadline_ns, self.order) < (other.deadline_ns, other.order)
 
     def close_steps(self) -> None:
-        """Run the work's `finally` blocks; nothing to do for work that ended or never began."""
+        """Run the work's `finally` blocks; nothing to do for work that ended or never began.
+
+        What they raise becomes the job's error if it has none: a worker and a consumer must outlive it.
+        """
         close = getattr(self.steps, "close", None)
-        if close is not None:
+        if close is None:
+            return
+        try:
             close()
+        except Exception as raised:
+            log.exception("work could not be ended cleanly")
+            self.error = self.error or without_locals(raised)
 
     def wake(self) -> None:
         """Tell the consumer, once for each time it waits: waking a loop costs a system call."""
         if self.is_awaited:
             self.is_awaited = False
             self.loop.call_soon_threadsafe(self.changed.set)
+
+
+def without_locals(error: Exception) -> Exception:
+    """The error with its traceback, but without what the frames in it held: an utterance's state is a gigabyte, and
+    would live on until the garbage collector looks at the cycle of error, frame and job."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    return error
 
 
 class WorkerPool:
@@ -206,7 +228,7 @@ class WorkerPool:
         job.is_done = True
         job.is_running = False
         job.is_parked = job.is_waiting = False
-        job.error = error
+        job.error = error or job.error
         job.close_steps()
         self._jobs.discard(job)
         job.wake()
@@ -255,7 +277,7 @@ class WorkerPool:
         except StopIteration:
             pass
         except Exception as raised:
-            error = raised
+            error = without_locals(raised)
         job.close_steps()
         with self._ready:
             self._end(job, self._closed_error() if self._is_closed and error is None else error)

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -395,6 +397,75 @@ def test_work_that_raises_where_it_would_wait() -> None:
         pool = WorkerPool(1, "pool")
         with pytest.raises(ValueError, match="no"):
             await collect(pool.stream(work))
+        await pool.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("ends", ["at its end", "closed while it waits", "closed in the middle"])
+def test_work_that_cannot_be_ended_cleanly_takes_neither_worker_nor_consumer_with_it(ends: str) -> None:
+    async def body() -> None:
+        waiting = threading.Event()
+
+        def work(cancelled: Cancelled) -> Iterator[int | Wait]:
+            try:
+                yield 1
+                if ends == "closed while it waits":
+                    yield Wait(lambda wake: waiting.set())
+                if ends == "closed in the middle":
+                    yield 2
+            finally:
+                raise RuntimeError("no end")
+
+        pool = WorkerPool(1, "pool", max_ahead=1)
+        stream = pool.stream(work)
+        assert await anext(stream) == 1
+        if ends == "at its end":
+            with pytest.raises(RuntimeError, match="no end"):
+                await anext(stream)
+        else:
+            if ends == "closed while it waits":
+                assert await asyncio.get_running_loop().run_in_executor(None, waiting.wait, LIMIT_S)
+            await stream.aclose()
+        assert await collect(pool.stream(count_to(3))) == [0, 1, 2]
+        assert pool.stats() == EngineStats()
+        await pool.close()
+
+    run(body)
+
+
+def test_a_failure_keeps_nothing_alive_of_what_the_work_held() -> None:
+    """Not through the error's traceback, whoever keeps the error."""
+
+    class Held:
+        pass
+
+    async def body() -> None:
+        alive: list[weakref.ref[Held]] = []
+
+        def inner() -> None:
+            own = Held()
+            alive.append(weakref.ref(own))
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                raise ValueError("outer") from error
+
+        def work(cancelled: Cancelled) -> Iterator[int]:
+            own = Held()
+            alive.append(weakref.ref(own))
+            yield 1
+            inner()
+
+        pool = WorkerPool(1, "pool")
+        gc.disable()
+        try:
+            with pytest.raises(ValueError, match="outer") as caught:
+                await collect(pool.stream(work))
+            assert len(alive) == 2 and [ref() for ref in alive] == [None, None]
+            assert caught.value.__cause__ is not None
+        finally:
+            gc.enable()
         await pool.close()
 
     run(body)

@@ -7,7 +7,7 @@ time. What the profiles differ in, and why, is told in docs/cosyvoice2.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
 
@@ -47,6 +47,11 @@ class Profile:
             return self.hops[min(n_blocks, len(self.hops)) - 1]
         n_least = BLOCK_TOKENS if self.first_tokens is None else 1
         return n_least + -(n_prompt + n_least) % BLOCK_TOKENS
+
+    def growing(self) -> Profile:
+        """The same for text that comes while it is spoken: the smallest blocks all along, because what is drawn and not
+        yet a whole block stays unheard while the bot thinks about its next word."""
+        return replace(self, hops=(BLOCK_TOKENS,))
 
     def plan(self, n_prompt: int, n_tokens: int) -> Iterator[tuple[int, int, bool]]:
         """All calls of the flow for `n_tokens` of speech: tokens known, tokens given out before, whether it ends."""

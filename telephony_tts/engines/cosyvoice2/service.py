@@ -10,33 +10,38 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, ModelConfig
 from telephony_tts.engines.cosyvoice2.profile import PROFILES, Profile
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request, speak
-from telephony_tts.engines.cosyvoice2.tokenizer import SPECIAL_TOKENS
+from telephony_tts.engines.cosyvoice2.stream import Request, Stopped, speak
+from telephony_tts.engines.cosyvoice2.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
-from telephony_tts.engines.words import is_speakable
+from telephony_tts.engines.words import is_speakable, scripts
 from telephony_tts.engines.workers import Cancelled, Wait, WorkerPool
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
 
 log = logging.getLogger(__name__)
 
 LANGUAGES = ("zh", "en", "ja", "ko")
+SCRIPTS = frozenset({"LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
 WARM_UP = "Hello."
+MAX_PROMPT_TOKENS = 750
+MAX_TRANSCRIPT = 1000
+"""Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,8 @@ class CosyVoice2Engine:
             if value not in known[what]:
                 raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known[what])}")
         for token in control_tokens:
-            if token not in SPECIAL_TOKENS:
-                raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(SPECIAL_TOKENS)}")
+            if token not in CONTROL_TOKENS:
+                raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(CONTROL_TOKENS)}")
         if limits.n_slots < 1 or limits.n_prompts < 1:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
@@ -124,9 +129,15 @@ class CosyVoice2Engine:
         return self._pool.stats() if self._pool is not None else EngineStats()
 
     def check(self, utterance: Utterance) -> None:
-        """Any script is let pass: what the model does not know it reads badly and does not refuse."""
+        """Text whose letters are all of scripts that the model does not know is refused; a few in between pass."""
         if self._loaded is not None:
             self._loaded.name(utterance.voice)
+        found = scripts(utterance.text)
+        if found and not found & SCRIPTS:
+            raise UnsupportedText(
+                f"cosyvoice2 speaks {', '.join(LANGUAGES)}, not {'/'.join(sorted(found)).lower()} letters; "
+                "set engines.routes for this language to an engine that can (telephony-tts voices)"
+            )
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)
@@ -159,6 +170,9 @@ class CosyVoice2Engine:
             await stream.aclose()
 
     def _load(self, cancelled: Cancelled) -> Iterator[LoadedVoices]:
+        problem = device_problem(torch.device(self._device))
+        if problem is not None:
+            raise EngineUnavailable(f"cosyvoice2 cannot use {self._device}: {problem}")
         log.info("cosyvoice2 loads %s", self._model_dir)
         checkpoint = load_model_directory(self._model_dir)
         if checkpoint.is_random:
@@ -188,8 +202,10 @@ class LoadedVoices:
         self.features = dict(features)
         self._profile = profile
         self._n_prompts = n_prompts
+        self._lock = threading.Lock()
         self._prompts: OrderedDict[str, SpeakerPrompt] = OrderedDict()
-        self._looking, self._making = threading.Lock(), threading.Lock()
+        self._making: dict[str, list[Callable[[], None]]] = {}
+        """Voices that a worker is making ready, and whom to tell when it has."""
 
     def name(self, voice: str | None) -> str:
         """The voice meant; the first where none is named. Raises UnknownVoice."""
@@ -199,29 +215,102 @@ class LoadedVoices:
             raise UnknownVoice(f"cosyvoice2 has no voice {voice!r}; it has {', '.join(self.features)}")
         return voice
 
-    def prompt(self, name: str) -> SpeakerPrompt:
-        made = self._made(name)
-        if made is not None:  # making one must not hold up the others
-            return made
-        with self._making:
-            made = self._made(name)
-            if made is None:
-                made = self.model.prompt(self.features[name], self._profile)
-                with self._looking:
+    def speak(self, name: str, request: Request, cancelled: Cancelled) -> Iterator[Chunk | Wait]:
+        """A generator, so that the prompt too is made on a worker."""
+        try:
+            prompt = yield from self.prompt(name, cancelled)
+        except Stopped:
+            return
+        yield from speak(self.model, prompt, request, self._profile, cancelled)
+
+    def prompt(self, name: str, cancelled: Cancelled) -> Generator[Wait, None, SpeakerPrompt]:
+        """The voice, made ready by the first that needs it; others wait and leave their workers. Raises Stopped."""
+
+        def ask() -> None:
+            if cancelled():
+                raise Stopped
+
+        while (prompt := self._made_or_mine(name)) is None:
+            yield Wait(partial(self._on_made, name))
+            ask()
+        if not isinstance(prompt, _Mine):
+            return prompt
+        made = None
+        try:
+            made = self.model.prompt(self.features[name], self._profile, ask)
+        finally:
+            with self._lock:
+                if made is not None:
                     self._prompts[name] = made
                     if len(self._prompts) > self._n_prompts:
                         self._prompts.popitem(last=False)
-            return made
+                told = self._making.pop(name)
+            for wake in told:
+                wake()
+        return made
 
-    def _made(self, name: str) -> SpeakerPrompt | None:
-        with self._looking:
+    def _made_or_mine(self, name: str) -> SpeakerPrompt | _Mine | None:
+        """The voice; or that the caller is to make it; or None while another does."""
+        with self._lock:
             if name in self._prompts:
                 self._prompts.move_to_end(name)
-            return self._prompts.get(name)
+                return self._prompts[name]
+            if name in self._making:
+                return None
+            self._making[name] = []
+            return _Mine()
 
-    def speak(self, name: str, request: Request, cancelled: Cancelled) -> Iterator[Chunk | Wait]:
-        """A generator, so that the prompt too is made on a worker."""
-        yield from speak(self.model, self.prompt(name), request, self._profile, cancelled)
+    def _on_made(self, name: str, wake: Callable[[], None]) -> None:
+        with self._lock:
+            told = self._making.get(name)
+            if told is not None:
+                told.append(wake)
+        if told is None:
+            wake()
+
+
+class _Mine:
+    """The voice is the caller's to make."""
+
+
+def misfit(features: PromptFeatures, config: ModelConfig) -> list[str]:
+    """Why a voice cannot be used with a model of these sizes; empty where it can."""
+    d_speaker, n_rows = config.flow_encoder.d_speaker, config.lm.n_text_rows
+    n_tokens, ids = features.speech_tokens.numel(), features.transcript_ids
+    found = []
+    if features.embedding.numel() != d_speaker:
+        found.append(f"its embedding has {features.embedding.numel()} numbers, not {d_speaker}")
+    if n_tokens > MAX_PROMPT_TOKENS:
+        found.append(f"its recording has {n_tokens} speech tokens, the most is {MAX_PROMPT_TOKENS} (30 s)")
+    if not all(isinstance(number, int) and 0 <= number < n_rows for number in ids):
+        found.append(f"the ids of its transcript are not all below {n_rows}")
+    if max(len(ids), len(features.transcript)) > MAX_TRANSCRIPT:
+        found.append(f"its transcript is longer than {MAX_TRANSCRIPT}")
+    return found
+
+
+def device_problem(device: torch.device) -> str | None:
+    """Why PyTorch cannot compute on a GPU, in words to act on; None where it can, and for a CPU."""
+    if device.type != "cuda":
+        return None
+    cpu = "engines.cosyvoice2.device: cpu needs no GPU"
+    if torch.version.cuda is None:
+        return f"this PyTorch is built for CPUs; install one for your GPU (make model TORCH=...), or {cpu}"
+    if not torch.cuda.is_available():
+        wanted = torch.version.cuda
+        return f"no GPU is found; see whether nvidia-smi lists one with a driver for CUDA {wanted}, or {cpu}"
+    return build_problem(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())
+
+
+def build_problem(capability: tuple[int, int], architectures: list[str]) -> str | None:
+    """Whether a build of PyTorch ("sm_75", "sm_80", ...) leaves out an older GPU, such as a V100 (7.0)."""
+    built = [int(name.removeprefix("sm_").rstrip("af")) for name in architectures if name.startswith("sm_")]
+    if not built or 10 * capability[0] + capability[1] >= min(built):
+        return None
+    return (
+        f"this PyTorch is built for GPUs of compute capability {min(built) / 10} and newer, and this one has "
+        f"{capability[0]}.{capability[1]}; install a build for an older CUDA (12.6 for a V100)"
+    )
 
 
 def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:
@@ -239,9 +328,11 @@ def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, P
                 voices[name] = store.load(name)
             except EngineError as error:
                 problems.append(str(error))
-    d_speaker = checkpoint.config.flow_encoder.d_speaker
-    for name in [name for name, features in voices.items() if features.embedding.numel() != d_speaker]:
-        problems.append(f"{name}: its embedding has {voices.pop(name).embedding.numel()} numbers, not {d_speaker}")
+    for name in list(voices):
+        misfits = misfit(voices[name], checkpoint.config)
+        if misfits:
+            del voices[name]
+            problems.append(f"{name}: {'; '.join(misfits)}")
     for problem in problems:
         log.warning("cosyvoice2 leaves out a voice: %s", problem)
     return voices

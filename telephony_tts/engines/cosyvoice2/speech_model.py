@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow import Flow, FlowPrompt
+from telephony_tts.engines.cosyvoice2.model.flow_decoder import BeforeStep, nothing
 from telephony_tts.engines.cosyvoice2.model.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
@@ -48,37 +50,64 @@ class SpeakerPrompt:
 
 
 class Slots:
-    """The language model's slots, for many threads; each is had by one piece of text at a time."""
+    """The language model's slots, for many threads; each is had by one piece of text at a time.
+
+    Text that is still being written may have only half of them: it holds its slot while its bot thinks, and whole
+    sentences of other calls must not wait for that.
+    """
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
+        self._growing: set[int] = set()
+        self._most_growing = cache.n_slots // 2
 
     @property
     def n_free(self) -> int:
         return self._cache.n_free
 
-    def acquire(self) -> int | None:
+    def acquire(self, growing: bool = False) -> int | None:
         """A free slot, or None: then `on_free` tells when to ask again."""
         with self._lock:
-            return self._cache.acquire() if self._cache.n_free else None
+            if not self._may(growing):
+                return None
+            slot = self._cache.acquire()
+            if growing:
+                self._growing.add(slot)
+            return slot
+
+    @contextmanager
+    def held(self, slot: int) -> Iterator[None]:
+        """Give an acquired slot back at the end."""
+        try:
+            yield
+        finally:
+            self.release(slot)
 
     def release(self, slot: int) -> None:
+        waiting: list[Callable[[], None]] = []
+        try:
+            with self._lock:
+                self._growing.discard(slot)
+                waiting, self._waiting = self._waiting, []
+                self._cache.release(slot)
+        finally:
+            # Not under the lock: those who are told take locks of their own.
+            for wake in waiting:
+                wake()
+
+    def on_free(self, wake: Callable[[], None], growing: bool = False) -> None:
+        """Call `wake` once when a slot may be had; now, if one can be already."""
         with self._lock:
-            self._cache.release(slot)
-            waiting, self._waiting = self._waiting, []
-        for wake in waiting:
+            may = self._may(growing)
+            if not may:
+                self._waiting.append(wake)
+        if may:
             wake()
 
-    def on_free(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once when a slot may be had; now, if one is free already."""
-        with self._lock:
-            is_free = self._cache.n_free > 0
-            if not is_free:
-                self._waiting.append(wake)
-        if is_free:
-            wake()
+    def _may(self, growing: bool) -> bool:
+        return self._cache.n_free > 0 and not (growing and len(self._growing) >= self._most_growing)
 
 
 class SpeechModel:
@@ -111,13 +140,15 @@ class SpeechModel:
             n_slots,
         )
 
-    def prompt(self, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
+    def prompt(
+        self, features: PromptFeatures, profile: Profile, before_step: BeforeStep = nothing
+    ) -> SpeakerPrompt:
         """What a voice's utterances share; costs about as much as speaking for the prompt's length."""
         ids = features.transcript_ids or tuple(self.tokenizer.encode(features.transcript))
         n_cut = profile.n_cut(features.speech_tokens.numel())
         tokens = features.speech_tokens[None, n_cut:].to(self.device)
         mel = features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device)
         embedding = features.embedding[None].to(self.device, self.flow.dtype)
-        flow = self.flow.prompt(tokens, mel, embedding)
+        flow = self.flow.prompt(tokens, mel, embedding, before_step=before_step)
         speech = tuple(features.speech_tokens.tolist()) if ids else ()
         return SpeakerPrompt(ids, speech, flow, tokens, mel, embedding)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     N_NOISE_FRAMES,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
+    TOKENS_PER_S,
 )
 from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
@@ -35,16 +36,19 @@ from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.tokenizer import END_OF_PROMPT, TextTokenizer
 from telephony_tts.engines.cosyvoice2.word_clock import WordClock
-from telephony_tts.engines.words import is_speakable, pieces, without_endless_words
+from telephony_tts.engines.words import MAX_WORD_CHARS, is_speakable, pieces, without_endless_words
 from telephony_tts.engines.workers import Cancelled, Wait
 from telephony_tts.errors import EngineError
 
-MAX_SPEECH_TOKENS = 1500
-"""Of a piece, 60 s: beside 20 per text token, the end of a model that never says that it is done."""
+MAX_SPEECH_TOKENS = 2250
+"""Of a piece, 90 s, where the longest piece takes 70: beside 20 per text token, the end of a model that never ends."""
 SOFT_CHARS, HARD_CHARS = 200, 300
 """Longer text is cut, at sentences where it can be: a model that is given more loses words."""
+MOST_TOKENS = 300
+"""Of a piece as upstream cuts it, which is 60 to 140 where sentences end."""
 CHUNK_SAMPLES = SAMPLE_RATE_HZ // 5
 
+ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
 BROKEN = "the speech model's numbers went out of range; this text was given up (see models check)"
 
 Ask = Callable[[], None]
@@ -52,7 +56,7 @@ Ask = Callable[[], None]
 
 
 class Stopped(Exception):
-    """The utterance is no longer wanted. Never leaves this module."""
+    """The utterance is no longer wanted. Never leaves the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def speak(
             text = yield from _rest(request.more)
             yield from _speak_whole(voice, request.text + text)
         else:
-            yield from _speak_growing(voice, request.more)
+            yield from _speak_growing(replace(voice, profile=profile.growing()), request.more)
     except Stopped:
         return
 
@@ -111,11 +115,14 @@ def speak(
 def _speak_whole(voice: _Voice, text: str) -> Iterator[Chunk | Wait]:
     """Piece by piece, each a run of the language model by itself."""
     text = without_endless_words(text)
-    n_before = 0
+    n_before, seed = 0, voice.request.seed
     for index, (start, end, piece) in enumerate(_cut(voice, text)):
         clock = WordClock(text, start, end, n_before, voice.request.speed)
         decoding = _decoding(voice.model.tokenizer, voice.prompt, voice.request, piece)
-        with closing(_voiced(voice, decoding, voice.request.seed + index)) as parts:
+        while (slot := voice.model.slots.acquire()) is None:
+            yield Wait(voice.model.slots.on_free)
+            voice.ask()
+        with voice.model.slots.held(slot), closing(_voiced(voice, slot, decoding, seed + index)) as parts:
             for part in parts:
                 if isinstance(part, Wait):
                     yield part
@@ -130,18 +137,36 @@ def _speak_whole(voice: _Voice, text: str) -> Iterator[Chunk | Wait]:
 
 
 def _speak_growing(voice: _Voice, more: TextFeed) -> Iterator[Chunk | Wait]:
-    """One run of the language model, given text whenever it has none left to say."""
-    prompt, request = voice.prompt, voice.request
-    decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
-    text = _GrowingText(voice, decoding, more)
-    with closing(_voiced(voice, decoding, request.seed, text.grow)) as parts:
-        for part in parts:
-            if isinstance(part, Wait):
-                yield part
-                continue
-            for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
-                yield Chunk(part.pcm[begin : begin + CHUNK_SAMPLES], SAMPLE_RATE_HZ)
-                voice.ask()
+    """One run of the language model, given text whenever it has none left to say.
+
+    Text that is whole by the time there is a slot for it is spoken as any other.
+    """
+    prompt, request, slots = voice.prompt, voice.request, voice.model.slots
+    first = request.text
+
+    def either(wake: Callable[[], None]) -> None:
+        slots.on_free(wake, growing=True)
+        more.on_news(wake)
+
+    while (slot := slots.acquire(growing=True)) is None:
+        voice.ask()
+        text, is_last = more.take()
+        first += text
+        if is_last:
+            yield from _speak_whole(voice, first)
+            return
+        yield Wait(either)
+    with slots.held(slot):
+        decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
+        growing = _GrowingText(voice, decoding, first, more)
+        with closing(_voiced(voice, slot, decoding, request.seed, growing.grow)) as parts:
+            for part in parts:
+                if isinstance(part, Wait):
+                    yield part
+                    continue
+                for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
+                    yield Chunk(part.pcm[begin : begin + CHUNK_SAMPLES], SAMPLE_RATE_HZ)
+                    voice.ask()
 
 
 # ------------------------------------------------------------------------------- text
@@ -150,7 +175,15 @@ def _speak_growing(voice: _Voice, more: TextFeed) -> Iterator[Chunk | Wait]:
 def _cut(voice: _Voice, text: str) -> Iterator[tuple[int, int, str]]:
     """What is to be spoken in one go: where it stands in the text, and how it is spelt for the model."""
     if voice.profile.upstream_text:
-        spelt = text_rules.normalize(text, lambda part: len(voice.model.tokenizer.encode(part)))
+
+        def n_tokens(part: str) -> int:
+            return len(voice.model.tokenizer.encode(part))
+
+        spelt: list[str] = []
+        for part in text_rules.normalize(text, n_tokens):
+            # A sentence without an end is never cut there, and the model would not come to its end either.
+            cuts = pieces(part, SOFT_CHARS, HARD_CHARS) if n_tokens(part) > MOST_TOKENS else [(0, len(part))]
+            spelt += [part[start:end] for start, end in cuts]
         n_spelt, n_done = sum(map(len, spelt)), 0
         for piece in spelt:
             # Signs and numbers are rewritten, so a piece's place in the text is told by its share of it.
@@ -192,10 +225,12 @@ def _rest(more: TextFeed) -> Generator[Wait, None, str]:
 class _GrowingText:
     """The bot's text on its way into a decoding."""
 
-    def __init__(self, voice: _Voice, decoding: BiStreamDecoding, more: TextFeed) -> None:
+    def __init__(self, voice: _Voice, decoding: BiStreamDecoding, first: str, more: TextFeed) -> None:
         self._voice, self._decoding, self._more = voice, decoding, more
         self._last = ""
-        self._push(without_endless_words(voice.request.text.lstrip()))
+        self._tail = ""
+        """As much of what came as tells whether an endless word goes on."""
+        self._push(first.lstrip())
 
     def grow(self) -> Wait | None:
         """Hand on what has come; what to wait for where nothing has."""
@@ -209,9 +244,11 @@ class _GrowingText:
         return None if text else Wait(self._more.on_news)
 
     def _push(self, text: str) -> None:
-        ids = self._voice.model.tokenizer.encode(text, self._voice.request.control)
+        spoken = without_endless_words(self._tail + text)[len(self._tail) :]
+        self._tail = (self._tail + text)[-MAX_WORD_CHARS:]
+        ids = self._voice.model.tokenizer.encode(spoken, self._voice.request.control)
         self._decoding.push_text(ids)
-        self._last = text.rstrip()[-1:] or self._last
+        self._last = spoken.rstrip()[-1:] or self._last
 
 
 # ------------------------------------------------------------------------------ stages
@@ -227,9 +264,9 @@ class _Part:
 
 
 def _voiced(
-    voice: _Voice, decoding: Decoding, seed: int, grow: Callable[[], Wait | None] | None = None
+    voice: _Voice, slot: int, decoding: Decoding, seed: int, grow: Callable[[], Wait | None] | None = None
 ) -> Generator[_Part | Wait, None, None]:
-    """One run of the language model. The slot is held while this generator is open."""
+    """One run of the language model."""
     model = voice.model
     noise = CounterNoise(seed, model.vocoder.config.n_harmonics + 1, model.device)
     joint: ContinuousJoint | UpstreamJoint
@@ -239,26 +276,20 @@ def _voiced(
         joint = ContinuousJoint(model.vocoder, noise, voice.profile.hold_frames)
     stretch = MelStretch(voice.request.speed)
     n_frames = 0
-    while (slot := model.slots.acquire()) is None:
-        yield Wait(model.slots.on_free)
-        voice.ask()
-    try:
-        model.sampler.start(slot, seed)
-        for block in _mel_blocks(voice, _speech_tokens(voice, slot, decoding, grow)):
-            if isinstance(block, Wait):
-                yield block
-                continue
-            mel, is_last = block
-            frames = stretch.push(mel, last=is_last)
-            n_frames += frames.shape[2]
-            if n_frames:
-                audio = joint.push(frames, last=is_last)[0].cpu().numpy()
-                if not np.isfinite(audio).all():
-                    raise EngineError(BROKEN)
-                pcm = np.rint(audio.clip(-1.0, 1.0) * 32767.0).astype(np.int16)
-                yield _Part(pcm, n_frames * SAMPLES_PER_FRAME, is_last)
-    finally:
-        model.slots.release(slot)
+    model.sampler.start(slot, seed)
+    for block in _mel_blocks(voice, _speech_tokens(voice, slot, decoding, grow)):
+        if isinstance(block, Wait):
+            yield block
+            continue
+        mel, is_last = block
+        frames = stretch.push(mel, last=is_last)
+        n_frames += frames.shape[2]
+        if n_frames:
+            audio = joint.push(frames, last=is_last)[0].cpu().numpy()
+            if not np.isfinite(audio).all():
+                raise EngineError(BROKEN)
+            pcm = np.rint(audio.clip(-1.0, 1.0) * 32767.0).astype(np.int16)
+            yield _Part(pcm, n_frames * SAMPLES_PER_FRAME, is_last)
 
 
 def _speech_tokens(
@@ -297,6 +328,8 @@ def _speech_tokens(
             speech = decoding.consume(number)
             if speech is not None:
                 yield speech
+    if not decoding.done:
+        raise EngineError(ENDLESS.format(n_drawn / TOKENS_PER_S))
 
 
 def _draw(voice: _Voice, slot: int, feed: Feed) -> Tensor:

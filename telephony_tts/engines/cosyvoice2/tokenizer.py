@@ -41,6 +41,13 @@ SPECIAL_TOKENS = (
     "[mn]",
 )
 """In the order of their ids, which follow the vocabulary's: 151643 to 151662 in the official directory."""
+CONTROL_TOKENS = SPECIAL_TOKENS[3:]
+"""Those that a text may be allowed to hold: the others end or begin what the model was trained on."""
+
+N_BYTES = 256
+"""Entries of a byte-level vocabulary that no merge makes."""
+MIN_MERGED = 0.85
+"""Share of the other entries that merges.txt makes, at least. The official directory's makes 0.89, Qwen2's own all."""
 
 # Qwen2's pre-tokenizer: contractions, words with one leading sign, single digits, runs of signs, line ends, spaces.
 _PIECES = (
@@ -54,19 +61,14 @@ class TextTokenizer:
 
     def __init__(self, directory: Path) -> None:
         """Reads vocab.json and merges.txt of `CosyVoice-BlankEN`. Raises EngineUnavailable if they do not fit."""
-        vocabulary = directory / "vocab.json"
         try:
-            bpe = models.BPE.from_file(str(vocabulary), str(directory / "merges.txt"))
-            ids = json.loads(vocabulary.read_text(encoding="utf-8")).values()
-            first = max(ids) + 1
-        except Exception as error:  # tokenizers raises bare Exception
+            bpe, self.special_ids = _read(directory)
+        except ValueError as error:
             raise EngineUnavailable(
-                f"the tokenizer in {directory} cannot be read ({error}): fetch the model directory anew with "
+                f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory anew with "
                 f"telephony-tts models pull {directory.parent}"
             ) from error
-        self.special_ids = {token: first + i for i, token in enumerate(SPECIAL_TOKENS)}
-        self.n_ids = first + len(SPECIAL_TOKENS)
-        _check_special_ids(directory / "tokenizer_config.json", self.special_ids)
+        self.n_ids = max(self.special_ids.values()) + 1
         self._bpe = Tokenizer(bpe)
         self._bpe.normalizer = normalizers.NFC()
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -91,18 +93,50 @@ class TextTokenizer:
         return ids
 
 
+def tokenizer_problem(directory: Path) -> str:
+    """What is wrong with a tokenizer's files, "" where they can be used.
+
+    It sees more than reading them does: merges.txt has one rule a line, so what is left of a cut one can be read.
+    """
+    try:
+        _read(directory)
+        n_words = len(json.loads((directory / "vocab.json").read_text(encoding="utf-8"))) - N_BYTES
+        n_merges = len((directory / "merges.txt").read_text(encoding="utf-8").splitlines())
+    except ValueError as error:
+        return str(error)
+    if n_merges < MIN_MERGED * n_words:
+        return f"merges.txt is cut off or of another model: {n_merges} lines for the {n_words} words of vocab.json"
+    return ""
+
+
+def _read(directory: Path) -> tuple[models.BPE, dict[str, int]]:
+    """The vocabulary with its merges, and the ids of the special tokens. Raises ValueError that names the file."""
+    vocabulary = directory / "vocab.json"
+    try:
+        first = max(json.loads(vocabulary.read_text(encoding="utf-8")).values()) + 1
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"vocab.json is cut off or damaged ({error})") from error
+    try:
+        bpe = models.BPE.from_file(str(vocabulary), str(directory / "merges.txt"))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"merges.txt is cut off, damaged or not of this vocab.json ({error})") from error
+    special_ids = {token: first + i for i, token in enumerate(SPECIAL_TOKENS)}
+    _check_special_ids(directory / "tokenizer_config.json", special_ids)
+    return bpe, special_ids
+
+
 def _check_special_ids(path: Path, special_ids: dict[str, int]) -> None:
-    """The ids index rows of the text embedding: one off, and every control token is another."""
+    """The ids index rows of the text embedding: one off, and every control token is another. Raises ValueError."""
     if not path.is_file():
         return
     try:
         declared = json.loads(path.read_text(encoding="utf-8")).get("added_tokens_decoder", {})
         declared = {entry["content"]: int(number) for number, entry in declared.items()}
     except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
-        raise EngineUnavailable(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path.name} is cut off or damaged ({error})") from error
     for token, number in declared.items():
         if special_ids.get(token, number) != number:
-            raise EngineUnavailable(
-                f"{path} gives {token} the id {number}, and after vocab.json it is {special_ids[token]}: "
-                "the two are of different models; fetch the directory anew with telephony-tts models pull"
+            raise ValueError(
+                f"{path.name} gives {token} the id {number}, and after vocab.json it is {special_ids[token]}: "
+                "the two are of different models"
             )

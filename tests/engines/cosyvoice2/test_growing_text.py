@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
@@ -11,13 +11,16 @@ import torch
 from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, never, pcm
 
 from telephony_tts.engines.api import Chunk, Pcm, TextFeed
+from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.model.config import FILL
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.stream import Request, speak
+from telephony_tts.engines.words import MAX_WORD_CHARS
 from telephony_tts.engines.workers import Wait
+from telephony_tts.errors import EngineError
 
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
@@ -132,6 +135,26 @@ def test_audio_comes_before_the_text_has_ended(rig: Rig) -> None:
     assert rig.model.cache.n_free == N_SLOTS
 
 
+def test_little_is_held_back_while_it_waits(talkative: Rig) -> None:
+    """All that was drawn is heard but for a block of a second, the lookahead and the vocoder's 20 frames."""
+    prompt = talkative.prompt("preset")
+    feed = TextFeed()
+    n_heard = n_waits = most = 0
+    pieces = words(f"{TEXT} {TEXT} {TEXT}")
+    for item in speak(talkative.model, prompt, Request("", 2, more=feed), DEFAULT, never):
+        if isinstance(item, Chunk):
+            n_heard += len(item.pcm)
+            continue
+        n_waits += 1
+        most = max(most, int(talkative.model.sampler.n_drawn[0]) - n_heard // 960)
+        if pieces:
+            feed.push(pieces.pop(0))
+        else:
+            feed.end()
+    assert n_heard > 10 * 24_000 and n_waits > 20
+    assert most <= 25 + 3 + 10 + n_heard // 960 // 15, "fill ids are drawn and not heard"
+
+
 def test_an_instruction_waits_for_the_whole_sentence(rig: Rig) -> None:
     prompt = rig.prompt("prompted")
     feed = TextFeed()
@@ -153,6 +176,82 @@ def test_text_that_ends_at_once(talkative: Rig, voice: str, text: str) -> None:
     audio = pcm(speak(talkative.model, talkative.prompt(voice), Request(text, 4, more=feed), DEFAULT, never))
     assert len(audio) > 0 or not text.strip().isalnum()
     assert talkative.model.cache.n_free == N_SLOTS
+
+
+def test_more_text_than_can_be_said_is_an_error_and_not_silence(
+    talkative: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 60)
+    feed = TextFeed()
+    feed.push(f" {TEXT}" * 3)
+    feed.end()
+    with pytest.raises(EngineError, match="did not come to an end"):
+        list(speak(talkative.model, talkative.prompt("preset"), Request("Well,", 5, more=feed), DEFAULT, never))
+    assert talkative.model.cache.n_free == N_SLOTS
+
+
+def test_an_endless_word_in_the_feed_is_cut_as_in_any_text(rig: Rig) -> None:
+    seen: list[str] = []
+    encode = rig.model.tokenizer.encode
+
+    def heard(text: str, control: Collection[str] = ()) -> list[int]:
+        seen.append(text)
+        return encode(text, control)
+
+    word = "a" * 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.model.tokenizer, "encode", heard)
+        feed = TextFeed()
+        voice = stream._Voice(rig.model, rig.prompt("preset"), Request(""), DEFAULT, lambda: None)
+        text = stream._GrowingText(voice, BiStreamDecoding((), ()), "Oh a", feed)
+        for char in word + " and on":
+            feed.push(char)
+            text.grow()
+    assert "".join("".join(seen).split()) == "Oh" + "a" * MAX_WORD_CHARS + "andon"
+
+
+def test_the_end_of_the_sentence_is_added_to_what_came(rig: Rig) -> None:
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.model.tokenizer, "encode", lambda text, control=(): seen.append(text) or [])
+        for rest in (" there", " there!", ""):
+            feed = TextFeed()
+            feed.push(rest)
+            feed.end()
+            voice = stream._Voice(rig.model, rig.prompt("preset"), Request(""), DEFAULT, lambda: None)
+            seen.append("|")
+            stream._GrowingText(voice, BiStreamDecoding((), ()), "Hello", feed).grow()
+    assert "".join(seen) == "|Hello there.|Hello there!|Hello."
+
+
+def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> None:
+    """Of three slots, text that grows may have one; past that it is spoken when it is whole."""
+    prompt = rig.prompt("preset")
+    slow = speak(rig.model, prompt, Request("Well", more=TextFeed()), DEFAULT, never)
+    assert isinstance(next(slow), Wait)
+    feed = TextFeed()
+    late = speak(rig.model, prompt, Request(SENTENCE[:9], 6, more=feed), DEFAULT, never)
+    for text in (SENTENCE[9:20], SENTENCE[20:]):
+        wait = next(late)
+        assert isinstance(wait, Wait) and rig.model.cache.n_free == N_SLOTS - 1
+        told: list[int] = []
+        wait.tell(lambda told=told: told.append(1))  # type: ignore[misc]
+        assert not told
+        feed.push(text)
+        assert told == [1]
+    whole = pcm(speak(rig.model, prompt, Request(SENTENCE, 6), DEFAULT, never))
+    feed.end()
+    np.testing.assert_array_equal(pcm(late), whole)
+    again = speak(rig.model, prompt, Request("Well", 6, more=TextFeed()), DEFAULT, never)
+    wait = next(again)
+    assert isinstance(wait, Wait) and rig.model.cache.n_free == N_SLOTS - 1
+    told = []
+    wait.tell(lambda: told.append(1))
+    slow.close()  # type: ignore[attr-defined]
+    assert told == [1] and rig.model.cache.n_free == N_SLOTS
+    assert isinstance(next(again), Wait) and rig.model.cache.n_free == N_SLOTS - 1
+    again.close()  # type: ignore[attr-defined]
+    assert rig.model.cache.n_free == N_SLOTS
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "cancelled"])

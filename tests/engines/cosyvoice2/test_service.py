@@ -1,20 +1,25 @@
 """The engine: its contract, its voices, and what it says when something is missing."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conformance import check_engine, joined, speak
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import EngineStats, TextFeed, Utterance
-from telephony_tts.engines.cosyvoice2 import stream
+from telephony_tts.engines.cosyvoice2 import generation
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits, build_problem, misfit
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
@@ -26,6 +31,18 @@ def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitabl
             await engine.close()
 
     return asyncio.run(run())
+
+
+def ready(engine: CosyVoice2Engine, name: str) -> SpeakerPrompt:
+    """The voice, made ready here if it is not."""
+    assert engine._loaded is not None
+    making = engine._loaded.prompt(name, lambda: False)
+    try:
+        next(making)
+    except StopIteration as done:
+        prompt: SpeakerPrompt = done.value
+        return prompt
+    raise AssertionError("another makes it")
 
 
 def n_free(engine: CosyVoice2Engine) -> int:
@@ -191,7 +208,8 @@ LONG = "This is a sentence that does not come to its end and goes on and on with
 @pytest.mark.parametrize("profile", ["fast", "upstream"])
 def test_odd_text(model_dir: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_heard: bool, profile: str) -> None:
     """Whatever a bot sends is spoken or passed over, and the next one does not notice."""
-    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 40)
+    for limit in ("MIN_TOKENS_PER_TEXT", "MAX_TOKENS_PER_TEXT"):
+        monkeypatch.setattr(generation, limit, 1)
 
     async def use(engine: CosyVoice2Engine) -> None:
         chunks = await speak(engine, Utterance("odd", text, voice="prompted"))
@@ -231,9 +249,9 @@ def test_a_voice_is_prepared_once(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         assert engine._loaded is not None
         await asyncio.gather(*(speak(engine, Utterance(str(i), "yes", voice="prompted")) for i in range(4)))
-        prompt = engine._loaded.prompt("prompted")
+        prompt = ready(engine, "prompted")
         await speak(engine, Utterance("u", "no", voice="prompted"))
-        assert engine._loaded.prompt("prompted") is prompt
+        assert ready(engine, "prompted") is prompt
 
     started(CosyVoice2Engine(model_dir, n_workers=2), use)
 
@@ -245,19 +263,76 @@ def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -
         VoiceStore(tmp_path).save(name, features)
 
     async def use(engine: CosyVoice2Engine) -> None:
-        loaded = engine._loaded
-        assert loaded is not None
-        anna, bert = loaded.prompt("anna"), loaded.prompt("bert")
+        anna, bert = ready(engine, "anna"), ready(engine, "bert")
         alone = joined(await speak(engine, Utterance("u", SENTENCE, voice="bert")))
-        assert loaded.prompt("anna") is anna
+        assert ready(engine, "anna") is anna
         speaking = engine.synthesize(Utterance("u", SENTENCE, voice="bert"))
         heard = [await anext(speaking)]
-        loaded.prompt("anna")
-        loaded.prompt("carl")
-        assert loaded.prompt("anna") is anna and loaded.prompt("bert") is not bert
+        ready(engine, "anna")
+        ready(engine, "carl")
+        assert ready(engine, "anna") is anna and ready(engine, "bert") is not bert
         assert (joined([*heard, *[chunk async for chunk in speaking]]) == alone).all()
 
     started(CosyVoice2Engine(model_dir, tmp_path, limits=Limits(n_prompts=2)), use)
+
+
+def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two utterances want a new voice: one worker makes it, the other one speaks for the rest of the calls."""
+    VoiceStore(tmp_path).save("anna", read_spk2info(model_dir / "spk2info.pt")[0]["prompted"])
+    prompt = SpeechModel.prompt
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(self: SpeechModel, features: Any, profile: Any, before_step: Callable[[], None]) -> SpeakerPrompt:
+        begun.set()
+        while not may_end.wait(0.001):
+            before_step()
+        return prompt(self, features, profile, before_step)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", SENTENCE)))
+        monkeypatch.setattr(SpeechModel, "prompt", slowly)
+        first, second = (asyncio.create_task(speak(engine, Utterance(i, SENTENCE, voice="anna"))) for i in "12")
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+        assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
+        begun.clear()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+        assert not second.done(), "it is the second's to make now"
+        may_end.set()
+        assert len(joined(await second))
+
+    started(CosyVoice2Engine(model_dir, tmp_path, n_workers=2), use)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"transcript_ids": (512,)}, "not all below 512"),
+        ({"transcript_ids": (-1,)}, "not all below 512"),
+        ({"transcript": "a" * 1001}, "longer than 1000"),
+        ({"speech_tokens": torch.zeros(751, dtype=torch.int64), "mel": torch.zeros(1502, 80)}, "751 speech tokens"),
+        ({"embedding": torch.ones(7)}, "7 numbers, not"),
+    ],
+)
+def test_a_voice_that_does_not_fit_the_model(model_dir: Path, wrong: dict[str, Any], problem: str) -> None:
+    config = load_model_directory(model_dir).config
+    features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
+    assert misfit(features, config) == []
+    assert any(problem in found for found in misfit(replace(features, **wrong), config))
+
+
+def test_speed_is_kept_within_what_can_be_understood(model_dir: Path) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        lengths = [
+            len(joined(await speak(engine, Utterance("u", SENTENCE, seed=1, speed=speed))))
+            for speed in (0.01, 0.5, 2.0, 50.0)
+        ]
+        assert lengths[0] == lengths[1] > 3.9 * lengths[2] and lengths[2] == lengths[3]
+
+    started(CosyVoice2Engine(model_dir), use)
 
 
 # ----------------------------------------------------------------------------- missing
@@ -268,7 +343,7 @@ def test_a_directory_that_is_not_complete(tmp_path: Path) -> None:
     for name in ("flow.pt", "campplus.onnx"):
         (tmp_path / name).unlink()
     engine = CosyVoice2Engine(tmp_path)
-    with pytest.raises(EngineUnavailable, match=r"(?s)campplus\.onnx is missing.*flow\.pt is missing.*models pull"):
+    with pytest.raises(EngineUnavailable, match=r"(?s)campplus\.onnx is missing.*flow\.pt is missing.*models random"):
         asyncio.run(engine.start())
     assert engine.stats() == EngineStats() and engine.voices == ()
 
@@ -291,6 +366,41 @@ def test_what_cannot_be_configured(tmp_path: Path) -> None:
         CosyVoice2Engine(tmp_path, finish="never")
     with pytest.raises(ConfigError, match=r"'\[laugh\]'.*\[laughter\]"):
         CosyVoice2Engine(tmp_path, control_tokens=["[laugh]"])
+    with pytest.raises(ConfigError, match=r"'<\|im_start\|>'; it has <\|endofprompt\|> \[breath\]"):
+        CosyVoice2Engine(tmp_path, control_tokens=["[breath]", "<|im_start|>"])
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "problem"),
+    [
+        ((7, 0), ["sm_75", "sm_80", "sm_90a", "compute_120"], "7.5 and newer, and this one has 7.0"),
+        ((7, 0), ["sm_70", "sm_80"], None),
+        ((9, 0), ["sm_75", "sm_80"], None),
+        ((8, 9), [], None),
+    ],
+)
+def test_a_build_that_leaves_out_the_gpu(capability: tuple[int, int], built: list[str], problem: str | None) -> None:
+    found = build_problem(capability, built)
+    assert found is None if problem is None else problem in (found or "")
+
+
+def test_a_gpu_without_a_build_for_it(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(EngineUnavailable, match=r"cannot use cuda.*built for CPUs.*device: cpu"):
+        asyncio.run(CosyVoice2Engine(model_dir, device="cuda").start())
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EngineUnavailable, match=r"no GPU is found.*CUDA 12\.6"):
+        asyncio.run(CosyVoice2Engine(model_dir, device="cuda:0").start())
+
+
+def test_text_of_scripts_it_does_not_know_is_refused(model_dir: Path) -> None:
+    engine = CosyVoice2Engine(model_dir)
+    for text in ("Привет, мир.", "שלום", "γεια"):
+        with pytest.raises(UnsupportedText, match=r"not (cyrillic|hebrew|greek) letters.*engines\.routes"):
+            engine.check(Utterance("u", text))
+    for text in ("你好 Привет", "Bonjour, ça va?", "안녕", "ありがとう", "42", "", "ㄅㄆ"):
+        engine.check(Utterance("u", text))
 
 
 def test_not_started_and_not_there(model_dir: Path) -> None:

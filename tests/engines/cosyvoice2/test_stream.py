@@ -15,6 +15,7 @@ from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.speech_model import MAX_POSITIONS
 from telephony_tts.engines.cosyvoice2.stream import Request, speak
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.workers import Wait
@@ -209,12 +210,21 @@ def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.M
     prompt = rig.prompt("preset")
     n_text = len(rig.model.tokenizer.encode("no."))  # the end of the sentence is added
     assert len(pcm(speak(rig.model, prompt, Request("no"), DEFAULT, never))) == 20 * n_text * 960
-    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 30)
-    assert len(pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))) == 30 * 960
-    monkeypatch.undo()
-    monkeypatch.setattr(rig.model.cache, "max_len", 100)
-    pcm(speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never))
-    assert rig.model.cache.n_free == N_SLOTS
+    for where, name, value in ((stream, "MAX_SPEECH_TOKENS", 60), (rig.model.cache, "max_len", 100)):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            heard = []
+            with pytest.raises(EngineError, match=r"did not come to an end; what it said after [23] s"):
+                for chunk in speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never):
+                    heard.append(chunk)
+            assert len(pcm(heard)) > 0.4 * 24_000
+            assert rig.model.cache.n_free == N_SLOTS
+
+
+def test_the_longest_piece_is_shorter_than_the_limit() -> None:
+    """300 Chinese characters, slowly, 4.2 a second; and a slot holds them with 30 s of prompt and its transcript."""
+    assert 25 * stream.HARD_CHARS / 4.2 <= stream.MAX_SPEECH_TOKENS <= 3000
+    assert 30 * 25 + 30 * 15 + stream.HARD_CHARS + stream.MAX_SPEECH_TOKENS + 2 <= MAX_POSITIONS
 
 
 @pytest.mark.parametrize("stop", [6562, 6563])

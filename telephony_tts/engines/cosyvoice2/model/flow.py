@@ -123,7 +123,13 @@ class Flow:
 
     @torch.inference_mode()
     def prompt(
-        self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor, *, n_blocks: int | None = None
+        self,
+        prompt_tokens: Tensor,
+        prompt_mel: Tensor,
+        embedding: Tensor,
+        *,
+        n_blocks: int | None = None,
+        before_step: BeforeStep = nothing,
     ) -> FlowPrompt:
         """Computes a voice's shared part: prompt_tokens [1, P], prompt_mel [1, 2P, 80], embedding [1, 192]; P may be 0.
 
@@ -137,7 +143,8 @@ class Flow:
         cond = prompt_mel.to(self.dtype)
         if n:
             ahead = prompt_tokens[:, n : n + LOOKAHEAD_TOKENS]
-            self._advance(encoder, steps, prompt_tokens[:, :n], ahead, spk, cond[:, : n * FRAMES_PER_TOKEN])
+            known = cond[:, : n * FRAMES_PER_TOKEN]
+            self._advance(encoder, steps, prompt_tokens[:, :n], ahead, spk, known, before_step)
         return FlowPrompt(
             spk=spk,
             tail_tokens=prompt_tokens[:, n:].clone(),

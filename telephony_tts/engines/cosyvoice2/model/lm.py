@@ -125,9 +125,11 @@ class KvCache:
         """Give `slot` back. Emptied, because what is masked still meets a zero weight, and zero times NaN is NaN."""
         if not 0 <= slot < self.n_slots or slot in self._free:
             raise ValueError(f"slot {slot} is not taken")
-        self.data[:, :, slot, :, : self.lengths[slot]] = 0
-        self.lengths[slot] = 0
-        self._free.append(slot)
+        try:
+            self.data[:, :, slot, :, : self.lengths[slot]] = 0
+        finally:
+            self.lengths[slot] = 0
+            self._free.append(slot)
 
     def room(self, slot: int, n: int) -> int:
         """Where the next `n` positions of `slot` start. Raises EngineError if they do not fit."""
