@@ -7,7 +7,8 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 # The tests of the CosyVoice2 networks run on a CPU. Where pip would fetch a build for GPUs (gigabytes), point this at a
-# CPU build: make test TORCH=path/to/torch-cpu.whl
+# CPU build: make test TORCH=path/to/torch-cpu.whl. It is also the way to a build for a GPU that newer ones leave out: a
+# V100 needs one for CUDA 12.6, make model TORCH=path/to/torch-cu126.whl
 TORCH       ?= torch==2.13.0
 MODEL       ?= models/CosyVoice2-0.5B
 PULL_ARGS   ?=
@@ -33,7 +34,9 @@ run: $(VENV)/.installed
 	@exec $(BIN)/telephony-tts serve --config configs/server.yaml $(SERVE_ARGS)
 
 model: $(VENV)/.installed-cosyvoice2
-	@$(BIN)/telephony-tts models pull $(MODEL) $(PULL_ARGS)
+	@$(BIN)/telephony-tts models pull $(MODEL) $(PULL_ARGS) || { status=$$?; \
+	  echo "==> make model again goes on where it stopped; the other hub: make model PULL_ARGS='--source modelscope'" >&2; \
+	  exit $$status; }
 
 setup: $(VENV)/.installed-dev
 

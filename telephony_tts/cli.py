@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -17,6 +20,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from telephony_tts import cli_cosyvoice2
 from telephony_tts.cli_settings import config_flags, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
+
+if TYPE_CHECKING:
+    from telephony_tts.app import Served
+    from telephony_tts.config import Config
+    from telephony_tts.engines.api import Engine, Voice
 
 _EXAMPLES = """examples:
   telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
@@ -46,6 +54,11 @@ _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
 _BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory", "engine")
+_BENCH_EXAMPLES = """examples:
+  telephony-tts bench capacity
+  telephony-tts bench first_audio -- --calls 50
+  telephony-tts bench first_audio -- --help                 the flags of that benchmark
+"""
 _LONG_TEXT_CHARS = 400
 
 
@@ -107,7 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     say.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
     say.add_argument("--lang", help="language of the text (default: told from it)")
     say.add_argument("--speed", type=float, help="0.5 to 2, default 1")
-    say.add_argument("--seed", type=int, help="for engines that sample: the same text and seed give the same speech")
+    say.add_argument(
+        "--seed", type=int, help="0 to 4294967295, for engines that sample: the same one gives the same speech again"
+    )
     say.add_argument("--instruct", help="how to speak, for engines that take an instruction (cosyvoice2)")
     say.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the WAV holds (default ulaw)")
     say.add_argument("--rate", type=int, help="sample rate in Hz, with --codec pcm (default 8000)")
@@ -123,11 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     bench = command(
         "bench",
         "run a benchmark of the source checkout and keep its result as JSON",
-        "examples:\n  telephony-tts bench capacity\n  telephony-tts bench first_audio -- --calls 50\n",
+        _BENCH_EXAMPLES,
         _bench,
     )
-    bench.add_argument("name", choices=_BENCHMARKS, help="which one; `-- --help` after it lists its own flags")
-    bench.add_argument("args", nargs=argparse.REMAINDER, help="passed on to the benchmark")
+    bench.usage = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
+    bench.add_argument("name", metavar="NAME", choices=_BENCHMARKS, help=f"one of {', '.join(_BENCHMARKS)}")
+    passed = bench.add_argument("args", metavar="FLAGS", nargs=argparse.REMAINDER, help="passed on to the benchmark")
+    passed.required = False
     return parser
 
 
@@ -149,7 +166,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         },
     )
     try:
-        app.run(settings, _announce)
+        app.run(settings, lambda served: _announce(served, settings, _speech_flags(arguments)))
     except BaseExceptionGroup as group:
         raise _first(group) from None
     except OSError as error:
@@ -168,26 +185,51 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _announce(served: object) -> None:
-    from telephony_tts.app import Served
-
-    assert isinstance(served, Served)
-    voice = served.voices[0]
+def _announce(served: Served, settings: Config, flags: list[str]) -> None:
+    """Tell that the server is ready, and what to do next; `flags` make `say` speak as a call does."""
+    voice = _voice_of_calls(served, settings)
+    say = shlex.join([".venv/bin/telephony-tts", "say", "Hello there.", "hello.wav", *flags])
+    say = say.replace("'Hello there.'", '"Hello there."', 1)
     print(
         f"\ntelephony-tts {_version()} is ready at {served.address}, voice {voice.engine}/{voice.name}\n\n"
         "Now, in another terminal:\n"
         f"  npx wscat -c '{served.address}/v1/stream'      type a sentence; 8 kHz mu-law frames come back\n"
-        '  .venv/bin/telephony-tts say "Hello there." hello.wav     the same speech as a file to listen to\n'
+        f"  {say}     the same speech as a file to listen to\n"
         f"  curl -s http{served.address[2:]}/metrics | grep telephony_tts\n"
         f"A telephony platform connects to {served.address}/media/twilio; PROTOCOL.md has the rest. Ctrl-C stops.\n",
         flush=True,
     )
 
 
+def _voice_of_calls(served: Served, settings: Config) -> Voice:
+    """The voice of a call that asks for none."""
+    from telephony_tts.engines.catalog import Catalog
+
+    # The engines are the server's and their names and voices are all that choosing takes.
+    voices = {name: [voice for voice in served.voices if voice.engine == name] for name in served.stats}
+    engines = [SimpleNamespace(name=name, voices=voices[name]) for name in voices if voices[name]]
+    routes = {lang: name for lang, name in settings.engines.routes.items() if voices.get(name)}
+    catalog = Catalog(cast("list[Engine]", engines), routes)
+    return catalog.resolve(settings.speech.voice, settings.speech.lang, "Hello there.")[1]
+
+
+def _speech_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags of `serve` that decide how it speaks; the others may hold secrets."""
+    flags = ["--config", arguments.config] if arguments.config else []
+    flags += ["--voice", arguments.voice] if arguments.voice else []
+    for pair in arguments.set:
+        if pair.strip().startswith(("speech.", "engines.")):
+            flags += ["--set", pair]
+    return flags
+
+
 def _say(arguments: argparse.Namespace) -> int:
     from telephony_tts import app, config
     from telephony_tts.wire.messages import Configure
+    from telephony_tts.wire.native import MAX_SEED
 
+    if arguments.seed is not None and not 0 <= arguments.seed <= MAX_SEED:
+        raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 to {MAX_SEED}")
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     settings = config.load(
         arguments.config,

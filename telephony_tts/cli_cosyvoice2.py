@@ -62,6 +62,17 @@ _PULL_EXAMPLES = """examples:
 Broken off, it goes on where it was. Every file is compared with the hub's own SHA-256; one that is there and right is
 not fetched again, one that differs is replaced. The parts this engine has no use for stay behind.
 """
+_CHECK_EXAMPLES = """examples:
+  telephony-tts models check /data/CosyVoice2-0.5B
+
+Every file is opened and every tensor's name and shape is looked at; nothing is executed. The exit status is 0 where all
+is well, else 1 with a line per problem and what to do.
+"""
+_RANDOM_EXAMPLES = """examples:
+  telephony-tts models random /data/tiny                    6 MB, at once
+  telephony-tts models random /data/random --size full      2.6 GB: as large and as slow as the official model
+  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
+"""
 _RAW = argparse.RawDescriptionHelpFormatter
 
 
@@ -70,14 +81,7 @@ def add_voices(command: Commands) -> None:
     parser = command("voices", "list voices, add one from a recording, remove or import them", VOICES_EXAMPLES, _list)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
-        sub = actions.add_parser(
-            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
-            formatter_class=_RAW,
-        )  # fmt: skip
-        sub.set_defaults(run=run)
-        return sub
-
+    action = _adder(actions)
     listing = action("list", "list the voices of the installed engines (also without ACTION)", VOICES_EXAMPLES, _list)
     listing.add_argument("--json", action="store_true", help="as JSON")
     adding = action("add", "make a CosyVoice2 voice of a recording, in seconds", _ADD_EXAMPLES, _add)
@@ -99,6 +103,20 @@ def add_voices(command: Commands) -> None:
         )
 
 
+def _adder(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Commands:
+    """Adds actions to a command, each with a description and examples."""
+
+    def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
+        sub = actions.add_parser(
+            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
+            formatter_class=_RAW,
+        )  # fmt: skip
+        sub.set_defaults(run=run)
+        return sub
+
+    return action
+
+
 def with_action(arguments: list[str]) -> list[str]:
     """`voices` and `voices --flags` are `voices list`: flags of one name in two parsers would hide each other."""
     if arguments[:1] != ["voices"] or arguments[1:2] in (["-h"], ["--help"]):
@@ -110,15 +128,11 @@ def add_models(command: Commands) -> None:
     """The command `models` with its actions."""
     parser = command("models", "fetch, check or make a CosyVoice2 model directory", MODELS_EXAMPLES, _check)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    pulling = actions.add_parser(
-        "pull", help="fetch a model from a hub, or go on fetching it", epilog=_PULL_EXAMPLES, formatter_class=_RAW,
-        description="Fetch a model from a hub, or go on fetching it, and check it.",
-    )  # fmt: skip
-    pulling.set_defaults(run=_pull)
-    checking = actions.add_parser("check", help="tell whether a model directory is complete and compatible")
-    checking.set_defaults(run=_check)
-    making = actions.add_parser("random", help="write random weights in the official layout: noises, for tests")
-    making.set_defaults(run=_random)
+    action = _adder(actions)
+    pulling = action("pull", "fetch a model from a hub, or go on fetching it, and check it", _PULL_EXAMPLES, _pull)
+    checking = action("check", "tell whether a model directory is complete and compatible", _CHECK_EXAMPLES, _check)
+    in_words = "write random weights in the official layout: noises, for tests"
+    making = action("random", in_words, _RANDOM_EXAMPLES, _random)
     for sub in (pulling, checking, making):
         sub.add_argument("dir", metavar="DIR", help="the model directory")
     pulling.add_argument("--source", choices=("huggingface", "modelscope"), default="huggingface", help="the hub")
@@ -214,8 +228,11 @@ def _explained(mode: str) -> str:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    store = _store(_settings(arguments))
-    store.remove(arguments.name)
+    settings = _settings(arguments)
+    store, model = _store(settings), settings.engines.cosyvoice2.model
+    from telephony_tts.engines.cosyvoice2.enrolment import remove_voice
+
+    remove_voice(arguments.name, store, None if model is None else Path(model))
     print(f"{arguments.name}: removed from {store.directory}; a running server has it until it starts again")
     return 0
 
@@ -254,22 +271,27 @@ def _need_torch() -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Exit status 0 if the directory is good, 1 with one line per problem."""
+    """Exit status 0 if the directory is good, 1 with one line per problem and one of what to do."""
     _need_torch()
-    from telephony_tts.engines.cosyvoice2.weights import check_model_directory
+    from telephony_tts.engines.cosyvoice2.weights import check_model_directory, how_to_mend
 
-    problems = check_model_directory(Path(arguments.dir))
+    directory = Path(arguments.dir)
+    problems = check_model_directory(directory)
     for problem in problems:
-        print(problem)
-    if not problems:
-        print(f"{arguments.dir}: complete and compatible")
-    return 1 if problems else 0
+        print(f"{directory}: {problem}")
+    if problems:
+        print(how_to_mend(directory))
+        return 1
+    print(f"{directory}: complete and compatible")
+    return 0
 
 
 def _random(arguments: argparse.Namespace) -> int:
     _need_torch()
     from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 
+    if arguments.seed < 0:
+        raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 on")
     write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed)
     print(f"{arguments.dir}: a random {arguments.size} checkpoint; it babbles, and is for tests and measurements")
     return 0

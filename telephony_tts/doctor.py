@@ -68,13 +68,13 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         return
     from telephony_tts.engines.cosyvoice2.enrolment import list_voices
     from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
-    from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK, check_model_directory
+    from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK, check_model_directory, how_to_mend
 
     problems = check_model_directory(Path(model))
     for problem in problems:
         yield "broken", "cosyvoice2 model", f"{model}: {problem}"
     if problems:
-        yield "broken", "cosyvoice2 model", f"telephony-tts models pull {model} fetches what is missing"
+        yield "broken", "cosyvoice2 model", how_to_mend(Path(model))
         return
     is_random = (Path(model) / RANDOM_MARK).is_file()
     yield "ok", "cosyvoice2 model", f"{model}" + (" (random weights: noises, not speech)" if is_random else "")

@@ -33,7 +33,11 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     (model / "hift.pt").unlink()
     assert main(flags) == 1
     told = capsys.readouterr().out
-    assert "hift.pt is missing" in told and f"telephony-tts models pull {model}" in told
+    assert "hift.pt is missing" in told and f"telephony-tts models random {model}" in told, "no pull into this one"
+    (model / "random.json").unlink()
+    assert main(flags) == 1
+    told = capsys.readouterr().out
+    assert "hift.pt is missing" in told and f"telephony-tts models pull {model} fetches" in told
 
 
 def test_doctor_names_the_extras(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,9 @@ from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.words import language_of
 from telephony_tts.errors import ConfigError, UnknownVoice
 
+MAX_NAMED = 12
+"""Voices that the error about an unknown one still names."""
+
 
 class Catalog:
     """`engines` in order of preference, the default first; `routes` sends a language prefix to an engine.
@@ -101,7 +104,14 @@ class Catalog:
         names = [voice.name for voice in self.voices] + [f"{voice.engine}/{voice.name}" for voice in self.voices]
         near = get_close_matches(voice, names, n=3, cutoff=0.5)
         hint = f"; near it: {', '.join(near)}" if near else ""
-        return f"no voice {voice!r}{hint}; `telephony-tts voices` lists all {len(self.voices)}"
+        return f"no voice {voice!r}{hint}; {self._known()}"
+
+    def _known(self) -> str:
+        """The voices by name where they are few, else how many and where they are listed."""
+        n_voices = len(self.voices)
+        if n_voices > MAX_NAMED:
+            return f"there are {n_voices}, which `telephony-tts voices` lists"
+        return f"the voices are {', '.join(f'{voice.engine}/{voice.name}' for voice in self.voices) or 'none'}"
 
 
 def _prefix(lang: str) -> str:

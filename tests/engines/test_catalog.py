@@ -60,7 +60,8 @@ def test_without_a_route_the_first_engine_of_the_language_speaks_and_a_named_voi
     [
         ("hart", "near it: heart"),
         ("hibari/hart", "hibari/heart"),
-        ("nobody", "telephony-tts voices"),
+        ("nobody", "no voice 'nobody'; the voices are hibari/heart, hibari/emma, cosyvoice2/mei, cosyvoice2/heart, "
+         "espeak/zh-tone, formant/fr-be, formant/fr$"),
         ("nowhere/heart", "no voice 'nowhere/heart'"),
         ("hibari/mei", "no voice"),
         ("", "no voice ''"),
@@ -69,6 +70,18 @@ def test_without_a_route_the_first_engine_of_the_language_speaks_and_a_named_voi
 def test_an_unknown_voice_is_told_what_is_near(voice: str, says: str) -> None:
     with pytest.raises(UnknownVoice, match=says):
         Catalog(engines()).resolve(voice, None, "Hello")
+
+
+@pytest.mark.parametrize(("n_voices", "says"), [(12, "the voices are many/v1, many/v2"), (13, "there are 13, which")])
+def test_few_voices_are_named_and_many_are_counted(n_voices: int, says: str) -> None:
+    catalog = Catalog([FakeEngine(name="many", voice_names=[f"v{i + 1}" for i in range(n_voices)], languages=["en"])])
+    with pytest.raises(UnknownVoice) as caught:
+        catalog.resolve("nobody", None, "Hello")
+    assert says in caught.value.message
+    assert ("`telephony-tts voices` lists" in caught.value.message) == (n_voices == 13)
+    assert ("many/v12" in caught.value.message) == (n_voices == 12)
+    with pytest.raises(UnknownVoice, match="near it: v1"):
+        catalog.resolve("v1x", None, "Hello")
 
 
 def test_configuration_mistakes_are_found_at_once() -> None:

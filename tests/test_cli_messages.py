@@ -1,0 +1,245 @@
+"""What the command line tells: of damaged models, of voices that are elsewhere, of its use, and when it is ready."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from telephony_tts import app
+from telephony_tts.cli import main
+from telephony_tts.engines.api import EngineStats, Voice
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("original") / "model"
+    write_random_checkpoint(path)
+    return path
+
+
+@pytest.fixture
+def model(original: Path, tmp_path: Path) -> Path:
+    """A model directory of the test's own that does not say it is random."""
+    path = tmp_path / "model"
+    shutil.copytree(original, path)
+    (path / "random.json").unlink()
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """What went to the error output: one line."""
+    error = capsys.readouterr().err
+    assert error.startswith("telephony-tts: ") and error.count("\n") == 1, error
+    return error
+
+
+# ------------------------------------------------------------------------ models check
+
+
+def test_what_is_no_directory_is_named_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "check", str(tmp_path / "none")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{tmp_path}/none: there is no such directory"
+    assert lines[1] == f"telephony-tts models pull {tmp_path}/none fetches what is missing or damaged"
+    (tmp_path / "a file").touch()
+    assert main(["models", "check", str(tmp_path / "a file")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{tmp_path}/a file: it is a file and no directory" and "the name of a new one" in lines[1]
+
+
+def test_a_damaged_model_is_told_in_a_line_and_how_to_mend_it(
+    model: Path, original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "llm.pt").write_bytes((model / "llm.pt").read_bytes()[:100_000])
+    (model / "campplus.onnx").unlink()
+    assert main(["models", "check", str(model)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{model}: campplus.onnx is missing",
+        f"{model}: llm.pt cannot be read: it is cut off or damaged",
+        f"telephony-tts models pull {model} fetches what is missing or damaged",
+    ]
+    shutil.copy(original / "random.json", model)
+    assert main(["models", "check", str(model)]) == 1
+    assert f"telephony-tts models random {model} writes" in capsys.readouterr().out.splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------ voices
+
+
+@pytest.mark.parametrize("damage", ["cut", "swapped"])
+def test_adding_a_voice_names_the_graph_that_is_wrong(
+    damage: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = model / "speech_tokenizer_v2.onnx"
+    data = graph.read_bytes()[:1000] if damage == "cut" else (model / "campplus.onnx").read_bytes()
+    graph.write_bytes(data)
+    wav = tmp_path / "a.wav"
+    assert main(["say", SAID, str(wav), "--pcm"]) == 0
+    capsys.readouterr()
+    assert main(["voices", "add", "anna", "--wav", str(wav), "--model", str(model)]) == 1
+    error = told(capsys)
+    assert f"{graph} is " in error and f"models pull {model}" in error
+    assert ("cut off" if damage == "cut" else "another network: its inputs are input,") in error
+
+
+def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = torch.load(model / "spk2info.pt", weights_only=True)
+    torch.save({**entries, "bad": {"embedding": torch.zeros(1, 192)}}, model / "spk2info.pt")
+    for name in ("preset", "bad"):
+        assert main(["voices", "remove", name, "--model", str(model)]) == 1
+        error = told(capsys)
+        assert f"no voice {name}" in error and f"{model}/spk2info.pt and cannot be removed here" in error
+    assert main(["voices", "remove", "anna", "--model", str(model)]) == 1
+    assert "spk2info" not in told(capsys)
+    assert main(["voices", "import", str(model / "spk2info.pt"), "--only", "preset", "--model", str(model)]) == 0
+    assert main(["voices", "remove", "preset", "--model", str(model)]) == 0, "the stored one of that name is"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("README.md", "no plain file of tensors"), ("llm.pt", "holds no speakers by name"), ("cut.pt", "cut off")],
+)
+def test_what_is_no_file_of_speakers_is_refused_in_a_line(
+    name: str, words: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "cut.pt").write_bytes((model / "spk2info.pt").read_bytes()[:20_000])
+    assert main(["voices", "import", str(model / name), "--model", str(model)]) == 2
+    error = told(capsys)
+    assert f"{model}/{name} " in error and words in error and "no spk2info.pt" in error
+    assert "weights_only" not in error and "PyTorch" not in error and len(error) < 250 + len(str(model))
+
+
+def test_a_file_without_voices_is_still_one(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({}, tmp_path / "spk2info.pt")
+    assert main(["voices", "import", str(tmp_path / "spk2info.pt"), "--model", str(model)]) == 1
+    assert "no voice of" in told(capsys)
+    shutil.copy(tmp_path / "spk2info.pt", model)
+    assert main(["models", "check", str(model)]) == 0
+
+
+# --------------------------------------------------------------------------------- use
+
+COMMANDS = ("serve", "say", "voices", "voices list", "voices add", "voices remove", "voices import", "doctor", "models",
+            "models pull", "models check", "models random", "bench")  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_described_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and shown.startswith(f"usage: telephony-tts {command} ")
+    assert f"examples:\n  telephony-tts {command.removesuffix(' list')}" in shown
+    paragraph = shown.split("\n\n")[1]
+    assert paragraph[0].isupper() and paragraph.rstrip().endswith("."), "it says what the command does"
+
+
+def test_the_use_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, words in (([], "required: NAME\n"), (["speed"], "invalid choice: 'speed'")):
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *wrong])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and words in error
+        assert error.startswith("usage: telephony-tts bench [-h] NAME [-- FLAGS ...]\n")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
+def test_a_seed_that_cannot_be_is_told(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say = ["say", "Hello.", str(tmp_path / "a.wav"), "--set", "engines.default=fake", "--seed"]
+    assert main([*say, str(seed)]) == 2
+    assert f"--seed is {seed}; expected a whole number from 0 to 4294967295" in told(capsys)
+    assert os.listdir(tmp_path) == []
+    for good in ("0", "4294967295"):
+        assert main([*say, good]) == 0
+
+
+def test_random_weights_have_no_seed_below_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "random", str(tmp_path / "m"), "--seed", "-1"]) == 2
+    assert "--seed is -1" in told(capsys) and os.listdir(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------- ready
+
+
+def announced(flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `serve` tells when a server of two engines is ready."""
+    voices = (
+        Voice("heart", "hibari", ("en",), 24_000),
+        Voice("emma", "hibari", ("en-GB",), 24_000),
+        Voice("anna", "cosyvoice2", ("zh", "en"), 24_000),
+    )
+    served = app.Served("ws://127.0.0.1:8080", 8080, voices, {n: EngineStats() for n in ("hibari", "cosyvoice2")})
+    monkeypatch.setattr(app, "run", lambda settings, announce: announce(served))
+    assert main(["serve", *flags]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "voice"),
+    [
+        ([], "hibari/heart"),
+        (["--voice", "anna"], "cosyvoice2/anna"),
+        (["--voice", "hibari/emma"], "hibari/emma"),
+        (["--set", "speech.voice=emma"], "hibari/emma"),
+        (["--set", "speech.lang=en-GB"], "hibari/emma"),
+        (["--set", "speech.lang=zh"], "cosyvoice2/anna"),
+        (["--set", "speech.lang=zh", "--set", "engines.routes={zh: espeak}"], "cosyvoice2/anna"),
+    ],
+)
+def test_the_voice_of_a_call_is_announced_and_said_with(
+    flags: list[str], voice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = announced(flags, monkeypatch, capsys)
+    assert f"is ready at ws://127.0.0.1:8080, voice {voice}\n" in shown
+    (line,) = [line for line in shown.splitlines() if " say " in line]
+    command = shlex.split(line.split("     ")[0])
+    assert command == [".venv/bin/telephony-tts", "say", "Hello there.", "hello.wav", *flags]
+
+
+def test_of_the_flags_only_those_of_the_speech_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my server.yaml"
+    file.write_text("speech: {voice: anna}\n")
+    flags = ["--config", str(file), "--port", "9000", "--set", "bot.token=secret", "--set", "speech.speed=1.2"]
+    shown = announced(flags, monkeypatch, capsys)
+    assert "voice cosyvoice2/anna" in shown and "secret" not in shown
+    wanted = f"say \"Hello there.\" hello.wav --config '{file}' --set speech.speed=1.2     the same speech"
+    assert wanted in shown
+
+
+# -------------------------------------------------------------------------------- make
+
+
+def test_a_model_that_was_not_fetched_is_told_how_to_go_on(tmp_path: Path) -> None:
+    """With a program in place of the installed one that says what it was given, and fails."""
+    program = tmp_path / "bin" / "telephony-tts"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\nexit "$CODE"\n')
+    program.chmod(0o755)
+    for name in ("bin/python", ".installed", ".installed-cosyvoice2"):
+        (tmp_path / name).touch()
+    make = ["make", "--no-print-directory", "model", f"VENV={tmp_path}", "MODEL=m", "PULL_ARGS=--source modelscope"]
+    ended = [
+        subprocess.run(make, cwd=ROOT, env={**os.environ, "CODE": code}, capture_output=True, text=True, timeout=30,
+                       check=False)
+        for code in ("0", "1")
+    ]  # fmt: skip
+    assert [each.stdout for each in ended] == ["models pull m --source modelscope\n"] * 2
+    assert ended[0].returncode == 0 and ended[0].stderr == ""
+    assert ended[1].returncode != 0 and "goes on where it stopped" in ended[1].stderr
+    assert "PULL_ARGS='--source modelscope'" in ended[1].stderr
