@@ -347,7 +347,7 @@ def test_a_disk_that_fills_up_is_not_taken_for_the_network(
     assert "cannot be written to (No space left on device)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "words"), [("file", "is no directory"), ("random", "holds a random checkpoint")])
+@pytest.mark.parametrize(("kind", "words"), [("file", "is no directory"), ("random", "or delete it")])
 def test_a_directory_that_is_something_else_is_left_alone(
     kind: str, words: str, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

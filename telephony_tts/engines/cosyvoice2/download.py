@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.engines.cosyvoice2.hubs import Hub, HubFile, Listing
+from telephony_tts.engines.cosyvoice2.hubs import CHUNK_BYTES, Hub, HubFile, Listing
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}
@@ -69,7 +70,11 @@ SPARE_BYTES = 50_000_000
 READ_BYTES = 1 << 20
 MAX_NAMED = 4
 MAX_FRUITLESS = 3
-"""Attempts that bring not one byte before a file is given up. One that brings some is free."""
+"""Attempts in a row that bring less than a chunk, and not the end, before a file is given up. One that brings more is
+free, so the longest file has a bounded number of them."""
+UNANNOUNCED_BYTES = 1_000_000_000
+"""The most that is taken of a file whose size nobody knows."""
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: P
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is no directory: give the name of a new one")
     if (directory / RANDOM_MARK).exists():
-        raise ConfigError(f"{directory} holds a random checkpoint: give another directory")
+        raise ConfigError(f"{directory} holds a random checkpoint: give another directory, or delete it")
     listing = hub.listing(repo, revision)
     files = _wanted(listing)
     kept = [file for file in files if _is_right(directory / file.name, file, progress)]
@@ -116,13 +121,20 @@ def _wanted(listing: Listing) -> list[HubFile]:
             f"{listing.repo} at {listing.revision} is no CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
         )
     files = [listing.files[name] for name in (*NEEDED, *IF_THERE) if name in listing.files]
+    for file in files:
+        said = [digest for digest in (file.sha256, file.git_sha1) if digest is not None]
+        if (file.size is not None and file.size < 0) or not all(_HASH.fullmatch(digest) for digest in said):
+            raise EngineUnavailable(
+                f"the hub says of {file.name} a size or hash that cannot be ({file.size}, {', '.join(said)[:80]}): "
+                "use another --source"
+            )
     return sorted(files, key=lambda file: file.size or 0)
 
 
 def _check_space(directory: Path, missing: list[HubFile]) -> None:
     """Raises ConfigError where the disk is too small for what is still to come."""
     parts = [_part_path(directory, file) for file in missing]
-    there = sum(part.stat().st_size for part in parts if part.is_file())
+    there = sum(part.stat().st_size for part in parts if part.is_file() and not part.is_symlink())
     needed = sum(file.size or 0 for file in missing) - there + SPARE_BYTES
     place = directory.resolve()
     while not place.exists():
@@ -147,12 +159,12 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     with _alone(part) as opened:
         if file.size is None or part.stat().st_size > file.size:
             opened.truncate(0)
-        sink = _Counted(opened, progress)
+        sink = _Counted(opened, progress, _most(file))
         progress.start(file.name, file.size, part.stat().st_size)
         _read_all(hub, listing, file, sink)
         opened.flush()
         os.fsync(opened.fileno())
-    problem = _problem(part, file, progress)
+    problem = f"the hub sends more than its {_most(file)} bytes" if sink.overflowed else _problem(part, file, progress)
     if problem:
         part.unlink()
         raise EngineUnavailable(
@@ -165,27 +177,45 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched" + (" and verified" if is_verified else ""))
 
 
+def _most(file: HubFile) -> int:
+    """Bytes a file may have: what its hub says, or else the known release."""
+    known = KNOWN.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
+    return file.size if file.size is not None else known
+
+
 def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None:
     fruitless = 0
     while file.size is None or sink.tell() < file.size:
         before = sink.tell()
+        failure: EngineUnavailable | None = None
         try:
             hub.read(listing, file, sink, before)
-        except EngineUnavailable as failure:
-            if sink.failure is not None:
-                raise sink.failure from None
-            fruitless = fruitless + 1 if sink.tell() <= before else 0
-            if not failure.retryable or fruitless >= MAX_FRUITLESS:
-                raise
-        else:
-            if file.size is None or sink.tell() <= before:
-                return
+        except EngineUnavailable as error:
+            failure = error
+        if sink.failure is not None:
+            raise sink.failure from failure
+        if sink.overflowed or sink.tell() == file.size:
+            return
+        n_new = sink.tell() - before
+        fruitless = fruitless + 1 if n_new < CHUNK_BYTES else 0
+        if failure is None and (file.size is None or n_new <= 0):
+            return
+        if fruitless >= MAX_FRUITLESS or (failure is not None and not failure.retryable):
+            raise failure or EngineUnavailable(
+                f"{file.name} could not be fetched: the hub ends it after a few bytes each time; pull again later, or "
+                "use another --source"
+            )
 
 
 @contextmanager
 def _alone(part: Path) -> Iterator[BinaryIO]:
-    """The part, open at its end. Raises ConfigError where another pull writes it."""
-    with part.open("ab") as file:
+    """The part, open at its end. What is no file of its own, such as a link to another, is removed and not written to.
+
+    Raises ConfigError where another pull writes it.
+    """
+    if part.is_symlink() or (part.exists() and not part.is_file()):
+        part.unlink()
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -194,13 +224,18 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
 
 
 class _Counted:
-    """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them."""
+    """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them, and
+    whether they sent more than `most` bytes: those are not written."""
 
-    def __init__(self, file: BinaryIO, progress: ProgressLine) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: BinaryIO, progress: ProgressLine, most: int) -> None:
+        self._file, self._progress, self._most = file, progress, most
         self.failure: OSError | None = None
+        self.overflowed = False
 
     def write(self, data: bytes) -> int:
+        if self.tell() + len(data) > self._most:
+            self.overflowed = True
+            raise EOFError(f"more than {self._most} bytes")
         try:
             n_written = self._file.write(data)
         except OSError as error:

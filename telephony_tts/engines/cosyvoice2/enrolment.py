@@ -16,6 +16,8 @@ import torch
 
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.voice import (
+    SPEAKER_INPUTS,
+    TOKENS_INPUTS,
     PromptFeatures,
     Recording,
     extract,
@@ -24,11 +26,10 @@ from telephony_tts.engines.cosyvoice2.voice import (
     prepared,
     read_recording,
 )
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import SPEAKER_ONNX, TOKENS_ONNX
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError
+from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info, unreadable
+from telephony_tts.engines.cosyvoice2.weights import SPEAKER_ONNX, SPEAKERS_FILE, TOKENS_ONNX
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
-SPEAKERS_FILE = "spk2info.pt"
 GOOD_S = 5.0
 """A shorter recording works, and holds few of a language's sounds."""
 MIN_CONTRAST_DB = 20.0
@@ -71,7 +72,8 @@ class Listed:
             return ""
         seconds = f", {self.features.prompt_s:.1f} s" if self.features.prompt_s else ""
         source = self.features.provenance.get("source")
-        return f"{self.features.mode}{seconds}" + (f" of {source}" if source else "")
+        shown = "".join(letter if letter.isprintable() else "?" for letter in source or "")  # a file's own words
+        return f"{self.features.mode}{seconds}" + (f" of {shown}" if shown else "")
 
 
 def enrol(
@@ -103,8 +105,8 @@ def enrol(
         origin["made_by"] = made_by
     features = extract(
         kept,
-        open_graph(model_dir / SPEAKER_ONNX),
-        open_graph(model_dir / TOKENS_ONNX),
+        open_graph(model_dir / SPEAKER_ONNX, SPEAKER_INPUTS),
+        open_graph(model_dir / TOKENS_ONNX, TOKENS_INPUTS),
         transcript,
         provenance=origin,
     )
@@ -124,7 +126,10 @@ def import_speakers(
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
-    voices, problems = read_spk2info(path)
+    try:
+        voices, problems = read_spk2info(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; it seems to be no spk2info.pt") from error
     refused = _by_name(problems)
     there = [*voices, *(name for name in refused if name not in voices)]
     absent = [name for name in only if name not in there]
@@ -152,6 +157,19 @@ def _stored(
             yield Listed(name, None, error.message)
         else:
             yield Listed(name, voices[name])
+
+
+def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
+    """Remove a stored voice. Raises UnknownVoice where there is none, and says so where it is one of the model's own;
+    ConfigError where the folder cannot be written to."""
+    if model_dir is not None and name not in store.names():
+        voices, problems = _speakers(model_dir / SPEAKERS_FILE)
+        if name in voices or name in _by_name(problems):
+            raise UnknownVoice(
+                f"there is no voice {name} in {store.directory}: it is in the model's own {model_dir / SPEAKERS_FILE} "
+                "and cannot be removed here; a voice that is added under its name takes its place"
+            )
+    store.remove(name)
 
 
 def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
@@ -183,10 +201,13 @@ def embedding_size(model_dir: Path) -> int:
         mapped = zipfile.is_zipfile(path)
         return int(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape[1])
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
-        reason = "there is no such file" if not path.exists() else (str(error).splitlines() or [repr(error)])[0]
-        raise EngineUnavailable(
-            f"{path} cannot be read ({reason}): see telephony-tts models check {model_dir}"
-        ) from error
+        if not path.exists():
+            reason = "cannot be read: there is no such file"
+        elif isinstance(error, KeyError):
+            reason = f"has no {name}"
+        else:
+            reason = unreadable(error)
+        raise EngineUnavailable(f"{path} {reason}; see telephony-tts models check {model_dir}") from error
 
 
 def check_embedding(name: str, features: PromptFeatures, n_embedding: int) -> None:

@@ -94,7 +94,7 @@ class HuggingFace:
         files = {}
         for sibling in info.siblings or []:
             sha256 = sibling.lfs.sha256.lower() if sibling.lfs is not None else None
-            git_sha1 = sibling.blob_id if sibling.lfs is None else None
+            git_sha1 = (sibling.blob_id or None) if sibling.lfs is None else None
             files[sibling.rfilename] = HubFile(sibling.rfilename, sibling.size, sha256, git_sha1)
         return Listing(repo, info.sha or revision or "main", files)
 

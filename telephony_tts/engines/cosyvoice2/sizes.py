@@ -35,8 +35,37 @@ Settings = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
 
+MAX_SETTINGS_BYTES = 200_000
+"""Of a file of settings. The official ones have 7 kB."""
+MAX_SETTINGS_NODES = 20_000
+"""Values in it, those an alias stands for counted each time. The official one has about 300."""
+MAX_FACTORS = 4
+MAX_SHOWN = 80
+"""Characters of a wrong value in a message."""
+
+
 class _PlainLoader(yaml.SafeLoader):
-    """A SafeLoader to which !new:x, !name:x, !ref and !apply:x are only the data below them."""
+    """A SafeLoader to which !new:x, !name:x, !ref and !apply:x are only the data below them.
+
+    Aliases are allowed as long as what they stand for stays small and none stands for what holds it.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._n_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        alias = self.check_event(yaml.AliasEvent)
+        before = self._n_nodes
+        node = super().compose_node(parent, index)
+        if alias and id(node) not in self._sizes:
+            raise yaml.YAMLError("an alias stands for a value that it is a part of")
+        self._n_nodes += self._sizes[id(node)] if alias else 1
+        if self._n_nodes > MAX_SETTINGS_NODES:
+            raise yaml.YAMLError(f"it has more than {MAX_SETTINGS_NODES} values, with what its aliases stand for")
+        self._sizes[id(node)] = self._n_nodes - before
+        return node
 
 
 def _as_plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
@@ -55,12 +84,22 @@ _PlainLoader.add_multi_constructor("!", _as_plain)
 def read_settings(path: Path) -> dict[str, Any]:
     """cosyvoice2.yaml as plain data, references resolved. Raises ValueError if it cannot be read."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
+        data = yaml.load(settings_text(path), Loader=_PlainLoader)
+        resolved = {key: _resolved(value, data) for key, value in data.items()} if isinstance(data, dict) else None
+    except Exception as error:  # for odd values PyYAML raises KeyError, AttributeError and others
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ValueError(f"cannot be read, it is cut off, damaged or no YAML: {reason}") from error
+    if resolved is None:
         raise ValueError("holds no settings")
-    return {key: _resolved(value, data) for key, value in data.items()}
+    return resolved
+
+
+def settings_text(path: Path) -> str:
+    """A file of settings. Raises ValueError where it is far too large for one, OSError where it cannot be read."""
+    size = path.stat().st_size
+    if size > MAX_SETTINGS_BYTES:
+        raise ValueError(f"it has {size} bytes and should have at most {MAX_SETTINGS_BYTES}")
+    return path.read_text(encoding="utf-8")
 
 
 _REFERENCE = re.compile(r"<(\w+)>")
@@ -76,7 +115,7 @@ def _resolved(value: Any, names: Settings) -> Any:
         return value
     factors = [_REFERENCE.fullmatch(part.strip()) for part in value.split("*")]
     found = [names.get(match[1]) for match in factors if match]
-    if len(found) != len(factors) or any(item is None for item in found):
+    if len(found) != len(factors) or len(found) > MAX_FACTORS or any(item is None for item in found):
         return value
     if len(found) == 1:
         return found[0]
@@ -84,7 +123,7 @@ def _resolved(value: Any, names: Settings) -> Any:
 
 
 def setting(settings: Settings, path: str, default: Any) -> Any:
-    """The value at "a.b.c", of the kind the default is. Raises ValueError where it is of another."""
+    """The value at "a.b.c", of the kind the default is. Raises ValueError where it is of another or not finite."""
     value: Any = settings
     for name in path.split("."):
         if not isinstance(value, Mapping) or value.get(name) is None:
@@ -96,11 +135,25 @@ def setting(settings: Settings, path: str, default: Any) -> Any:
                 if any(item != value[0] for item in value):
                     raise ValueError("differs from block to block")
                 value = value[0]
+            if not value:
+                raise ValueError("is empty")
             return tuple(int(item) for item in value)
         # YAML 1.1 reads "1e-6" as a word.
-        return type(default)(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is {value!r}: {error}") from error
+        found = type(default)(value)
+        if isinstance(found, float) and not math.isfinite(found):
+            raise ValueError("is not finite")
+        return found
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ValueError(f"{path} is {repr(value)[:MAX_SHOWN]}: {str(error)[:MAX_SHOWN]}") from error
+
+
+def lacking_sections(settings: Settings) -> list[str]:
+    """Sections that are not there, as in a file that was cut off. What is read of the settings comes before the last.
+    """
+    lacking = [name for name in ("llm", "flow", "hift") if not isinstance(settings.get(name), Mapping)]
+    if not lacking and "f0_predictor" not in settings["hift"]:
+        lacking = ["hift.f0_predictor"]
+    return lacking
 
 
 def constant_problems(settings: Settings) -> list[str]:
@@ -252,8 +305,11 @@ def _shape(state: State, name: str, n_dims: int) -> tuple[int, ...]:
 
 
 def _count(state: State, pattern: str) -> int:
-    """One more than the largest index the pattern finds."""
-    return max((int(match[1]) + 1 for match in map(re.compile(pattern).match, state) if match), default=0)
+    """One more than the largest index the pattern finds. Raises ValueError where there cannot be so many."""
+    count = max((int(match[1]) + 1 for match in map(re.compile(pattern).match, state) if match), default=0)
+    if count > len(state):
+        raise ValueError(f"a tensor has the index {count - 1}, and there are {len(state)} tensors in all")
+    return count
 
 
 def _expect(what: str, found: int, wanted: int) -> None:

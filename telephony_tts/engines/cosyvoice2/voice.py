@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,14 @@ KEEP_BEFORE_S, KEEP_AFTER_S = 0.05, 0.2
 """Silence left at the ends: a model that is prompted with a cut-off word begins with the rest of it."""
 MAX_CLIPPED = 0.001
 CLIPPED_AT = 0.999
+SPEAKER_INPUTS, TOKENS_INPUTS = 1, 2
+"""Of campplus.onnx (features) and of speech_tokenizer_v2.onnx (log-mel and its length)."""
+TOKENS_PER_S = 25
+MAX_ID = 1 << 31
 MAX_CANCELLED_DB = 12.0
 """What mixing the channels may cost: more, and they are of opposite sign."""
+MAX_REASON = 200
+"""Characters of what onnxruntime says of a network that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class PromptFeatures:
 
     @property
     def prompt_s(self) -> float:
-        return self.speech_tokens.numel() / 25.0
+        return self.speech_tokens.numel() / TOKENS_PER_S
 
     @property
     def mode(self) -> str:
@@ -68,11 +75,23 @@ class PromptFeatures:
         return "zero-shot" if self.transcript or self.transcript_ids else "cross-lingual"
 
     def problems(self) -> list[str]:
-        """What is wrong with it, in words; empty where it can be used."""
+        """What is wrong with it, in words; empty where it can be used. Takes what a file may hold: any types."""
         found = []
         tokens, mel, embedding = self.speech_tokens, self.mel, self.embedding
+        if not all(isinstance(value, Tensor) and is_plain(value) for value in (tokens, mel, embedding)):
+            return ["not all its tensors hold plain numbers"]
+        transcript: object = self.transcript
+        if not _is_text(transcript):
+            found.append(f"the transcript is a {type(transcript).__name__} and should be text in Unicode")
+        if not all(type(number) is int and 0 <= number < MAX_ID for number in self.transcript_ids):
+            found.append(f"the ids of the transcript are not all whole numbers below {MAX_ID}")
+        about: object = self.provenance
+        if not isinstance(about, Mapping) or not all(_is_text(text) for item in about.items() for text in item):
+            found.append("the provenance is no list of texts by name")
+        if self.prompt_s > MAX_S:
+            found.append(f"the prompt lasts {self.prompt_s:.2f} s and may last {MAX_S:.0f} s")
         if tokens.dim() != 1 or tokens.dtype != torch.int64:
-            return [f"speech tokens are {tokens.dtype} {list(tokens.shape)} and should be int64 [P]"]
+            return [*found, f"speech tokens are {tokens.dtype} {list(tokens.shape)} and should be int64 [P]"]
         if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= N_SPEECH_TOKENS):
             found.append(f"speech tokens are not all in 0..{N_SPEECH_TOKENS - 1}")
         if tuple(mel.shape) != (2 * tokens.numel(), N_MELS):
@@ -84,6 +103,22 @@ class PromptFeatures:
         if not bool(mel.isfinite().all()):
             found.append("the mel is not finite")
         return found
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written: halves of surrogate pairs, as of a file's odd name, cannot."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether a tensor of a file has a number in memory for each place: none that is sparse, without storage, repeats
+    its storage to look larger than it is, or is of a kind that is computed with otherwise."""
+    return (
+        value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not (value.is_quantized or value.is_nested or value.is_complex())
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +143,53 @@ class Graph(Protocol):
     def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any: ...
 
 
-def open_graph(path: Path) -> Graph:
-    """An ONNX file on one thread: voices are made beside live calls. Raises EngineUnavailable."""
+class _NamedGraph:
+    """An open ONNX file whose errors name it."""
+
+    def __init__(self, graph: Graph, path: Path) -> None:
+        self._graph, self._path = graph, path
+
+    def get_inputs(self) -> list[Any]:
+        return self._graph.get_inputs()
+
+    def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any:
+        """Raises EngineUnavailable where the network cannot be run on these inputs."""
+        try:
+            return self._graph.run(output_names, input_feed)
+        except Exception as error:  # onnxruntime's own kinds are not exported
+            reason = (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
+            raise EngineUnavailable(
+                f"{self._path} cannot be run, it is damaged or of another model ({reason}): fetch it anew with "
+                f"telephony-tts models pull {self._path.parent}"
+            ) from error
+
+
+def open_graph(path: Path, n_inputs: int | None = None) -> Graph:
+    """An ONNX file on one thread: voices are made beside live calls.
+
+    Raises EngineUnavailable where it cannot be used, or has not the number of inputs that is asked for.
+    """
+    try:
+        return _NamedGraph(_opened(path, n_inputs), path)
+    except ValueError as error:
+        raise EngineUnavailable(
+            f"{path} {error}: fetch it anew with telephony-tts models pull {path.parent}"
+        ) from error
+
+
+def graph_problem(path: Path, n_inputs: int) -> str:
+    """What is wrong with an ONNX file, "" where it can be used or onnxruntime is not there to tell."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ""
+    try:
+        _opened(path, n_inputs)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _opened(path: Path, n_inputs: int | None) -> Graph:
+    """Raises ValueError with what is wrong, to go on with after the file's name."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -119,9 +199,11 @@ def open_graph(path: Path) -> Graph:
     try:
         graph: Graph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own kinds are not exported
-        raise EngineUnavailable(
-            f"{path} is no usable ONNX file ({error}): fetch it anew with telephony-tts models pull {path.parent}"
-        ) from error
+        reason = str(error).rpartition("failed:")[2].strip().rstrip(".")
+        raise ValueError(f"is no usable ONNX file, it is cut off or damaged ({reason})") from error
+    names = [item.name for item in graph.get_inputs()]
+    if n_inputs is not None and len(names) != n_inputs:
+        raise ValueError(f"is another network: its inputs are {', '.join(names)}, and {n_inputs} in number are wanted")
     return graph
 
 
@@ -272,11 +354,23 @@ def _speech_tokens(graph: Graph, mel: Tensor) -> Tensor:
 
 
 def _only_output(graph: Graph, values: list[Any]) -> Any:
-    """Inputs go by place: exports of the same network name them differently."""
+    """The one output, an array of finite numbers. Inputs go by place: exports of the same network name them
+    differently. Raises EngineUnavailable for a network of another kind."""
     names = [item.name for item in graph.get_inputs()]
     if len(names) != len(values):
         raise EngineUnavailable(
             f"an ONNX graph has the inputs {', '.join(names)} where {len(values)} were expected: it is of another "
             "model; fetch the model directory anew with telephony-tts models pull"
         )
-    return graph.run(None, dict(zip(names, values, strict=True)))[0]
+    outputs = graph.run(None, dict(zip(names, values, strict=True)))
+    if not outputs or not isinstance(outputs[0], np.ndarray) or outputs[0].dtype.kind not in "iuf":
+        raise EngineUnavailable(
+            f"an ONNX graph with the inputs {', '.join(names)} gives no array of numbers: it is of another model; "
+            "fetch the model directory anew with telephony-tts models pull"
+        )
+    if not np.isfinite(outputs[0]).all():
+        raise AudioError(
+            f"no voice came out of the recording: the ONNX graph with the inputs {', '.join(names)} gives values that "
+            "are not finite; try another recording, and telephony-tts models check"
+        )
+    return outputs[0]

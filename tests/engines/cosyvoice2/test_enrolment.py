@@ -49,6 +49,17 @@ def test_a_flow_file_of_an_old_torch_tells_the_size_too(tmp_path: Path) -> None:
     assert enrolment.embedding_size(tmp_path) == 192
 
 
+def test_a_flow_file_that_was_cut_off_is_named_in_a_line(tmp_path: Path) -> None:
+    torch.save({"spk_embed_affine_layer.weight": torch.zeros(80, 192)}, tmp_path / "flow.pt")
+    data = (tmp_path / "flow.pt").read_bytes()
+    (tmp_path / "flow.pt").write_bytes(data[: len(data) // 2])
+    with pytest.raises(EngineUnavailable) as caught:
+        enrolment.embedding_size(tmp_path)
+    assert caught.value.message == (
+        f"{tmp_path}/flow.pt cannot be read: it is cut off or damaged; see telephony-tts models check {tmp_path}"
+    )
+
+
 def test_a_flow_file_without_the_shape_is_named(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(1)}, tmp_path / "flow.pt")
     with pytest.raises(EngineUnavailable, match=r"spk_embed_affine_layer.*models check"):

@@ -139,6 +139,10 @@ def test_graphs_of_another_model_are_an_error(graphs: tuple[voice.Graph, voice.G
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     with pytest.raises(EngineUnavailable, match="no usable ONNX file"):
         open_graph(tmp_path / "bad.onnx")
+    (tmp_path / "tokens.onnx").write_bytes(token_graph(0))
+    with pytest.raises(EngineUnavailable, match=r"tokens\.onnx is another network.*feats, feats_length.*models pull"):
+        open_graph(tmp_path / "tokens.onnx", 1)
+    assert len(open_graph(tmp_path / "tokens.onnx", 2).get_inputs()) == 2
 
 
 class BadTokens:

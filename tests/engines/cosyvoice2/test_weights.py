@@ -1,4 +1,5 @@
 import gzip
+import importlib.util
 import json
 import random
 from pathlib import Path
@@ -234,6 +235,7 @@ class Malicious:
 
 
 def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
+    (directory / "random.json").unlink()
     (directory / "campplus.onnx").unlink()
     (directory / "speech_tokenizer_v2.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:d43342")
     (directory / "CosyVoice-BlankEN" / "merges.txt").write_text("")
@@ -256,7 +258,7 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
         "1 tensors are missing: encoder.after_norm.bias",
         "encoder_proj.bias is [81] and should be [80]",
         "1 tensors are not of floating point: encoder_proj.weight",
-        "hift.pt cannot be read",
+        "hift.pt cannot be read: it is cut off or damaged\n",
         "llm.pt is no plain file of tensors",
         f"telephony-tts models pull {directory}",
         f"telephony-tts models check {directory}",
@@ -267,6 +269,9 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
 
 def test_no_directory_and_an_empty_one(tmp_path: Path) -> None:
     assert check_model_directory(tmp_path / "nowhere") == ["there is no such directory"]
+    (tmp_path / "file").touch()
+    assert check_model_directory(tmp_path / "file") == ["it is a file and no directory"]
+    (tmp_path / "file").unlink()
     problems = check_model_directory(tmp_path)
     assert len(problems) == 9 and all("missing" in problem for problem in problems)
     with pytest.raises(EngineUnavailable, match=r"cosyvoice2\.yaml is missing"):
@@ -278,6 +283,88 @@ def test_models_of_other_generations_are_recognised(directory: Path) -> None:
     assert check_model_directory(directory) == ["cosyvoice3.yaml belongs to CosyVoice3"]
     (directory / "flow.pt").rename(directory / "flow.cache.pt")
     assert any("flow.cache.pt cannot stand in" in problem for problem in check_model_directory(directory))
+
+
+def cut(path: Path, share: float = 0.5) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("campplus.onnx", "is no usable ONNX file, it is cut off or damaged"),
+        ("speech_tokenizer_v2.onnx", "is no usable ONNX file, it is cut off or damaged"),
+        ("spk2info.pt", "cannot be read: it is cut off or damaged"),
+        ("CosyVoice-BlankEN/vocab.json", "is cut off or damaged"),
+        ("CosyVoice-BlankEN/merges.txt", "is cut off"),
+        ("CosyVoice-BlankEN/config.json", "cannot be read, it is cut off or damaged"),
+        ("CosyVoice-BlankEN/tokenizer_config.json", "is cut off or damaged"),
+        ("cosyvoice2.yaml", "cut off"),
+        ("llm.pt", "cannot be read: it is cut off or damaged"),
+        ("flow.pt", "cannot be read: it is cut off or damaged"),
+        ("hift.pt", "cannot be read: it is cut off or damaged"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_the_one_that_is_named(directory: Path, name: str, words: str) -> None:
+    cut(directory / name)
+    (problem,) = check_model_directory(directory)
+    assert problem.startswith(f"{name} ") or problem.startswith(f"{name}: ")
+    assert words in problem and "miniz" not in problem and "\n" not in problem and len(problem) < 250
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.7, 0.8])
+def test_merges_cut_between_two_lines_are_seen(directory: Path, share: float) -> None:
+    path = directory / "CosyVoice-BlankEN" / "merges.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[: int(len(lines) * share)]) + "\n")
+    (problem,) = check_model_directory(directory)
+    assert problem.startswith("CosyVoice-BlankEN/merges.txt is cut off or of another model")
+
+
+def test_settings_that_were_cut_anywhere_are_named_or_lack_nothing(directory: Path) -> None:
+    path = directory / "cosyvoice2.yaml"
+    whole = path.read_text()
+    for end in range(0, len(whole), 7):
+        path.write_text(whole[:end])
+        problems = check_model_directory(directory)
+        assert all(problem.startswith("cosyvoice2.yaml") for problem in problems), end
+        assert len(problems) == 1 or "f0_predictor:" in whole[:end], end
+
+
+def test_the_two_graphs_in_each_others_place(directory: Path) -> None:
+    speaker, tokens = directory / "campplus.onnx", directory / "speech_tokenizer_v2.onnx"
+    first, second = speaker.read_bytes(), tokens.read_bytes()
+    speaker.write_bytes(second)
+    tokens.write_bytes(first)
+    problems = check_model_directory(directory)
+    assert [problem.split(":")[0] for problem in problems] == [
+        "campplus.onnx is another network",
+        "speech_tokenizer_v2.onnx is another network",
+    ]
+    assert "feats, feats_length" in problems[0]
+
+
+def test_without_onnxruntime_the_graphs_are_not_opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(directory / "campplus.onnx")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    assert check_model_directory(directory) == []
+
+
+def test_loading_opens_neither_graphs_nor_speakers(directory: Path) -> None:
+    for name in ("campplus.onnx", "speech_tokenizer_v2.onnx", "spk2info.pt"):
+        cut(directory / name)
+    assert load_model_directory(directory).config == SIZES["tiny"]
+    assert len(check_model_directory(directory)) == 3
+
+
+@pytest.mark.parametrize("name", ["CosyVoice-BlankEN/config.json", "cosyvoice2.yaml"])
+def test_what_follows_from_a_missing_file_is_not_told(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+    assert check_model_directory(directory) == [f"{name} is missing"]
+    with pytest.raises(EngineUnavailable, match=f"{name} is missing"):
+        load_model_directory(directory)
 
 
 @pytest.mark.parametrize("seed", range(40))
