@@ -1,11 +1,23 @@
 """The tiny checkpoint that the tests of this folder share; nothing writes to it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from speaking import Rig
 
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More of them wait for each other, and sums are not the same to the bit."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +30,17 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rig(model_dir: Path) -> Rig:
     return Rig(model_dir)
+
+
+@pytest.fixture
+def features() -> PromptFeatures:
+    """A voice of 87 tokens with a transcript, as far as its shapes go."""
+    random = torch.Generator().manual_seed(0)
+    return PromptFeatures(
+        torch.randint(6561, (87,), generator=random),
+        torch.randn(174, 80, generator=random),
+        torch.randn(192, generator=random),
+        "Guten Tag, 你好",
+        (5, 6, 7),
+        {"source": "a.wav"},
+    )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import Decoding
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.stream import Request
@@ -27,6 +30,28 @@ N_SLOTS = 3
 
 def never() -> bool:
     return False
+
+
+class After:
+    """`Cancelled` that becomes true at the n-th question."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    def __call__(self) -> bool:
+        self.n_left -= 1
+        return self.n_left < 0
+
+
+def live_storages() -> dict[int, int]:
+    """Bytes of every live storage on the CPU, by its address. Weights and prompts are among them.
+
+    Found by type: `isinstance` would ask torch's deprecated proxies for their class, and they warn. Sparse tensors, of
+    which another test may have left one, have no storage to ask for.
+    """
+    found = (item for item in gc.get_objects() if issubclass(type(item), Tensor))
+    dense = (tensor for tensor in found if tensor.layout == torch.strided and tensor.device.type == "cpu")
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in dense}
 
 
 class Rig:
@@ -50,6 +75,21 @@ class Rig:
         tokens = list(stream._speech_tokens(voice, slot, decoding))
         self.model.slots.release(slot)
         return [token for token in tokens if isinstance(token, int)]
+
+
+    def audio(self, voice: str, prompt: SpeakerPrompt, tokens: list[int], seed: int) -> Tensor:
+        """All of the tokens' audio [N] at once: the flow from the first prompt token, and the vocoder."""
+        features, model = self.features[voice], self.model
+        n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
+        mel = model.flow.full(
+            features.speech_tokens[None, n_cut:],
+            torch.tensor([tokens]),
+            features.mel[None, 2 * n_cut :],
+            features.embedding[None],
+            streaming=True,
+            finalize=True,
+        )
+        return model.vocoder.vocode(mel, CounterNoise(seed, model.vocoder.config.n_harmonics + 1))[0]
 
 
 def pcm(chunks: Iterable[Chunk | Wait]) -> Pcm:

@@ -13,6 +13,7 @@ from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY, SIZES, random_state, sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity_flow import check_encoder, check_flow, error, flow_config, vectors
+from speaking import live_storages
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, FlowEncoderConfig
@@ -25,14 +26,6 @@ SAME = 5e-6
 """What the order of float32 sums may cost over ten Euler steps; mels are of size 1. Seen: 2e-6."""
 
 Voice = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
@@ -167,13 +160,9 @@ def test_nothing_touches_the_global_generator() -> None:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors alive, each storage once.
-
-    Found by type: `isinstance` would ask torch's deprecated proxies for their class, and they warn.
-    """
+    """Of all tensors there are."""
     gc.collect()
-    storages = [item.untyped_storage() for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return sum(live_storages().values())
 
 
 def test_a_stream_counts_its_bytes_and_frees_them(flow: Flow) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
-import torch
 from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, never, pcm
 
 from telephony_tts.engines.api import Chunk, Pcm, TextFeed
 from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.model.config import FILL
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.stream import Request, speak
@@ -84,7 +82,7 @@ def test_when_text_comes_changes_nothing(talkative: Rig, voice: str) -> None:
 
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voice: str) -> None:
-    model, prompt, features = talkative.model, talkative.prompt(voice), talkative.features[voice]
+    model, prompt = talkative.model, talkative.prompt(voice)
     feed = TextFeed()
     feed.push(TEXT[5:])
     feed.end()
@@ -95,16 +93,7 @@ def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voi
     decoding.end_text()
     tokens = talkative.speech_tokens(prompt, decoding, seed=3)
     assert len(heard) == 960 * len(tokens)
-    n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
-    mel = model.flow.full(
-        features.speech_tokens[None, n_cut:],
-        torch.tensor([tokens]),
-        features.mel[None, 2 * n_cut :],
-        features.embedding[None],
-        streaming=True,
-        finalize=True,
-    )
-    audio = model.vocoder.vocode(mel, CounterNoise(3, model.vocoder.config.n_harmonics + 1))[0]
+    audio = talkative.audio(voice, prompt, tokens, seed=3)
     assert np.abs(heard / 32767.0 - audio.numpy()).max() < 2e-3
 
 

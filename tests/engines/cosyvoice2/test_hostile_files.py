@@ -180,19 +180,6 @@ def test_an_index_as_large_as_no_model_is_named(directory: Path) -> None:
 # ----------------------------------------------------------------------------- voices
 
 
-@pytest.fixture
-def features() -> PromptFeatures:
-    random = torch.Generator().manual_seed(0)
-    return PromptFeatures(
-        torch.randint(6561, (87,), generator=random),
-        torch.randn(174, 80, generator=random),
-        torch.randn(192, generator=random),
-        "Guten Tag",
-        (5, 6, 7),
-        {"source": "a.wav"},
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

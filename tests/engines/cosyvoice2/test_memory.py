@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from speaking import After, live_storages
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk
@@ -67,12 +68,6 @@ def uncollected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-def tensors() -> dict[int, int]:
-    """Bytes of every live storage, by its address. Weights and prompts are among them."""
-    found = (o for o in gc.get_objects() if type(o) is Tensor)
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found if t.device.type == "cpu"}
 
 
 def objects() -> list[object]:
@@ -148,11 +143,11 @@ def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str) -> 
         rig.model.vocoder, noise, hold
     )  # fmt: skip
     mel = torch.randn(1, 80, 50, generator=torch.Generator().manual_seed(0)) - 5
-    n_before, held = sum(tensors().values()), []
+    n_before, held = sum(live_storages().values()), []
     for _ in range(12):
         audio = joint.push(mel)
         del audio
-        held.append(sum(tensors().values()) - n_before)
+        held.append(sum(live_storages().values()) - n_before)
         if isinstance(joint, ContinuousJoint):
             # Beside what is counted, the phases and voicing of the last frames.
             assert 0 <= held[-1] - joint.n_bytes <= mel.shape[2] * (8 * (rig.config.vocoder.n_harmonics + 1) + 1)
@@ -179,11 +174,11 @@ def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str) -> None:
     """Looked at after every chunk: all live storages, of which the ids, the clock and one chunk are the rest."""
-    before = sum(tensors().values())
+    before = sum(live_storages().values())
     chunks = speak(rig.model, rig.prompts[name], Request(SENTENCE), PROFILES[name], lambda: False)
     most, n_looks = 0, 0
     for _ in chunks:
-        held = sum(tensors().values()) - before
+        held = sum(live_storages().values()) - before
         counted = 0
         for item in objects():
             if isinstance(item, FlowStream):
@@ -196,17 +191,6 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
     # A block's mel and audio, while their samples are given out.
     assert n_looks > 5
     assert most < FLOAT32 * 2 * 100 * FRAMES_PER_TOKEN * (80 + SAMPLES_PER_FRAME)
-
-
-class After:
-    """`Cancelled` that becomes true at the n-th question."""
-
-    def __init__(self, n: int) -> None:
-        self.n_left = n
-
-    def __call__(self) -> bool:
-        self.n_left -= 1
-        return self.n_left < 0
 
 
 def heard(rig: Rig, profile: Profile, prompt: SpeakerPrompt, cancelled: After, n_most: int = 10**9) -> int:
@@ -229,7 +213,7 @@ def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: st
     whole = After(10**9)
     n_chunks = heard(rig, profile, prompt, whole)
     n_questions = 10**9 - whole.n_left
-    before = tensors()
+    before = live_storages()
     assert objects() == [] and rig.model.slots.n_free == N_SLOTS
     heard(rig, profile, prompt, After(10**9))
     lefts = [(10**9, n) for n in (1, 2, n_chunks // 2, n_chunks)]
@@ -238,7 +222,7 @@ def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: st
         assert heard(rig, profile, prompt, After(n_asked), n_most) <= n_chunks
         assert objects() == [], (n_asked, n_most)
         assert rig.model.slots.n_free == N_SLOTS
-        assert tensors() == before, (n_asked, n_most)
+        assert live_storages() == before, (n_asked, n_most)
 
 
 def storages(cache: Cache) -> Iterator[tuple[int, int]]:
@@ -248,13 +232,13 @@ def storages(cache: Cache) -> Iterator[tuple[int, int]]:
 
 def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig) -> None:
     flow, prompt, tokens = rig.model.flow, rig.prompt.flow, ids(50)
-    alone = sum(tensors().values())
+    alone = sum(live_storages().values())
     streams = [flow.start(prompt) for _ in range(2)]
     for stream in streams:
         mel = flow.extend(stream, tokens[:, :22], tokens[:, 22:25])
     del mel
     own = sum(stream.nbytes() for stream in streams)
-    assert sum(tensors().values()) - alone == own
+    assert sum(live_storages().values()) - alone == own
     reached = dict(pair for s in streams for cache in [s.encoder, *s.steps] for pair in storages(cache))
     of_prompt = dict(pair for cache in [prompt.encoder, *prompt.steps] for pair in storages(cache))
     shared = {at: n for at, n in of_prompt.items() if at in reached}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +75,6 @@ STAGES = (
     "vocoder audio, given source", "vocoder cross-fade", "vocoder samples per chunk", "hop schedule",
     "end to end, stream_first_request, chunk 1", "end to end, nonstream", "end to end, stream_short",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")

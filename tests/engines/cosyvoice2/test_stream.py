@@ -7,30 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, never, pcm
+from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, After, Rig, never, pcm
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2 import stream
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.speech_model import MAX_POSITIONS
 from telephony_tts.engines.cosyvoice2.stream import Request, speak
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.workers import Wait
 from telephony_tts.errors import EngineError
-
-
-class After:
-    """`Cancelled` that becomes true at the n-th question."""
-
-    def __init__(self, n: int) -> None:
-        self.n_left = n
-
-    def __call__(self) -> bool:
-        self.n_left -= 1
-        return self.n_left < 0
 
 
 @pytest.mark.parametrize("profile", [DEFAULT, FAST, UPSTREAM], ids=["default", "fast", "upstream"])
@@ -167,22 +155,13 @@ def test_a_prompt_shorter_than_its_cut_is_kept_whole(rig: Rig) -> None:
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_the_stream_is_the_whole_utterance(rig: Rig, voice: str) -> None:
     """Against all tokens first, the flow at once from the first prompt token, and the vocoder at once."""
-    model, features, prompt = rig.model, rig.features[voice], rig.prompt(voice)
+    model, prompt = rig.model, rig.prompt(voice)
     text = f"{SENTENCE} {NEIGHBOUR}"
     heard = pcm(speak(model, prompt, Request(text, seed=3), DEFAULT, never))
     ids = model.tokenizer.encode(text)
     decoding = SentenceDecoding(prompt.transcript_ids, ids, prompt.speech_tokens)
     tokens = rig.speech_tokens(prompt, decoding, seed=3)
-    n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
-    mel = model.flow.full(
-        features.speech_tokens[None, n_cut:],
-        torch.tensor([tokens]),
-        features.mel[None, 2 * n_cut :],
-        features.embedding[None],
-        streaming=True,
-        finalize=True,
-    )
-    audio = model.vocoder.vocode(mel, CounterNoise(3, model.vocoder.config.n_harmonics + 1))[0]
+    audio = rig.audio(voice, prompt, tokens, seed=3)
     assert len(tokens) > 22 + 25 + 3
     assert len(heard) == len(audio) == 960 * len(tokens)
     error = np.abs(heard / 32767.0 - audio.numpy())

@@ -161,19 +161,6 @@ def test_ids_outside_the_codebook_make_no_voice(graphs: tuple[voice.Graph, voice
 # ------------------------------------------------------------------------------ store
 
 
-@pytest.fixture
-def features() -> PromptFeatures:
-    random = torch.Generator().manual_seed(0)
-    return PromptFeatures(
-        torch.randint(6561, (87,), generator=random),
-        torch.randn(174, 80, generator=random),
-        torch.randn(192, generator=random),
-        "Guten Tag, 你好",
-        (5, 6, 7),
-        {"source": "a.wav"},
-    )
-
-
 def same(a: PromptFeatures, b: PromptFeatures) -> bool:
     tensors = all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("speech_tokens", "mel", "embedding"))
     return tensors and (a.transcript, a.transcript_ids, dict(a.provenance)) == (
