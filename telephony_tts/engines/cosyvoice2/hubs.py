@@ -74,7 +74,7 @@ def open_hub(source: str) -> Hub:
 
 
 class HuggingFace:
-    """The Hugging Face hub, or the mirror of HF_ENDPOINT; with HF_TOKEN or a saved login where a repository is private."""
+    """The Hugging Face hub, or the mirror of HF_ENDPOINT; with HF_TOKEN or a saved login for private repositories."""
 
     def __init__(self) -> None:
         from huggingface_hub import HfApi, constants
