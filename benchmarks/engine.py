@@ -39,7 +39,7 @@ from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 
 _EXAMPLES = """examples:
-  python benchmarks/engine.py                                the full size, 8 s, about half an hour on one core
+  python benchmarks/engine.py                                the full size, 8 s, a quarter of an hour on one core
   python benchmarks/engine.py --seconds 2 --repetitions 1    a first look
   python benchmarks/engine.py --size tiny --seconds 2        does it run? half a minute, figures without meaning
   python benchmarks/engine.py --dtype bfloat16 --threads 2 --json bfloat16.json
@@ -121,7 +121,7 @@ def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace)
                 next(chunks)
                 seconds.append(time.perf_counter() - begun)
                 drawn = int(rig.model.sampler.n_drawn[0])
-                chunks.close()  # type: ignore[attr-defined]
+                chunks.close()
             found = {"profile": name, "prompt_tokens": n_prompt, "speech_tokens": drawn}
             rows.append({**found, "seconds": _spread(seconds)})
     return rows

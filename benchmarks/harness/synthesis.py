@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Rig:
             raise RuntimeError(f"the text has {n_found} tokens, not {n_text}")
         return text
 
-    def speak(self, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> Iterator[Chunk]:
+    def speak(self, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> Generator[Chunk, None, None]:
         for chunk in speak(self.model, prompt, Request(self.text(n_tokens), seed=1), profile, lambda: False):
             if not isinstance(chunk, Chunk):
                 raise RuntimeError("the only slot is taken")

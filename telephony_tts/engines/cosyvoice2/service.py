@@ -39,7 +39,6 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
 WARM_UP = "Hello."
-MAX_PROMPT_TOKENS = 750
 MAX_TRANSCRIPT = 1000
 """Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
 
@@ -274,15 +273,13 @@ class _Mine:
 
 
 def misfit(features: PromptFeatures, config: ModelConfig) -> list[str]:
-    """Why a voice cannot be used with a model of these sizes; empty where it can."""
+    """Why a voice that is good in itself cannot be used with a model of these sizes; empty where it can."""
     d_speaker, n_rows = config.flow_encoder.d_speaker, config.lm.n_text_rows
-    n_tokens, ids = features.speech_tokens.numel(), features.transcript_ids
+    ids = features.transcript_ids
     found = []
     if features.embedding.numel() != d_speaker:
         found.append(f"its embedding has {features.embedding.numel()} numbers, not {d_speaker}")
-    if n_tokens > MAX_PROMPT_TOKENS:
-        found.append(f"its recording has {n_tokens} speech tokens, the most is {MAX_PROMPT_TOKENS} (30 s)")
-    if not all(isinstance(number, int) and 0 <= number < n_rows for number in ids):
+    if not all(0 <= number < n_rows for number in ids):
         found.append(f"the ids of its transcript are not all below {n_rows}")
     if max(len(ids), len(features.transcript)) > MAX_TRANSCRIPT:
         found.append(f"its transcript is longer than {MAX_TRANSCRIPT}")

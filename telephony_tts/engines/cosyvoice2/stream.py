@@ -88,7 +88,7 @@ class _Voice:
 
 def speak(
     model: SpeechModel, prompt: SpeakerPrompt, request: Request, profile: Profile, cancelled: Cancelled
-) -> Iterator[Chunk | Wait]:
+) -> Generator[Chunk | Wait, None, None]:
     """Chunks of at most 200 ms at 24 kHz. Their timings are estimates: the model tells none.
 
     An utterance with `more` text has none at all. Raises EngineError.
@@ -107,7 +107,7 @@ def speak(
             text = yield from _rest(request.more)
             yield from _speak_whole(voice, request.text + text)
         else:
-            yield from _speak_growing(replace(voice, profile=profile.growing()), request.more)
+            yield from _speak_growing(voice, request.more)
     except Stopped:
         return
 
@@ -156,6 +156,7 @@ def _speak_growing(voice: _Voice, more: TextFeed) -> Iterator[Chunk | Wait]:
             yield from _speak_whole(voice, first)
             return
         yield Wait(either)
+    voice = replace(voice, profile=voice.profile.growing())
     with slots.held(slot):
         decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
         growing = _GrowingText(voice, decoding, first, more)

@@ -186,7 +186,8 @@ def _later_problems(directory: Path) -> list[str]:
         problems += [f"{TOKENIZER_DIR}/{problem}"] if problem else []
     if (directory / SPEAKERS_FILE).exists():
         try:
-            read_spk2info(directory / SPEAKERS_FILE)
+            left_out = read_spk2info(directory / SPEAKERS_FILE)[1]
+            problems += [f"{SPEAKERS_FILE}: {each} (the model speaks without this voice)" for each in left_out]
         except ConfigError as error:
             problem = error.message.removeprefix(f"{directory}/")
             problems.append(f"{problem} (the model speaks without it: fetch it anew, or delete it)")

@@ -120,7 +120,7 @@ def test_audio_comes_before_the_text_has_ended(rig: Rig) -> None:
         feed.push(word)
         n_pushed += 1
     assert chunks and n_pushed < len(words(TEXT)) - 3
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     assert rig.model.cache.n_free == N_SLOTS
 
 
@@ -219,8 +219,8 @@ def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> Non
     slow = speak(rig.model, prompt, Request("Well", more=TextFeed()), DEFAULT, never)
     assert isinstance(next(slow), Wait)
     feed = TextFeed()
-    late = speak(rig.model, prompt, Request(SENTENCE[:9], 6, more=feed), DEFAULT, never)
-    for text in (SENTENCE[9:20], SENTENCE[20:]):
+    late = speak(rig.model, prompt, Request(TEXT[:9], 6, more=feed), DEFAULT, never)
+    for text in (TEXT[9:20], TEXT[20:]):
         wait = next(late)
         assert isinstance(wait, Wait) and rig.model.cache.n_free == N_SLOTS - 1
         told: list[int] = []
@@ -228,7 +228,7 @@ def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> Non
         assert not told
         feed.push(text)
         assert told == [1]
-    whole = pcm(speak(rig.model, prompt, Request(SENTENCE, 6), DEFAULT, never))
+    whole = pcm(speak(rig.model, prompt, Request(TEXT, 6), DEFAULT, never))
     feed.end()
     np.testing.assert_array_equal(pcm(late), whole)
     again = speak(rig.model, prompt, Request("Well", 6, more=TextFeed()), DEFAULT, never)
@@ -236,10 +236,10 @@ def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> Non
     assert isinstance(wait, Wait) and rig.model.cache.n_free == N_SLOTS - 1
     told = []
     wait.tell(lambda: told.append(1))
-    slow.close()  # type: ignore[attr-defined]
+    slow.close()
     assert told == [1] and rig.model.cache.n_free == N_SLOTS
     assert isinstance(next(again), Wait) and rig.model.cache.n_free == N_SLOTS - 1
-    again.close()  # type: ignore[attr-defined]
+    again.close()
     assert rig.model.cache.n_free == N_SLOTS
 
 
@@ -251,7 +251,7 @@ def test_stopped_while_it_waits(rig: Rig, closes: bool) -> None:
     assert isinstance(next(items), Wait)
     assert rig.model.cache.n_free == N_SLOTS - 1
     if closes:
-        items.close()  # type: ignore[attr-defined]
+        items.close()
     else:
         wanted = False
         feed.push(" there")

@@ -376,3 +376,12 @@ def test_outputs_that_are_none_make_no_voice(
     hum = 0.1 * torch.sin(torch.arange(4 * 24_000) / 20)
     with pytest.raises(error, match=words):
         extract(Recording(hum, 24_000), Odd(1, [np.ones((1, 192), np.float32)]), Odd(2, outputs))
+
+
+def test_the_check_names_the_speaker_that_will_be_left_out(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path)
+    path = tmp_path / "spk2info.pt"
+    speakers = torch.load(path, weights_only=True)
+    torch.save({**speakers, "odd": {"embedding": torch.zeros(1, 192)}}, path)
+    (problem,) = [line for line in check_model_directory(tmp_path) if "spk2info.pt" in line]
+    assert "odd: the embedding is not finite or all zero" in problem and "speaks without this voice" in problem

@@ -202,7 +202,7 @@ def heard(rig: Rig, profile: Profile, prompt: SpeakerPrompt, cancelled: After, n
         n += 1
         if n == n_most:
             break
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
     return n
 
 

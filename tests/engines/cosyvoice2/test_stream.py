@@ -122,7 +122,7 @@ def test_closed_at_any_chunk_frees_the_slot(rig: Rig) -> None:
         chunks = speak(rig.model, prompt, Request(SENTENCE), DEFAULT, never)
         for _ in range(n):
             next(chunks)
-        chunks.close()  # type: ignore[attr-defined]
+        chunks.close()
         assert rig.model.cache.n_free == N_SLOTS
         assert rig.model.cache.data[:, :, :N_SLOTS].count_nonzero() == 0
 
@@ -141,7 +141,7 @@ def test_first_audio_comes_early(rig: Rig, profile: Profile, n_prompt: int, n_mo
     first = next(chunks)
     assert len(first.pcm) >= 0.1 * 24_000
     assert int(rig.model.sampler.n_drawn[0]) <= n_most
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
     assert n_prompt - prompt.n_flow_tokens < 25
 
 
@@ -232,7 +232,7 @@ def test_an_utterance_waits_for_a_slot(rig: Rig) -> None:
     wait.tell(lambda: told.append(2))
     assert told == [1, 2], "a slot is free: it is told at once"
     for chunks in open_ones:
-        chunks.close()  # type: ignore[attr-defined]
+        chunks.close()
     assert rig.model.cache.n_free == N_SLOTS
 
 
