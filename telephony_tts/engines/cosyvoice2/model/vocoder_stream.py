@@ -21,12 +21,16 @@ chunks of 50 frames, random weights (trained ones are yet to be measured):
 starting anew at each chunk (by the same measure 9 dB, full size). For parity, and for those who ask for it.
 
 Both: one object per utterance, `push(mel, last)` gives the audio that is ready. The work of a chunk of F frames depends
-on F alone: the first stage of the network sees F + 30 of them, the others F + 8 and F + 4; upstream's see F + 8.
+on F alone: the residual blocks of the three stages compute F + 12, F + 2.6 and F + 0.6 of them, upstream's F + 8.
+`push_together` pushes chunks of several utterances that are due at once; on a GPU their networks run as one batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,11 +61,82 @@ class CounterNoise:
 
     def __call__(self, first: int, n: int) -> Tensor:
         """[1, n, channels] float32 of the samples first .. first + n."""
-        begin = first * self._n_channels
-        counter = torch.arange(begin, begin + n * self._n_channels, dtype=torch.int64, device=self._device)
-        bits = _mix((_mix(counter & _U32 ^ self._key1) + self._key2) & _U32)
-        uniform = ((bits >> 9).float() + 0.5) * 2.0**-22 - 1.0  # (-1, 1), exact in float32, never an end
-        return (torch.erfinv(uniform) * math.sqrt(2)).view(1, n, self._n_channels)
+        bits = torch.arange(n * self._n_channels, dtype=torch.int32, device=self._device)
+        bits.add_(_signed(first * self._n_channels)).bitwise_xor_(_signed(self._key1))
+        _mix_(_mix_(bits).add_(_signed(self._key2)))
+        uniform = _shifted(bits, 9).float().add_(0.5).mul_(2.0**-22).sub_(1.0)  # (-1, 1), exact, never an end
+        return uniform.erfinv_().mul_(math.sqrt(2)).view(1, n, self._n_channels)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a joint's audio must be decoded from: the arguments of `Vocoder.decode`, and what becomes of the result."""
+
+    mel: Tensor
+    source: Tensor
+    first: int
+    until: int
+    n_ready: int
+    """Frames of the result that are ready."""
+    last: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Decodes of equal shape can be one batch."""
+        return (self.mel.shape[2], self.first, self.until)
+
+
+class Joint(Protocol):
+    """One utterance. `push` is `begin`, the decode of what it gives, and `finish`; None where no audio is due."""
+
+    @property
+    def vocoder(self) -> Vocoder: ...
+    def check(self, mel: Tensor, last: bool) -> None:
+        """Raises ValueError for a chunk that cannot be pushed, before anything has changed."""
+
+    def begin(self, mel: Tensor, last: bool) -> Due | None: ...
+    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor: ...
+
+
+@torch.inference_mode()
+def push_together(
+    joints: Sequence[Joint], mels: Sequence[Tensor], lasts: Sequence[bool], *, batched: bool | None = None
+) -> list[Tensor]:
+    """The next chunk of each of several utterances, which may be of different vocoders: what `push` gives for each.
+
+    `batched` decodes those of equal shapes in one call of the network: equal to each alone but for float32's rounding.
+    By default so on a GPU; a CPU gains nothing and takes one after the other, to the bit as alone. Raises ValueError,
+    and changes nothing, where one of the chunks could not be pushed or a joint is named twice.
+    """
+    if len({id(joint) for joint in joints}) < len(joints):
+        raise ValueError("a joint takes one chunk at a time: push its next one in another call")
+    chunks = list(zip(joints, mels, lasts, strict=True))
+    for joint, mel, last in chunks:
+        joint.check(mel, last)
+    dues = [joint.begin(mel, last) for joint, mel, last in chunks]
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for i, (joint, due) in enumerate(zip(joints, dues, strict=True)):
+        if due is not None:
+            together = joint.vocoder.device.type != "cpu" if batched is None else batched
+            batches.setdefault((id(joint.vocoder), *due.shape) if together else (i,), []).append(i)
+    audios: dict[int, Tensor] = {}
+    for members in batches.values():
+        of_batch = [due for i in members if (due := dues[i]) is not None]
+        audio = joints[members[0]].vocoder.decode(
+            torch.cat([due.mel for due in of_batch]),
+            torch.cat([due.source for due in of_batch]),
+            of_batch[0].first,
+            of_batch[0].until,
+        )
+        audios.update((i, audio[row : row + 1]) for row, i in enumerate(members))
+    return [joint.finish(dues[i], audios.get(i)) for i, joint in enumerate(joints)]
+
+
+def _push(joint: Joint, mel: Tensor, last: bool) -> Tensor:
+    joint.check(mel, last)
+    due = joint.begin(mel, last)
+    audio = None if due is None else joint.vocoder.decode(due.mel, due.source, due.first, due.until)
+    return joint.finish(due, audio)
 
 
 class ContinuousJoint:
@@ -72,7 +147,7 @@ class ContinuousJoint:
         if hold_frames is not None and hold_frames < least:
             raise ValueError(f"hold_frames must be at least {least}, not {hold_frames}")
         self.hold_frames = hold_frames
-        self._vocoder = vocoder
+        self.vocoder = vocoder
         self._noise = noise
         self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.wide)
         self._mel_start = 0
@@ -95,52 +170,65 @@ class ContinuousJoint:
     @torch.inference_mode()
     def push(self, mel: Tensor, *, last: bool = False) -> Tensor:
         """Next frames [1, 80, n], n >= 0 -> audio [1, 480 k] float32 of the frames that are ready, all if `last`."""
-        reach, decode_reach = self._vocoder.reach, self._vocoder.reach.decode
+        return _push(self, mel, last)
+
+    def check(self, mel: Tensor, last: bool) -> None:
+        """Takes any number of frames."""
+
+    def begin(self, mel: Tensor, last: bool) -> Due | None:
+        reach, decode_reach = self.vocoder.reach, self.vocoder.reach.decode
         self._mel = torch.cat([self._mel, mel.to(self._mel)], 2)
         n_known = self._mel_start + self._mel.shape[2]
         n_final = n_known if last else max(self._n_final, n_known - reach.f0)
         hold = reach.lookahead if self.hold_frames is None else self.hold_frames
-        until = n_known if last else max(self._n_emitted, n_known - hold)
-        provisional = self._extend_source(n_known, n_final, last)
-        audio = torch.zeros(1, 0, device=self._mel.device)
-        if until > self._n_emitted:
-            fade = FADE_FRAMES if hold < reach.lookahead and not last else 0
-            audio = self._decode(until + fade, min(n_known, until + fade + decode_reach), provisional)
+        ready = n_known if last else max(self._n_emitted, n_known - hold)
+        until = ready + (FADE_FRAMES if hold < reach.lookahead and not last else 0)
+        right = min(n_known, until + decode_reach) if ready > self._n_emitted else 0
+        provisional = self._extend_source(n_known, n_final, right, last)
+        if ready == self._n_emitted:
+            return None
+        left = max(0, self._n_emitted - decode_reach)
+        source = torch.cat([self._source, provisional], 2)
+        begin, end = ((frame - self._source_start) * SAMPLES_PER_FRAME for frame in (left, right))
+        return Due(
+            self._mel[:, :, left - self._mel_start : right - self._mel_start],
+            source[:, :, begin:end],
+            self._n_emitted - left,
+            until - left,
+            ready - self._n_emitted,
+        )
+
+    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor:
+        if due is None or audio is None:
+            audio = torch.zeros(1, 0, device=self._mel.device)
+        else:
             if self._tail is not None:
                 n = self._tail.shape[1]
                 weight = (torch.arange(n, device=audio.device) + 0.5) / n
                 audio[:, :n] = self._tail + (audio[:, :n] - self._tail) * weight
-            n_ready = (until - self._n_emitted) * SAMPLES_PER_FRAME
-            self._tail = audio[:, n_ready:].clone() if fade else None
+            n_ready = due.n_ready * SAMPLES_PER_FRAME
+            self._tail = audio[:, n_ready:].clone() if audio.shape[1] > n_ready else None
             audio = audio[:, :n_ready]
-            self._n_emitted = until
-        self._forget(reach.f0, decode_reach)
+            self._n_emitted += due.n_ready
+        self._forget(self.vocoder.reach.f0, self.vocoder.reach.decode)
         return audio
 
-    def _extend_source(self, n_known: int, n_final: int, last: bool) -> Tensor:
-        """Adds the source of the frames whose pitch became final; gives the source of those whose pitch is not."""
+    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Tensor:
+        """Adds the source of the frames whose pitch became final; gives the source of those whose pitch is not, if
+        frames up to `right` are to be seen."""
         done = self._n_final
         if n_known == done:
             return self._source[:, :, :0]
-        first = max(self._mel_start, done - self._vocoder.reach.f0)
-        f0 = self._vocoder.f0(self._mel[:, :, first - self._mel_start :])[:, done - first :]  # frames done .. n_known
+        first = max(self._mel_start, done - self.vocoder.reach.f0)
+        f0 = self.vocoder.f0(self._mel[:, :, first - self._mel_start :])[:, done - first :]  # frames done .. n_known
         n_new = n_final - done
         if n_new:
-            source, self._carry = self._vocoder.excite(f0[:, :n_new], done, self._carry, self._noise, last=last)
+            source, self._carry = self.vocoder.excite(f0[:, :n_new], done, self._carry, self._noise, last=last)
             self._source = torch.cat([self._source, source], 2)
             self._n_final = n_final
-        if n_final == n_known:
+        if right * SAMPLES_PER_FRAME <= self._source_start * SAMPLES_PER_FRAME + self._source.shape[2]:
             return self._source[:, :, :0]
-        return self._vocoder.excite(f0[:, n_new:], n_final, self._carry, self._noise, last=True)[0]
-
-    def _decode(self, until: int, right: int, provisional: Tensor) -> Tensor:
-        """Audio of the frames from the first not emitted up to `until`, seeing those before `right`."""
-        left = max(0, self._n_emitted - self._vocoder.reach.decode)
-        mel = self._mel[:, :, left - self._mel_start : right - self._mel_start]
-        source = torch.cat([self._source, provisional], 2)
-        begin, end = (frame - self._source_start for frame in (left, right))
-        source = source[:, :, begin * SAMPLES_PER_FRAME : end * SAMPLES_PER_FRAME]
-        return self._vocoder.decode(mel, source, self._n_emitted - left, until - left)
+        return self.vocoder.excite(f0[:, n_new:], n_final, self._carry, self._noise, last=True)[0]
 
     def _forget(self, f0_reach: int, decode_reach: int) -> None:
         """Drops what no later chunk can see. Copies, so that a view does not keep a long chunk alive."""
@@ -159,7 +247,7 @@ class UpstreamJoint:
     """
 
     def __init__(self, vocoder: Vocoder, noise: Noise) -> None:
-        self._vocoder = vocoder
+        self.vocoder = vocoder
         self._noise = noise
         self._n_frames = 0
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
@@ -171,26 +259,35 @@ class UpstreamJoint:
     @torch.inference_mode()
     def push(self, mel: Tensor, *, last: bool = False) -> Tensor:
         """Next frames [1, 80, n] -> audio [1, samples] float32."""
+        return _push(self, mel, last)
+
+    def check(self, mel: Tensor, last: bool) -> None:
         if not last and mel.shape[2] < UPSTREAM_FRAMES:
             raise ValueError(f"a chunk before the last needs {UPSTREAM_FRAMES} mel frames, not {mel.shape[2]}")
+
+    def begin(self, mel: Tensor, last: bool) -> Due | None:
         new_frames = mel.shape[2]
         if self._cache is not None:
             mel = torch.cat([self._cache[0], mel.to(self._cache[0])], 2)
-        if not mel.shape[2]:
-            return torch.zeros(1, 0, device=mel.device)
         n = mel.shape[2]
+        if not n:
+            return None
         first = self._n_frames - (n - new_frames)
-        source = self._vocoder.mix(self._vocoder.restarted_sines(self._vocoder.f0(mel), first, self._noise))
+        source = self.vocoder.mix(self.vocoder.restarted_sines(self.vocoder.f0(mel), first, self._noise))
         if self._cache is not None:
             source[:, :, :UPSTREAM_SAMPLES] = self._cache[1]
-        audio = self._vocoder.decode(mel, source, 0, n)
+        self._n_frames += new_frames
+        return Due(mel, source, 0, n, n if last else n - UPSTREAM_FRAMES, last)
+
+    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor:
+        if due is None or audio is None:
+            return torch.zeros(1, 0, device=self.vocoder.device)
         if self._cache is not None:
             audio = cross_fade(audio, self._cache[2], self._window)
-        self._n_frames += new_frames
-        if last:
+        if due.last:
             self._cache = None
             return audio
-        tails = (mel[:, :, -UPSTREAM_FRAMES:], source[:, :, -UPSTREAM_SAMPLES:], audio[:, -UPSTREAM_SAMPLES:])
+        tails = (due.mel[:, :, -UPSTREAM_FRAMES:], due.source[:, :, -UPSTREAM_SAMPLES:], audio[:, -UPSTREAM_SAMPLES:])
         self._cache = (tails[0].clone(), tails[1].clone(), tails[2].clone())
         return audio[:, :-UPSTREAM_SAMPLES]
 
@@ -205,14 +302,22 @@ def cross_fade(new: Tensor, tail: Tensor, window: Tensor) -> Tensor:
     return torch.cat([mixed.to(new.dtype), new[:, k:]], 1)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (held in int64) that spreads every bit over all others."""
-    x = x ^ x >> 16
-    x = x * 0x7FEB352D & _U32
-    x = x ^ x >> 15
-    x = x * 0x846CA68B & _U32
-    return x ^ x >> 16
+def _mix_(x: Tensor) -> Tensor:
+    """A bijection of 32-bit integers that spreads every bit over all others, in place. Products wrap."""
+    x.bitwise_xor_(_shifted(x, 16)).mul_(_signed(0x7FEB352D))
+    x.bitwise_xor_(_shifted(x, 15)).mul_(_signed(0x846CA68B))
+    return x.bitwise_xor_(_shifted(x, 16))
+
+
+def _shifted(x: Tensor, n: int) -> Tensor:
+    """The 32 bits of x moved down by n; zeros come in from above, whatever the sign."""
+    return (x >> n).bitwise_and_((1 << 32 - n) - 1)
+
+
+def _signed(x: int) -> int:
+    """The int32 of the same lowest 32 bits."""
+    return ((x & _U32) ^ 1 << 31) - (1 << 31)
 
 
 def _mix_int(x: int) -> int:
-    return int(_mix(torch.tensor(x)).item())
+    return int(_mix_(torch.tensor(_signed(x), dtype=torch.int32)).item()) & _U32
