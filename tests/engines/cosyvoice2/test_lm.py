@@ -18,7 +18,8 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Segment, SentenceDecoding, Table, whole_prompt
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
-from telephony_tts.engines.cosyvoice2.model.lm import KvCache, LanguageModel, expected_shapes, rms_norm
+from telephony_tts.engines.cosyvoice2.model.lm import KvCache, LanguageModel, expected_shapes
+from telephony_tts.engines.cosyvoice2.model.lm_weights import rms_norm
 from telephony_tts.errors import EngineError
 
 VECTORS = Path(__file__).parent / "vectors" / "lm.npz"
@@ -74,6 +75,11 @@ def state(golden: Path) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def model(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
     return LanguageModel.from_state(config, state)
+
+
+@pytest.fixture(scope="module")
+def rounded(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
+    return LanguageModel.from_state(config, state, "int8")
 
 
 def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
@@ -218,6 +224,70 @@ def test_half_precision_stays_near(
         assert each.logits(steps[-1]).dtype == torch.float32
     error = (hidden[0] - hidden[1]).abs().max()
     assert 0 < error < bound
+
+
+def steps_after_a_prompt(model: LanguageModel) -> Tensor:
+    """Logits of 20 steps."""
+    cache, x = model.new_cache(1, 200), model.embed(PROMPT)
+    slot = cache.acquire()
+    model.prefill(x[:-20], slot, cache)
+    return model.logits(torch.cat([model.decode(row, [slot], cache) for row in torch.split(x[-20:], 1)]))
+
+
+def test_int8_stays_near(model: LanguageModel, rounded: LanguageModel) -> None:
+    """Of the spread of all likely logits, which nothing but the matrices adds to."""
+    exact, near = steps_after_a_prompt(model), steps_after_a_prompt(rounded)
+    assert near.dtype == rounded.dtype == torch.float32
+    likely = exact > UNLIKELY / 2
+    error = (near - exact)[likely]
+    assert 0 < error.square().mean().sqrt() < 0.03 * exact[likely].std()
+    assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
+
+
+def test_an_int8_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
+    """One, two or five rows, in any order, idle ones among them or not, while lengths differ."""
+    lengths = [3, 130, 1, 77, 20]
+    alone = []
+    cache, x = filled(rounded, lengths)
+    for slot in range(len(lengths)):
+        steps = [rounded.decode(x[slot : slot + 1] * (k + 1), [slot], cache) for k in range(5)]
+        alone.append([(hidden[0], rounded.logits(hidden)[0]) for hidden in steps])
+    cache, x = filled(rounded, lengths)
+    idle = cache.idle
+    crowds = [[0, 1, 2, 3, 4], [4, 1], [idle, 3, idle], [2, 0, 3], [1], [3, 4, 2, 0, 1], [0, 2, 3, 4, 1]]
+    n_done = [0] * len(lengths)
+    for crowd in crowds:
+        rows = torch.stack([x[slot] * (n_done[slot] + 1) if slot != idle else x[0] for slot in crowd])
+        hidden = rounded.decode(rows, crowd, cache)
+        logits = rounded.logits(hidden)
+        for i, slot in enumerate(crowd):
+            if slot != idle:
+                expected = alone[slot][n_done[slot]]
+                assert torch.equal(hidden[i], expected[0])
+                assert torch.equal(logits[i], expected[1])
+                n_done[slot] += 1
+    assert min(n_done) == 4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_breaks_its_own_int8_row_alone(rounded: LanguageModel, bad: float) -> None:
+    cache, x = filled(rounded, [30, 5, 12])
+    clean, _ = filled(rounded, [30, 5, 12])
+    x = x.clone()
+    expected = rounded.decode(x, [0, 1, 2], clean)
+    x[1, 7] = bad
+    hidden = rounded.decode(x, [0, 1, 2], cache)
+    assert rounded.logits(hidden)[1].isnan().all()
+    assert torch.equal(hidden[[0, 2]], expected[[0, 2]])
+    assert torch.equal(cache.data[:, :, [0, 2]], clean.data[:, :, [0, 2]])
+
+
+def test_weights_are_int8_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="int8, or left as they are, not int4"):
+        LanguageModel.from_state(config, state, "int4")  # type: ignore[arg-type]
+    half = {name: tensor.half() for name, tensor in state.items()}
+    with pytest.raises(ValueError, match="made of float32 on the CPU"):
+        LanguageModel.from_state(config, half, "int8")
 
 
 def test_the_norm_does_not_overflow_in_half_precision() -> None:

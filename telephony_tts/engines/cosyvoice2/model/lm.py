@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Segment, Table
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
+from telephony_tts.engines.cosyvoice2.model.lm_weights import FloatMatrix, Int8Matrix, Matrix, Norm, rms_norm
 from telephony_tts.errors import EngineError
 
 BODY = "llm.model.model."
@@ -30,47 +31,38 @@ PREFILL_CHUNK = 256
 SPAN_STEP = 128
 """Rows attended together read a whole number of these positions, so that shapes seldom change."""
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""layer, queries [N, H, d], keys and values [N, KV, d] of the N new positions -> attended [N, H * d]."""
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""layer, queries [N, H, d], keys and values [N, 2, KV, d] of the N new positions -> attended [N, H * d]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Weights of one decoder layer; matrices that read the same input are one matrix."""
 
-    attn_norm: Tensor
-    """[D]"""
-    qkv_weight: Tensor
-    """[(H + 2 KV) * d, D]: queries, keys, values."""
+    qkv: Matrix
+    """[(H + 2 KV) * d, D] after a norm: queries, keys, values."""
     qkv_bias: Tensor
-    out_weight: Tensor
+    out: Matrix
     """[D, H * d]"""
-    mlp_norm: Tensor
-    """[D]"""
-    gate_up_weight: Tensor
-    """[2 F, D]: gate, up."""
-    down_weight: Tensor
+    gate_up: Matrix
+    """[2 F, D] after a norm: gate, up."""
+    down: Matrix
     """[D, F]"""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., D] over its root mean square, taken in float32, times `weight` [D]."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
 def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.device) -> Tensor:
-    """[2, n_positions, d/2] float32: cosine and sine of position * theta^(-2i/d)."""
+    """[2, n_positions, d] float32: of position * theta^(-2i/d) the cosine twice, and the sine negated and as it is."""
     rate = 1.0 / theta ** (torch.arange(0, d_head, 2, dtype=torch.float32, device=device) / d_head)
     angle = torch.arange(n_positions, dtype=torch.float32, device=device)[:, None] * rate
-    return torch.stack((angle.cos(), angle.sin()))
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
 
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """x [N, heads, d] turned by `rotary` [2, N, d/2]; the first half of d pairs with the second (rotate-half)."""
-    cos, sin = rotary[0, :, None], rotary[1, :, None]
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn x [N, heads, d] in its place by `cos`, `sin` [N, 1, d]; the first half of d pairs with the second."""
+    wide = x.float()
+    turned = wide.roll(x.shape[-1] // 2, -1).mul_(sin)
+    x.copy_(turned.add_(wide * cos))
 
 
 class KvCache:
@@ -120,6 +112,12 @@ class KvCache:
         self._free.remove(slot)
         return slot
 
+    def take(self, slot: int) -> None:
+        """That slot, which somebody else gives out. Raises ValueError if it is taken."""
+        if slot not in self._free:
+            raise ValueError(f"slot {slot} is taken")
+        self._free.remove(slot)
+
     @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Give `slot` back. Emptied, because what is masked still meets a zero weight, and zero times NaN is NaN."""
@@ -148,44 +146,53 @@ def _grouped(queries: Tensor, n_kv_heads: int) -> Tensor:
     return queries.view(n, n_kv_heads, n_heads // n_kv_heads, d_head)
 
 
-def attend_chunk(
-    cache: KvCache, slot: int, start: int, mask: Tensor | None, layer: int, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """N new positions of one utterance, from `start` on: stores k, v [N, KV, d] and returns [N, H * d].
+def attend_chunk(cache: KvCache, slot: int, start: int, mask: Tensor, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    """N new positions of one utterance, from `start` on: stores kv [N, 2, KV, d] and returns [N, H * d].
 
     The G query heads of a key head are laid out as further queries of it, so keys are never repeated in memory.
-    `mask` [G * N, start + N]: what each may see; None for a single position, which may see all.
+    `mask` [G * N, start + N]: what each may see.
     """
     n, n_heads, d_head = q.shape
     store = cache.data[layer, :, slot, :, : start + n]  # [2, KV, L, d]
-    store[0, :, start:] = k.transpose(0, 1)
-    store[1, :, start:] = v.transpose(0, 1)
-    queries = _grouped(q, k.shape[1]).permute(1, 2, 0, 3).flatten(1, 2)  # [KV, G * N, d]
+    store[:, :, start:] = kv.permute(1, 2, 0, 3)
+    queries = _grouped(q, kv.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)  # [KV, G * N, d]
     out = F.scaled_dot_product_attention(queries[None], store[0][None], store[1][None], attn_mask=mask)[0]
-    return out.view(k.shape[1], -1, n, d_head).permute(2, 0, 1, 3).reshape(n, n_heads * d_head)
+    return out.view(kv.shape[2], -1, n, d_head).permute(2, 0, 1, 3).reshape(n, n_heads * d_head)
 
 
-def attend_apart(
-    cache: KvCache, slots: Sequence[int], starts: Sequence[int], layer: int, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """One new position of each of B utterances, one after the other: [B, H * d]."""
-    rows = [
-        attend_chunk(cache, slot, start, None, layer, q[i : i + 1], k[i : i + 1], v[i : i + 1])
-        for i, (slot, start) in enumerate(zip(slots, starts, strict=True))
-    ]
-    return torch.cat(rows)
+class AttendApart:
+    """One new position of each of B utterances, one utterance after the other.
+
+    Where each has its keys and values is looked up once for all layers: on a CPU that costs as much as attending.
+    """
+
+    def __init__(self, cache: KvCache, slots: Sequence[int], starts: Sequence[int]) -> None:
+        self._new, self._keys, self._values = [], [], []
+        for slot, start in zip(slots, starts, strict=True):
+            of_slot = cache.data[:, :, slot : slot + 1, :, : start + 1]
+            self._new.append(of_slot[:, :, 0, :, start].unbind(0))
+            self._keys.append(of_slot[:, 0].unbind(0))
+            self._values.append(of_slot[:, 1].unbind(0))
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        queries = _grouped(q, kv.shape[2])
+        rows = []
+        for i, new in enumerate(self._new):
+            new[layer].copy_(kv[i])
+            row = F.scaled_dot_product_attention(queries[i : i + 1], self._keys[i][layer], self._values[i][layer])
+            rows.append(row.reshape(1, -1))
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 def attend_together(
-    cache: KvCache, slots: Tensor, starts: Tensor, mask: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor
+    cache: KvCache, slots: Tensor, starts: Tensor, mask: Tensor, layer: int, q: Tensor, kv: Tensor
 ) -> Tensor:
     """The same in one call: `slots`, `starts` [B], `mask` [B, 1, 1, L] for the longest span L -> [B, H * d]."""
     keys, values = cache.data[layer].unbind(0)  # each [n_slots + 1, KV, max_len, d]
-    keys[slots, :, starts] = k
-    values[slots, :, starts] = v
+    keys[slots, :, starts], values[slots, :, starts] = kv.unbind(1)
     span = mask.shape[-1]
     keys, values = keys[:, :, :span][slots], values[:, :, :span][slots]  # [B, KV, L, d]
-    return F.scaled_dot_product_attention(_grouped(q, k.shape[1]), keys, values, attn_mask=mask).flatten(1)
+    return F.scaled_dot_product_attention(_grouped(q, kv.shape[2]), keys, values, attn_mask=mask).flatten(1)
 
 
 def expected_shapes(config: LmConfig) -> dict[str, tuple[int, ...]]:
@@ -237,7 +244,7 @@ class LanguageModel:
         tables: Mapping[Table, Tensor],
         blocks: Sequence[Block],
         norm: Tensor,
-        head_weight: Tensor,
+        head_weight: Matrix,
         head_bias: Tensor,
     ) -> None:
         self.config = config
@@ -247,20 +254,30 @@ class LanguageModel:
         self.head_weight, self.head_bias = head_weight, head_bias
 
     @classmethod
-    def from_state(cls, config: LmConfig, state: Mapping[str, Tensor]) -> Self:
-        """From the official keys, in the dtype and on the device the tensors have. Raises ValueError: `check_state`."""
+    def from_state(
+        cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8"] | None = None
+    ) -> Self:
+        """From the official keys, in the dtype and on the device the tensors have. Raises ValueError: `check_state`.
+
+        `weights`: "int8" rounds all matrices but the embeddings, of float32 on the CPU; ValueError for other tensors.
+        """
         check_state(config, state)
+        if weights not in (None, "int8"):
+            raise ValueError(f"weights can be int8, or left as they are, not {weights}")
+        matrix = Int8Matrix if weights == "int8" else FloatMatrix
 
         def block(i: int) -> Block:
             at = f"{BODY}layers.{i}."
+            attn_norm = Norm(state[at + "input_layernorm.weight"], config.norm_eps)
+            mlp_norm = Norm(state[at + "post_attention_layernorm.weight"], config.norm_eps)
+            qkv = torch.cat([state[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"])
+            gate_up = torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")])
             return Block(
-                attn_norm=state[at + "input_layernorm.weight"],
-                qkv_weight=torch.cat([state[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"]),
+                qkv=matrix(qkv, attn_norm),
                 qkv_bias=torch.cat([state[f"{at}self_attn.{name}_proj.bias"] for name in "qkv"]),
-                out_weight=state[at + "self_attn.o_proj.weight"],
-                mlp_norm=state[at + "post_attention_layernorm.weight"],
-                gate_up_weight=torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]),
-                down_weight=state[at + "mlp.down_proj.weight"],
+                out=matrix(state[at + "self_attn.o_proj.weight"]),
+                gate_up=matrix(gate_up, mlp_norm),
+                down=matrix(state[at + "mlp.down_proj.weight"]),
             )
 
         tables = {
@@ -273,7 +290,7 @@ class LanguageModel:
             tables,
             [block(i) for i in range(config.n_layers)],
             state[BODY + "norm.weight"],
-            state["llm_decoder.weight"],
+            matrix(state["llm_decoder.weight"]),
             state["llm_decoder.bias"],
         )
 
@@ -284,6 +301,11 @@ class LanguageModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.dtype
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a row of `decode` that attends apart is the same to the bit in any number of rows; so are logits."""
+        return isinstance(self.head_weight, Int8Matrix)
 
     def new_cache(self, n_slots: int, max_len: int, together: bool | None = None) -> KvCache:
         return KvCache(self.config, n_slots, max_len, self.dtype, self.device, together)
@@ -309,11 +331,13 @@ class LanguageModel:
         """Append x [n, D] to one utterance; returns [n, D] after the final norm. Raises EngineError if out of room."""
         n = x.shape[0]
         start = cache.room(slot, n)
-        mask = None
+        attend: Attend
         if n > 1:
             see = torch.ones(n, start + n, dtype=torch.bool, device=x.device).tril(start)
             mask = see.repeat(self.config.n_heads // self.config.n_kv_heads, 1)
-        attend = functools.partial(attend_chunk, cache, slot, start, mask)
+            attend = functools.partial(attend_chunk, cache, slot, start, mask)
+        else:
+            attend = AttendApart(cache, [slot], [start])
         hidden = self._layers(x, cache.rotary[:, start : start + n], attend)
         cache.lengths[slot] += n
         return hidden
@@ -343,7 +367,7 @@ class LanguageModel:
             slots_on_device = torch.tensor(list(slots)).to(x.device, non_blocking=True)
             attend = functools.partial(attend_together, cache, slots_on_device, starts_on_device, mask)
         else:
-            attend = functools.partial(attend_apart, cache, slots, starts)
+            attend = AttendApart(cache, slots, starts)
         hidden = self._layers(x, cache.rotary[:, starts_on_device], attend)
         for slot in busy:
             cache.lengths[slot] += 1
@@ -352,16 +376,17 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32."""
-        return F.linear(hidden, self.head_weight, self.head_bias).float()
+        return self.head_weight(hidden, self.head_bias).float()
 
     def _layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
-        """x [N, D] through all blocks and the final norm; `rotary` [2, N, d/2] of the N positions."""
+        """x [N, D] through all blocks and the final norm; `rotary` [2, N, d] of the N positions."""
         n, size = x.shape[0], self.config
-        d_q, d_kv = size.n_heads * size.d_head, size.n_kv_heads * size.d_head
+        cos, sin = rotary[:, :, None]
         for layer, block in enumerate(self.blocks):
-            qkv = F.linear(rms_norm(x, block.attn_norm, size.norm_eps), block.qkv_weight, block.qkv_bias)
-            q, k, v = (part.view(n, -1, size.d_head) for part in torch.split(qkv, [d_q, d_kv, d_kv], dim=-1))
-            x = x + F.linear(attend(layer, rotate(q, rotary), rotate(k, rotary), v), block.out_weight)
-            gate, up = F.linear(rms_norm(x, block.mlp_norm, size.norm_eps), block.gate_up_weight).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, block.down_weight)
+            heads = block.qkv(x, block.qkv_bias).view(n, -1, size.d_head)
+            rotate_(heads[:, : -size.n_kv_heads], cos, sin)
+            q, kv = heads[:, : size.n_heads], heads[:, size.n_heads :].view(n, 2, -1, size.d_head)
+            x = x + block.out(attend(layer, q, kv))
+            gate, up = block.gate_up(x).chunk(2, dim=-1)
+            x = x + block.down(F.silu(gate).mul_(up))
         return rms_norm(x, self.norm, size.norm_eps)
