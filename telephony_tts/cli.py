@@ -7,7 +7,6 @@ import asyncio
 import importlib.metadata
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from telephony_tts import cli_cosyvoice2
+from telephony_tts import cli_bench, cli_cosyvoice2
 from telephony_tts.cli_settings import config_flags, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
@@ -52,12 +51,6 @@ _SAY_EXAMPLES = """examples:
 _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
-"""
-_BENCHMARKS = ("first_audio", "capacity", "barge_in", "frontend", "memory", "engine")
-_BENCH_EXAMPLES = """examples:
-  telephony-tts bench capacity
-  telephony-tts bench first_audio -- --calls 50
-  telephony-tts bench first_audio -- --help                 the flags of that benchmark
 """
 _LONG_TEXT_CHARS = 400
 
@@ -135,16 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_cosyvoice2.add_models(command)
 
-    bench = command(
-        "bench",
-        "run a benchmark of the source checkout and keep its result as JSON",
-        _BENCH_EXAMPLES,
-        _bench,
-    )
-    bench.usage = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
-    bench.add_argument("name", metavar="NAME", choices=_BENCHMARKS, help=f"one of {', '.join(_BENCHMARKS)}")
-    passed = bench.add_argument("args", metavar="FLAGS", nargs=argparse.REMAINDER, help="passed on to the benchmark")
-    passed.required = False
+    cli_bench.add_bench(command)
     return parser
 
 
@@ -332,14 +316,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from telephony_tts import doctor
 
     return doctor.examine(arguments.config, overrides(arguments))
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    script = Path(__file__).resolve().parent.parent / "benchmarks" / f"{arguments.name}.py"
-    if not script.is_file():
-        raise ConfigError("benchmarks come with the source checkout, not with the installed package")
-    passed = [argument for argument in arguments.args if argument != "--"]
-    return subprocess.run([sys.executable, str(script), *passed], check=False).returncode
 
 
 def _version() -> str:

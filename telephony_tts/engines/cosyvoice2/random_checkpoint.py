@@ -47,6 +47,8 @@ SIZES: dict[Size, ModelConfig] = {
 EOS_BIAS = 3.2
 """Logits are near N(0, 1): with this the end of speech comes after some 2 s on average, once it is allowed."""
 NEVER = -20.0
+NEVER_AT_ALL = -1e4
+"""Not in any number of draws. float16 has such a number."""
 F0_HZ, F0_SPREAD_HZ = 150.0, 5.0
 LOG_MAGNITUDE = -0.5
 LOG_MEL = -5.0
@@ -61,9 +63,13 @@ The tokenizer and the two ONNX graphs are small stand-ins. Fetch the official mo
 """
 
 
-def write_random_checkpoint(path: Path, size: Size = "tiny", seed: int = 0) -> None:
+def write_random_checkpoint(
+    path: Path, size: Size = "tiny", seed: int = 0, *, endless: bool = False, prompt_tokens: int = PROMPT_TOKENS
+) -> None:
     """Write a model directory, 6 MB (tiny) or 2.6 GB (full); the same seed gives the same weights.
 
+    An `endless` one never ends its speech, so that it is as long as its text allows: for measurements. The voice
+    `prompted` has a prompt of `prompt_tokens`; without any there is `preset` alone.
     Raises ConfigError where the directory holds something else than a random checkpoint.
     """
     path = Path(path)
@@ -71,18 +77,19 @@ def write_random_checkpoint(path: Path, size: Size = "tiny", seed: int = 0) -> N
         raise ConfigError(f"{path} is not empty and no random checkpoint: give a new directory")
     config = SIZES[size]
     (path / TOKENIZER_DIR).mkdir(parents=True, exist_ok=True)
-    _write_json(path / RANDOM_MARK, {"random": True, "size": size, "seed": seed})
+    special = {"endless": True, "prompt_tokens": prompt_tokens} if endless else {}
+    _write_json(path / RANDOM_MARK, {"random": True, "size": size, "seed": seed, **special})
     (path / "README.md").write_text(README.format(size=size, seed=seed), encoding="utf-8")
     (path / "cosyvoice2.yaml").write_text(_settings(config), encoding="utf-8")
     write_tokenizer(path / TOKENIZER_DIR, config.lm)
     (path / SPEAKER_ONNX).write_bytes(speaker_graph(seed))
     (path / TOKENS_ONNX).write_bytes(token_graph(seed))
-    torch.save(_speakers(config, seed), path / "spk2info.pt")
+    torch.save(_speakers(config, seed, prompt_tokens), path / "spk2info.pt")
     for name, shapes in checkpoint_shapes(config).items():
-        torch.save(random_state(name, shapes, seed), path / name)
+        torch.save(random_state(name, shapes, seed, endless=endless), path / name)
 
 
-def random_state(file: str, shapes: dict[str, Shape], seed: int) -> dict[str, Tensor]:
+def random_state(file: str, shapes: dict[str, Shape], seed: int, *, endless: bool = False) -> dict[str, Tensor]:
     """The tensors of one file. Each has its own stream of numbers, so none depends on which others there are."""
     state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
@@ -94,7 +101,8 @@ def random_state(file: str, shapes: dict[str, Shape], seed: int) -> dict[str, Te
     if file == "llm.pt":
         state[LM_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, and in the official file too
         state["llm_decoder.weight"][EOS] *= 0.1  # so that the bias decides when to end
-        state["llm_decoder.bias"][[EOS, UNUSED_STOP, FILL]] = torch.tensor([EOS_BIAS, NEVER, NEVER])
+        stops = [NEVER_AT_ALL] * 3 if endless else [EOS_BIAS, NEVER, NEVER]
+        state["llm_decoder.bias"][[EOS, UNUSED_STOP, FILL]] = torch.tensor(stops)
     if file == "flow.pt":
         state["decoder.estimator.final_proj.bias"] += LOG_MEL
     if file == "hift.pt":
@@ -140,14 +148,14 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
-def _speakers(config: ModelConfig, seed: int) -> dict[str, dict[str, Tensor]]:
-    """A preset speaker and one with a prompt, in the layouts (a) and (b) of specification 3.4."""
+def _speakers(config: ModelConfig, seed: int, n_prompt: int) -> dict[str, dict[str, Tensor]]:
+    """A preset speaker and, if `n_prompt` is not 0, one with a prompt: layouts (a) and (b) of specification 3.4."""
     random = _generator(seed, "spk2info.pt")
     embedding = torch.randn(1, config.flow_encoder.d_speaker, generator=random)
-    tokens = torch.randint(N_SPEECH_TOKENS, (1, PROMPT_TOKENS), generator=random, dtype=torch.int32)
-    feat = torch.randn(1, 2 * PROMPT_TOKENS, config.flow_encoder.d_out, generator=random).mul_(2.0).sub_(5.0)
+    tokens = torch.randint(N_SPEECH_TOKENS, (1, n_prompt), generator=random, dtype=torch.int32)
+    feat = torch.randn(1, 2 * n_prompt, config.flow_encoder.d_out, generator=random).mul_(2.0).sub_(5.0)
     text = torch.randint(256, (1, 20), generator=random, dtype=torch.int32)
-    n_tokens, n_frames = torch.tensor([PROMPT_TOKENS]).int(), torch.tensor([2 * PROMPT_TOKENS]).int()
+    n_tokens, n_frames = torch.tensor([n_prompt]).int(), torch.tensor([2 * n_prompt]).int()
     prompted = {
         "prompt_text": text,
         "prompt_text_len": torch.tensor([20]).int(),
@@ -160,7 +168,8 @@ def _speakers(config: ModelConfig, seed: int) -> dict[str, dict[str, Tensor]]:
         "llm_embedding": embedding,
         "flow_embedding": embedding,
     }
-    return {"preset": {"embedding": embedding}, "prompted": prompted}
+    preset = {"preset": {"embedding": embedding}}
+    return {**preset, "prompted": prompted} if n_prompt else preset
 
 
 # -------------------------------------------------------------------------- tokenizer

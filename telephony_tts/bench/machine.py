@@ -1,0 +1,237 @@
+"""What a run's figures belong to: the machine, the commit; and what it took: memory and energy."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.errors import EngineUnavailable
+
+LIBRARIES = ("torch", "numpy")
+POWERCAP = Path("/sys/class/powercap")
+SAMPLE_S = 0.25
+
+
+def need_gpu(device: str) -> None:
+    """Raises EngineUnavailable where the device is a GPU and PyTorch cannot use one."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        built = "this PyTorch is built for CPUs" if torch.version.cuda is None else "no GPU with a driver is found"
+        raise EngineUnavailable(f"--device {device}: {built}; telephony-tts doctor tells more, --device cpu needs none")
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Processor, cores, libraries. Neither host names nor paths: the file is made to be shown."""
+    libraries = {}
+    for name in LIBRARIES:
+        try:
+            libraries[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            libraries[name] = "not installed"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    described: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": cores,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libraries": libraries,
+    }
+    if device.startswith("cuda"):
+        import torch
+
+        described["gpu"] = torch.cuda.get_device_name(device)
+        described["cuda"] = torch.version.cuda
+    return described
+
+
+def commit() -> str | None:
+    """The commit of the checkout this code is in, with "+changes" if it differs; None where it is no checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD").strip()
+        return head + ("+changes" if _git(root, "status", "--porcelain", "--", "telephony_tts").strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(root: Path, *words: str) -> str:
+    # Without the option, `status` writes what it found into the index.
+    command = ["git", "--no-optional-locks", *words]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+class Meter:
+    """Memory and energy of the time between `async with` and its end, as far as the machine tells."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._rapl = Rapl(POWERCAP)
+        self._gpu_j: float | None = None
+        self._gpu_used_most = 0
+        self._sampling: asyncio.Task[None] | None = None
+        self._since_start = False
+
+    async def __aenter__(self) -> Self:
+        self._since_start = not _forget_peak()
+        self._rapl.begin()
+        if self._device.startswith("cuda"):
+            import torch
+
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.reset_peak_memory_stats(self._device)
+            self._sampling = asyncio.create_task(self._sample(self._look))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.gather(self._sampling, return_exceptions=True)
+
+    def figures(self) -> dict[str, Any]:
+        """MiB at the peak, joules; None where the machine does not tell.
+
+        rss_peak_mib        of this process and those it started: the sum of each one's peak
+        gpu_peak_mib        of PyTorch's tensors, where the engine runs in this process
+        gpu_used_peak_mib   of the whole GPU, by looks at it; like all energy it is others' too, if they are there
+        """
+        found: dict[str, Any] = {"rss_peak_mib": _peak_mib()}
+        if self._since_start:
+            found["rss_peak_since_start"] = True
+        if self._device.startswith("cuda"):
+            import torch
+
+            held = torch.cuda.max_memory_allocated(self._device) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+            found["gpu_peak_mib"] = round(held / 2**20, 1) if held else None
+            found["gpu_used_peak_mib"] = round(self._gpu_used_most / 2**20, 1) if self._gpu_used_most else None
+        cpu_j = self._rapl.joules()
+        known = [joules for joules in (cpu_j, self._gpu_j) if joules is not None]
+        return {
+            **found, "energy_j": round(sum(known), 2) if known else None, "energy_cpu_j": _rounded(cpu_j),
+            "energy_gpu_j": _rounded(self._gpu_j),
+        }  # fmt: skip
+
+    def _look(self) -> tuple[float | None, int]:
+        """The GPU's watts and the bytes in use; None and 0 where the driver does not tell."""
+        import torch
+
+        watts, used = None, 0
+        # No driver library, or a device without a meter: each has errors of its own.
+        with suppress(Exception):
+            used = torch.cuda.device_memory_used(self._device)
+        with suppress(Exception):
+            watts = torch.cuda.power_draw(self._device) / 1000
+        return watts, used
+
+    async def _sample(self, look: Callable[[], tuple[float | None, int]]) -> None:
+        last_ns = monotonic_ns()
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            watts, used = await asyncio.to_thread(look)
+            now_ns = monotonic_ns()
+            self._gpu_used_most = max(self._gpu_used_most, used)
+            if watts is not None:
+                self._gpu_j = (self._gpu_j or 0.0) + watts * (now_ns - last_ns) / NS_PER_S
+            last_ns = now_ns
+
+
+class Rapl:
+    """The energy counters of a machine's processors; on most only root may read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._began: dict[Path, int] = {}
+
+    def begin(self) -> None:
+        self._began = {zone: uj for zone in self._packages() if (uj := _number(zone / "energy_uj")) is not None}
+
+    def joules(self) -> float | None:
+        """Since `begin`. None where no counter can be read. Counters that began anew once in between are seen."""
+        total_uj = 0
+        for zone, began_uj in self._began.items():
+            now_uj = _number(zone / "energy_uj")
+            if now_uj is None:
+                return None
+            if now_uj < began_uj:
+                now_uj += _number(zone / "max_energy_range_uj") or 0
+            total_uj += max(0, now_uj - began_uj)
+        return total_uj / 1e6 if self._began else None
+
+    def _packages(self) -> list[Path]:
+        """Those of whole processors: the zones within them (a second colon) would count twice."""
+        return [zone for zone in sorted(self._folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _processes() -> list[Path]:
+    """This one and those it started, in which an engine may run."""
+    found = [Path("/proc/self")]
+    for process in found:  # which grows meanwhile
+        for children in process.glob("task/*/children"):
+            with suppress(OSError):
+                found += [Path("/proc") / pid for pid in children.read_text(encoding="ascii").split()]
+    return found
+
+
+def _forget_peak() -> bool:
+    """Let the kernel measure the processes' peaks from now on; False where it cannot."""
+    try:
+        for process in _processes():
+            if process.exists():  # a child may have ended meanwhile
+                (process / "clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_mib() -> float | None:
+    peaks_kib = [_peak_kib(process) for process in _processes()]
+    if peaks_kib[0]:
+        return round(sum(peaks_kib) / 1024, 1)
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:  # Windows
+        return None
+    peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
+
+
+def _peak_kib(process: Path) -> int:
+    """0 where it cannot be read, as of a process that has ended."""
+    try:
+        lines = (process / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

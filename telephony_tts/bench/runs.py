@@ -1,0 +1,84 @@
+"""One load after the other on a started engine, a row of figures for each, and the rows as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from telephony_tts.bench.load import Callers, Load
+from telephony_tts.bench.machine import Meter
+from telephony_tts.bench.measures import errors, figures
+from telephony_tts.engines.api import Engine, Utterance
+
+COLUMNS = (
+    ("loop", "mode"), ("callers", "concurrency"), ("turns", "turns"), ("failed", "failed"),
+    ("first audio p50, ms", "first_audio_ms_p50"), ("p95", "first_audio_ms_p95"), ("p99", "first_audio_ms_p99"),
+    ("RTF", "rtf"), ("audio s/s", "audio_seconds_per_second"), ("c100", "c100"), ("underruns", "underruns"),
+    ("cancel p95, ms", "cancel_ms_p95"), ("RSS, MiB", "rss_peak_mib"), ("GPU, MiB", "gpu_peak_mib"),
+    ("GPU used, MiB", "gpu_used_peak_mib"),
+    ("energy, J", "energy_j"),
+)  # fmt: skip
+
+
+async def run(
+    engine: Engine,
+    say: Callable[[int, int], Utterance],
+    load: Load,
+    device: str,
+    rows: list[dict[str, Any]],
+    tell: Callable[[str], None],
+) -> None:
+    """Run a load to its end, append its row, tell it in a line. One that is broken off has a row of what there is."""
+    callers, meter, before = Callers(engine, say, load), Meter(device), _counters(engine)
+    n_left: int | None = None
+    try:
+        async with meter:
+            await callers.run()
+            stats = engine.stats()
+            n_left = stats.n_running + stats.n_queued
+    finally:
+        if callers.turns:
+            row: dict[str, Any] = {"mode": "open" if load.is_open else "closed", "concurrency": load.concurrency}
+            row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_most}
+            row |= meter.figures()
+            if counted := _counters(engine):
+                row["counters"] = {name: round(value - before.get(name, 0.0), 6) for name, value in counted.items()}
+            if row["failed"]:
+                row["errors"] = errors(callers.turns)
+            if n_left is None:
+                row["interrupted"] = True
+            elif n_left:
+                row["left_in_engine"] = n_left
+            rows.append(row)
+            tell(_line(row))
+
+
+def _counters(engine: Engine) -> dict[str, float]:
+    """What the engine counts of itself; empty for one that does not."""
+    counters: Callable[[], Mapping[str, float]] | None = getattr(engine, "counters", None)
+    return dict(counters()) if counters is not None else {}
+
+
+def _line(row: dict[str, Any]) -> str:
+    p50, p95 = (_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
+    line = f"{row['mode']} loop, {row['concurrency']} at once: first audio p50 {p50} ms, p95 {p95} ms, "
+    line += f"RTF {_cell(row['rtf'])}, c100 {_cell(row['c100'])}, {row['turns']} turns in {row['wall_s']:.1f} s"
+    if row["failed"]:
+        line += f"; {row['failed']} failed: {row['errors'][0]}"
+    return line
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """All runs, one a line; columns of which nothing is known are left out."""
+    columns = [(title, key) for title, key in COLUMNS if any(row.get(key) is not None for row in rows)]
+    cells = [[title for title, _ in columns], *([_cell(row.get(key)) for _, key in columns] for row in rows)]
+    widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in cells)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,354 @@
+"""The command `bench`: the engine under load, its picture, and the benchmarks of the source checkout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from telephony_tts.cli_settings import config_flags, overrides
+from telephony_tts.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.bench.load import Load
+    from telephony_tts.config import Config
+    from telephony_tts.engines.api import Engine, Utterance
+
+Run = Callable[[argparse.Namespace], int]
+Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
+
+SCRIPTS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
+EXAMPLES = """examples:
+  telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2
+  telephony-tts bench plot result.json -o first_audio.png
+  telephony-tts bench capacity
+  telephony-tts bench first_audio -- --calls 50
+  telephony-tts bench first_audio -- --help                 the flags of that benchmark
+"""
+ENGINE_EXAMPLES = """examples:
+  telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2         does it run? half a minute
+  telephony-tts bench engine --model models/CosyVoice2-0.5B --device cuda --dtype float16 --json l20.json
+  telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
+  telephony-tts bench engine --random full --dtype bfloat16 --mode open --concurrency 1,2 --cancel-every 3
+  telephony-tts bench plot l20.json -o l20.png
+
+What is measured is the engine as a server has it, without sockets. A real model speaks English and Chinese sentences of
+about --seconds; a random one makes noises of that length, which take the same time. In the closed loop each caller
+speaks again when it has heard the former turn to its end (all begin at once); in the open loop turns begin at random
+times, one every seconds / concurrency on average. Either way a caller takes the next chunk when it has a second left to
+hear, as a call does, unless --no-pacing is given.
+
+  first audio   from asking to the first chunk
+  RTF           from asking to the last chunk, over the length of the speech. A paced caller's pauses are in it: it is
+                an upper bound, and the engine's own is that of --no-pacing --concurrency 1
+  audio s/s     seconds of speech made in a second, by all callers together
+  c100          share of turns in which nothing came more than 100 ms late
+  cancel        from a barge-in to the engine having let go
+"""
+PLOT_EXAMPLES = """examples:
+  telephony-tts bench plot result.json -o first_audio.png
+  telephony-tts bench plot l20.json h200.json -o both.svg
+
+Drawn beside it: what is published of other CosyVoice2 servers on one GPU.
+"""
+MAX_SECONDS, MAX_CONCURRENCY = 30.0, 1024
+SWITCH_S = 0.0005
+"""How long a thread may hold the interpreter: as in the server."""
+
+
+def add_bench(command: Commands) -> None:
+    """The command `bench` with what it can run."""
+    parser = command("bench", "run a benchmark and keep its result as JSON", EXAMPLES, _script)
+    parser.usage = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
+    names = parser.add_subparsers(title="benchmarks", metavar="NAME", required=True, prog="telephony-tts bench")
+
+    def benchmark(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
+        sub = names.add_parser(
+            name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".", epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        sub.set_defaults(run=run, name=name)
+        return sub
+
+    _engine_flags(benchmark("engine", "measure the CosyVoice2 engine with many callers", ENGINE_EXAMPLES, _engine))
+    plot = benchmark("plot", "draw first audio against the number of callers", PLOT_EXAMPLES, _plot)
+    plot.add_argument("results", metavar="RESULT.json", nargs="+", help="what bench engine --json wrote")
+    plot.add_argument("-o", "--out", metavar="OUT.png", required=True, help="the picture; .svg and .pdf too")
+    for name in SCRIPTS:
+        examples = f"examples:\n  telephony-tts bench {name}\n  telephony-tts bench {name} -- --help\n"
+        script = benchmark(name, f"benchmarks/{name}.py of the source checkout", examples, _script)
+        script.usage = f"telephony-tts bench {name} [-h] [-- FLAGS ...]"
+        script.add_argument("args", metavar="FLAGS", nargs=argparse.REMAINDER, help="passed on to the benchmark")
+
+
+def _engine_flags(flags: argparse.ArgumentParser) -> None:
+    what = flags.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="DIR", help="a model directory")
+    what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB as the official ones, or 6 MB")
+    flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there, and take them from there")
+    flags.add_argument("--device", metavar="D", help="cpu or cuda (default cpu, or that of --config)")
+    flags.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="of the weights (default float32)")
+    flags.add_argument("--threads", metavar="N", type=int, help="PyTorch may use on a CPU (default 1)")
+    flags.add_argument("--profile", metavar="P", help="schedule of the chunks: default, fast or upstream")
+    flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
+    flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
+    flags.add_argument("--seconds", metavar="S", type=float, default=8.0, help="of speech in a turn (%(default)s)")
+    flags.add_argument(
+        "--prompt-seconds", metavar="S", type=float, default=3.5,
+        help="of the voice's recording, for --random (%(default)s)",
+    )
+    flags.add_argument("--mode", choices=("closed", "open", "both"), default="closed", help="the loop (%(default)s)")
+    flags.add_argument("--turns", metavar="N", type=int, default=4, help="of each caller (%(default)s)")
+    flags.add_argument("--no-pacing", action="store_true", help="take audio as fast as it comes: throughput and RTF")
+    flags.add_argument("--cancel-every", metavar="S", type=float, help="break one turn off every S seconds")
+    flags.add_argument("--seed", metavar="N", type=int, default=0, help="of arrivals and barge-ins (%(default)s)")
+    flags.add_argument("--json", metavar="OUT", help="write the result there")
+    config_flags(flags)
+
+
+# ---------------------------------------------------------------------- the engine
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    """Exit status 0; 1 where a turn failed; 130 if broken off by Ctrl-C, with what had been measured written."""
+    from telephony_tts import app
+    from telephony_tts.bench import machine
+    from telephony_tts.bench.runs import table
+
+    loads = _loads(arguments)
+    out = None if arguments.json is None else _writable(Path(arguments.json))
+    settings = _settings(arguments, "of the run", loads)  # what is wrong is told before the weights are written
+    app.need_torch()
+    machine.need_gpu(settings.engines.cosyvoice2.device)
+    if arguments.random is not None:
+        loads = [_at_its_pace(load) for load in loads]
+    rows: list[dict[str, Any]] = []
+    about: dict[str, Any] = {}
+    interrupted = False
+    switch_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(SWITCH_S)
+        with _model(arguments) as directory:
+            settings = _settings(arguments, str(directory), loads)
+            about.update(_about(arguments, settings))
+            asyncio.run(_measure(arguments, settings, loads, about, rows))
+    except KeyboardInterrupt:
+        interrupted = True
+        _progress("broken off; this is what there is")
+    finally:
+        sys.setswitchinterval(switch_s)
+        if rows:
+            print(table(rows))
+        if out is not None and (rows or interrupted) and about:
+            _write(out, about, rows)
+    return 130 if interrupted else int(any(row["failed"] for row in rows))
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    """The runs in their order. Raises ConfigError for flags that make no sense."""
+    from telephony_tts.bench.load import Load
+
+    for flag, value, least, most in (
+        ("--seconds", arguments.seconds, 0.1, MAX_SECONDS),
+        ("--prompt-seconds", arguments.prompt_seconds, 0.0, MAX_SECONDS),
+        ("--turns", arguments.turns, 1, 100_000),
+        ("--cancel-every", arguments.cancel_every, 0.01, 3600),
+    ):
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{flag} is {value}; expected {least:g} to {most:g}")
+    if arguments.keep is not None and arguments.random is None:
+        raise ConfigError("--keep goes with --random")
+    if arguments.voice is not None and arguments.random is not None:
+        raise ConfigError("--voice goes with --model; a random model's voice is made for --prompt-seconds")
+    modes = ("closed", "open") if arguments.mode == "both" else (arguments.mode,)
+    return [
+        Load(
+            n, arguments.turns, arguments.seconds, is_open=mode == "open", paced=not arguments.no_pacing,
+            cancel_every_s=arguments.cancel_every, seed=arguments.seed,
+        )
+        for mode in modes
+        for n in concurrencies(arguments.concurrency)
+    ]  # fmt: skip
+
+
+def concurrencies(text: str) -> list[int]:
+    """ "1,2,4" as numbers. Raises ConfigError for anything else."""
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) if word.isascii() and word.isdecimal() else 0 for word in words]
+    if not all(1 <= number <= MAX_CONCURRENCY for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ConfigError(
+            f"--concurrency is {text!r}; expected numbers of callers, each once, 1 to {MAX_CONCURRENCY}, such as 1,2,4"
+        )
+    return numbers
+
+
+def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) -> Config:
+    """As of a server that has room for all callers, unless --config or --set says how much it has."""
+    from telephony_tts import config
+
+    slots = None if arguments.config else max(config.CosyVoice2().slots, *(load.concurrency for load in loads))
+    key = "engines.cosyvoice2"
+    return config.load(
+        arguments.config,
+        {
+            "engines.default": "cosyvoice2",
+            f"{key}.model": model,
+            f"{key}.device": arguments.device,
+            f"{key}.dtype": arguments.dtype,
+            f"{key}.threads": arguments.threads,
+            f"{key}.profile": arguments.profile,
+            f"{key}.slots": slots,
+            **overrides(arguments),
+        },
+    )
+
+
+@contextmanager
+def _model(arguments: argparse.Namespace) -> Iterator[Path]:
+    from telephony_tts.bench.subject import random_model
+
+    if arguments.random is None:
+        yield Path(arguments.model)
+        return
+    keep = None if arguments.keep is None else Path(arguments.keep)
+    _progress(f"random weights, {arguments.random} size")
+    with random_model(arguments.random, arguments.prompt_seconds, keep) as directory:
+        yield directory
+
+
+def _at_its_pace(load: Load) -> Load:
+    """The load with turns as long as a random model can make them: the open loop's rate goes by it."""
+    from telephony_tts.bench.subject import random_seconds
+
+    return replace(load, seconds=random_seconds(load.seconds))
+
+
+def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
+    """Everything of the result but the figures. A model is told by its directory's name, not by where it is."""
+    from telephony_tts.bench import machine
+
+    own = settings.engines.cosyvoice2
+    return {
+        "machine": machine.machine(own.device),
+        "commit": machine.commit(),
+        "settings": {
+            "model": f"random {arguments.random}" if arguments.random else Path(arguments.model).resolve().name,
+            "device": own.device,
+            "dtype": own.dtype,
+            "profile": own.profile,
+            "threads": own.threads,
+            "workers": own.workers,
+            "slots": own.slots,
+            "seconds": arguments.seconds,
+            "prompt_seconds": arguments.prompt_seconds if arguments.random else None,
+            "concurrency": concurrencies(arguments.concurrency),
+            "mode": arguments.mode,
+            "turns": arguments.turns,
+            "paced": not arguments.no_pacing,
+            "cancel_every_s": arguments.cancel_every,
+            "seed": arguments.seed,
+        },
+    }
+
+
+async def _measure(
+    arguments: argparse.Namespace,
+    settings: Config,
+    loads: Sequence[Load],
+    about: dict[str, Any],
+    rows: list[dict[str, Any]],
+) -> None:
+    """Start the engine, run every load, append a row for each. One broken off leaves a row if it had begun."""
+    from telephony_tts import app
+    from telephony_tts.bench.load import Callers
+    from telephony_tts.bench.runs import run
+
+    engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
+    _progress("the engine starts")
+    await engine.start()
+    try:
+        say = _say(arguments, engine)
+        about["settings"]["voice"] = say(0, 0).voice
+        _progress("one turn unmeasured, which makes the voice ready")
+        warming = Callers(engine, say, loads[0].warm_up())
+        await warming.run()
+        if warming.turns[0].error is not None:
+            raise EngineError(f"the first turn failed: {warming.turns[0].error}")
+        for load in loads:
+            await run(engine, say, load, settings.engines.cosyvoice2.device, rows, _progress)
+    finally:
+        await engine.close()
+
+
+def _say(arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], Utterance]:
+    """Makes the utterance of a turn."""
+    from telephony_tts.bench import subject
+    from telephony_tts.engines.api import Utterance
+
+    voice = subject.random_voice(arguments.prompt_seconds) if arguments.random else arguments.voice
+    voice = voice or engine.voices[0].name
+    fixed = subject.random_text(arguments.seconds) if arguments.random else None
+
+    def say(index: int, now_ns: int) -> Utterance:
+        text = fixed or subject.real_text(index, arguments.seconds)
+        return Utterance(f"turn {index}", text, voice=voice, seed=index, deadline_ns=now_ns)
+
+    engine.check(say(0, 0))
+    return say
+
+
+# ----------------------------------------------------------------------- the result
+
+
+def _writable(out: Path) -> Path:
+    """The file, found out to be writable before hours of measuring. Raises ConfigError."""
+    if out.is_dir():
+        raise ConfigError(f"{out}: is a directory; expected the name of a file to write")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"{out}: cannot be written: no permission")
+    return out
+
+
+def _write(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    try:
+        out.write_text(json.dumps({**about, "results": rows}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    _progress(f"result in {out}")
+
+
+def _progress(text: str) -> None:
+    print(f"telephony-tts: {text}", file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------- pictures and scripts
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    from telephony_tts.bench import plot
+
+    series = plot.read_series([Path(file) for file in arguments.results])
+    plot.draw(series, Path(arguments.out))
+    print(f"{arguments.out}: {len(series)} {'line' if len(series) == 1 else 'lines'} drawn", file=sys.stderr)
+    return 0
+
+
+def _script(arguments: argparse.Namespace) -> int:
+    """A benchmark of the checkout, in a process of its own; its exit status."""
+    script = Path(__file__).resolve().parent.parent / "benchmarks" / f"{arguments.name}.py"
+    if not script.is_file():
+        raise ConfigError("this benchmark comes with the source checkout, not with the installed package")
+    passed = [argument for argument in arguments.args if argument != "--"]
+    return subprocess.run([sys.executable, str(script), *passed], check=False).returncode

@@ -1,0 +1,180 @@
+"""What a run took, as far as a machine tells."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from telephony_tts.bench import machine
+from telephony_tts.bench.machine import Meter, Rapl
+from telephony_tts.errors import EngineUnavailable
+
+
+def zone(folder: Path, name: str, uj: int, most: int = 1_000_000_000) -> Path:
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "energy_uj").write_text(f"{uj}\n")
+    (folder / name / "max_energy_range_uj").write_text(f"{most}\n")
+    return folder / name
+
+
+def test_energy_is_that_of_whole_processors(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", 1_000_000)
+    zone(tmp_path, "intel-rapl:1", 5_000_000)
+    zone(tmp_path, "intel-rapl:0:0", 7_000_000)  # the cores of the first, which are in its figure
+    rapl = Rapl(tmp_path)
+    rapl.begin()
+    zone(tmp_path, "intel-rapl:0", 3_500_000)
+    zone(tmp_path, "intel-rapl:1", 6_000_000)
+    zone(tmp_path, "intel-rapl:0:0", 9_000_000)
+    assert rapl.joules() == 3.5
+
+
+def test_a_counter_that_began_anew_counts_on(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", 9_000_000, most=10_000_000)
+    rapl = Rapl(tmp_path)
+    rapl.begin()
+    zone(tmp_path, "intel-rapl:0", 2_000_000, most=10_000_000)
+    assert rapl.joules() == 3.0
+
+
+def test_a_machine_that_does_not_tell_gives_none(tmp_path: Path) -> None:
+    rapl = Rapl(tmp_path / "not there")
+    rapl.begin()
+    assert rapl.joules() is None
+    only_root_reads = zone(tmp_path, "intel-rapl:0", 1)
+    (only_root_reads / "energy_uj").unlink()
+    rapl = Rapl(tmp_path)
+    rapl.begin()
+    assert rapl.joules() is None
+
+
+@pytest.mark.skipif(not machine._forget_peak(), reason="the system does not measure a peak anew")
+def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "POWERCAP", tmp_path)
+
+    async def peaks() -> tuple[float, float]:
+        async with Meter("cpu") as small:
+            pass
+        before = small.figures()["rss_peak_mib"]
+        async with Meter("cpu") as large:
+            held = b"\1" * (200 << 20)
+            del held
+        return before, large.figures()["rss_peak_mib"]
+
+    held = b"\1" * (300 << 20)  # a peak of the past, which is no run's
+    del held
+    before, during = asyncio.run(peaks())
+    assert 190 <= during - before <= 230
+
+
+@pytest.mark.skipif(not any(Path("/proc/self/task").glob("*/children")), reason="the kernel does not tell of children")
+def test_memory_is_that_of_the_processes_it_started_too() -> None:
+    program = "held = b'1' * (100 << 20); print('held', flush=True); input()"
+
+    async def peak() -> float:
+        async with Meter("cpu") as meter:
+            return float(meter.figures()["rss_peak_mib"])
+
+    alone = asyncio.run(peak())
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline() == "held\n"
+        with_child = asyncio.run(peak())
+        child.communicate("\n")
+    assert 100 <= with_child - alone <= 160
+
+
+class Gpu:
+    """What the driver would tell at each look: milliwatts, bytes in use. After the last look it waits for the end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, looks: list[tuple[int | None, int]]) -> None:
+        self.looks, self.n_seen, self.now_ns = looks, 0, 0
+        self.enough, self.over = threading.Event(), threading.Event()
+        monkeypatch.setattr(machine, "monotonic_ns", self.clock)
+        monkeypatch.setattr(machine, "SAMPLE_S", 0)
+        monkeypatch.setattr(machine, "POWERCAP", folder)
+        for name, answer in (
+            ("is_initialized", lambda: True), ("reset_peak_memory_stats", lambda device: None),
+            ("max_memory_allocated", lambda device: 3 << 20), ("device_memory_used", self.used),
+            ("power_draw", self.power),
+        ):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, answer)
+
+    def clock(self) -> int:
+        self.now_ns += 500_000_000
+        return self.now_ns
+
+    def used(self, device: str) -> int:
+        if self.n_seen == len(self.looks):
+            self.enough.set()
+            self.over.wait(5)
+            raise RuntimeError("it is over")
+        self.n_seen += 1
+        return self.looks[self.n_seen - 1][1]
+
+    def power(self, device: str) -> int:
+        milliwatts = None if self.over.is_set() else self.looks[self.n_seen - 1][0]
+        if milliwatts is None:
+            raise RuntimeError("no meter")
+        return milliwatts
+
+    async def measured(self) -> dict[str, object]:
+        async with Meter("cuda") as meter:
+            await asyncio.to_thread(self.enough.wait, 5)
+            found = meter.figures()
+            self.over.set()
+        return found
+
+
+def test_a_gpu_is_looked_at_while_the_run_lasts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = Gpu(monkeypatch, tmp_path, [(100_000, 7 << 20), (300_000, 9 << 20), (None, 8 << 20)])
+    found = asyncio.run(gpu.measured())
+    assert (found["gpu_peak_mib"], found["gpu_used_peak_mib"]) == (3.0, 9.0)
+    # Half a second at 100 W and one at 300 W.
+    assert (found["energy_gpu_j"], found["energy_cpu_j"], found["energy_j"]) == (200.0, None, 200.0)
+
+
+def test_a_gpu_whose_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    found = asyncio.run(Gpu(monkeypatch, tmp_path, [(None, 0), (None, 0)]).measured())
+    assert (found["energy_gpu_j"], found["energy_j"], found["gpu_used_peak_mib"]) == (None, None, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_at_once() -> None:
+    machine.need_gpu("cpu")
+    with pytest.raises(EngineUnavailable, match=r"--device cuda:0: .*--device cpu needs none"):
+        machine.need_gpu("cuda:0")
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "telephony_tts" / "bench"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    assert machine.commit() is None, "no checkout"
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    assert machine.commit() is None, "a checkout without a commit"
+    (package / "a.py").write_text("")
+    git("add", ".")
+    git("commit", "-q", "-m", "m")
+    head = git("rev-parse", "--short", "HEAD")
+    assert machine.commit() == head
+    (package / "a.py").write_text("1")
+    assert machine.commit() == f"{head}+changes"
+    installed = tmp_path / "venv" / "site-packages" / "telephony_tts" / "bench" / "machine.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(installed))
+    assert machine.commit() is None, "the commit of what it is installed in says nothing of it"

@@ -1,0 +1,337 @@
+"""`telephony-tts bench engine` and `bench plot`: a whole run, its result, its picture, and errors of one clear line."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telephony_tts import cli_bench
+from telephony_tts.bench.load import Load
+from telephony_tts.bench.runs import run, table
+from telephony_tts.cli import main
+from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.errors import ConfigError, EngineError
+
+RUN = ("bench", "engine", "--random", "tiny", "--seconds", "1")
+FIGURES = (
+    "first_audio_ms_p50", "first_audio_ms_p95", "first_audio_ms_p99", "rtf", "audio_seconds_per_second", "c100",
+)  # fmt: skip
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of an error."""
+    error = capsys.readouterr().err
+    assert error.startswith("telephony-tts: ") and error.count("\n") == 1, error
+    return error
+
+
+# --------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Two callers at most, both loops, one barge-in; the weights are left there for others."""
+    folder = tmp_path_factory.mktemp("bench")
+    flags = ["--concurrency", "1,2", "--turns", "1", "--mode", "both", "--json", str(folder / "new" / "out.json")]
+    flags += ["--keep", str(folder / "random")]
+    command = [sys.executable, "-m", "telephony_tts.cli", *RUN, *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended, folder
+
+
+def test_the_result_has_the_shape_that_programs_read(done: tuple[Any, Path]) -> None:
+    document = json.loads((done[1] / "new" / "out.json").read_text(encoding="utf-8"))
+    assert list(document) == ["machine", "commit", "settings", "results"]
+    assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["torch"][0].isdigit()
+    assert document["commit"] is None or re.fullmatch(r"[0-9a-f]{7,}(\+changes)?", document["commit"])
+    wanted = {"model": "random tiny", "device": "cpu", "dtype": "float32", "concurrency": [1, 2], "prompt_seconds": 3.5}
+    assert wanted.items() <= document["settings"].items()
+    rows = document["results"]
+    loads = [("closed", 1), ("closed", 2), ("open", 1), ("open", 2)]
+    assert [(row["mode"], row["concurrency"]) for row in rows] == loads
+    for row in rows:
+        assert row["turns"] == row["concurrency"] and row["failed"] == 0
+        assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the least above 1 s"
+        assert all(row[name] > 0 for name in FIGURES), row
+        assert "left_in_engine" not in row and "interrupted" not in row
+    assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
+
+
+def test_progress_is_told_as_it_comes_and_a_table_at_the_end(done: tuple[Any, Path]) -> None:
+    ended, _ = done
+    lines = ended.stderr.splitlines()
+    assert sum("at once: first audio p50" in line for line in lines) == 4
+    assert lines[-1].endswith("out.json") and "Traceback" not in ended.stderr
+    shown = ended.stdout.splitlines()
+    assert len(shown) == 5 and len(set(map(len, shown))) == 1
+    assert "first audio p50, ms" in shown[0] and "GPU" not in shown[0]
+    assert [line.split()[:2] for line in shown[1:]] == [["closed", "1"], ["closed", "2"], ["open", "1"], ["open", "2"]]
+
+
+def test_the_result_can_be_drawn(done: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.png"
+    assert main(["bench", "plot", str(done[1] / "new" / "out.json"), "-o", str(out)]) == 0
+    assert out.read_bytes()[:4] == b"\x89PNG" and out.stat().st_size > 20_000
+    assert "2 lines drawn" in capsys.readouterr().err
+
+
+def test_kept_weights_are_a_model_like_another(
+    done: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unpaced, with barge-ins, and real sentences: those of a model that is not known to be random."""
+    out = tmp_path / "r.json"
+    flags = ["--seconds", "0.5", "--no-pacing", "--concurrency", "2", "--turns", "2", "--cancel-every", "0.2"]
+    switch_s = sys.getswitchinterval()
+    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--json", str(out), *flags]) == 0
+    assert sys.getswitchinterval() == switch_s
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["settings"]["model"] == "random" and document["settings"]["paced"] is False
+    assert document["settings"]["voice"] == "preset", "the model's first"
+    (row,) = document["results"]
+    assert row["turns"] == 4 and row["failed"] == 0 and row["cancelled"] >= 1
+    assert row["cancel_ms_p95"] >= row["cancel_ms_p50"] >= 0
+    assert "audio s/s" in capsys.readouterr().out
+
+
+def test_a_run_that_is_broken_off_writes_what_there_is(done: tuple[Any, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--keep", str(done[1] / "random"), "--concurrency", "1,64", "--turns", "2", "--json", str(out)]
+    command = [sys.executable, "-m", "telephony_tts.cli", *RUN, *flags, "--no-pacing"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert any("closed loop, 1 at once" in line for line in running.stderr)
+        running.send_signal(signal.SIGINT)
+        shown, error = running.communicate(timeout=60)
+    assert running.returncode == 130, error
+    assert "Traceback" not in error and "this is what there is" in error
+    first, *rest = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert first["turns"] == 2 and "interrupted" not in first
+    assert shown.splitlines()[1].split()[:3] == ["closed", "1", "2"]
+    assert all(row["interrupted"] and row["failed"] == 0 for row in rest)
+
+
+# --------------------------------------------------------------------------- rows
+
+
+class Counting(FakeEngine):
+    """Counts its steps, as an engine may, and leaves something behind if it is told to."""
+
+    n_steps = 0
+    n_left = 0
+
+    def counters(self) -> dict[str, float]:
+        self.n_steps += 7
+        return {"steps": self.n_steps, "flow_s": 0.5}
+
+    def stats(self) -> EngineStats:
+        return EngineStats(n_queued=self.n_live, n_running=self.n_left)
+
+
+def say(index: int, now_ns: int) -> Utterance:
+    return Utterance(f"t{index}", "abc", deadline_ns=now_ns)
+
+
+def row_of(engine: FakeEngine) -> tuple[dict[str, Any], str]:
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    asyncio.run(run(engine, say, Load(2, 1, 0.1, paced=False), "cpu", rows, lines.append))
+    (row,), (line,) = rows, lines
+    return row, line
+
+
+def test_a_run_that_is_broken_off_has_a_row_of_its_turns() -> None:
+    rows: list[dict[str, Any]] = []
+    engine = FakeEngine(hangs=True)
+
+    async def broken_off() -> None:
+        running = asyncio.create_task(run(engine, say, Load(3, 1, 0.1), "cpu", rows, lambda line: None))
+        for _ in range(20):  # rounds of the loop, for the callers to have begun
+            await asyncio.sleep(0)
+        assert engine.n_live == 3
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(broken_off())
+    assert engine.n_live == 0
+    (row,) = rows
+    assert row["interrupted"] is True and (row["turns"], row["failed"], row["first_audio_ms_p50"]) == (3, 0, None)
+
+
+def test_what_an_engine_counts_is_kept_as_what_the_run_added() -> None:
+    row, _ = row_of(Counting(first_audio_ms=1, sleep=lambda seconds: asyncio.sleep(0)))
+    assert row["counters"] == {"steps": 7, "flow_s": 0}
+    assert row["queued_max"] == 1, "the second caller found the first waiting"
+    assert "counters" not in row_of(FakeEngine())[0]
+
+
+def test_an_engine_that_does_not_let_go_is_told() -> None:
+    engine = Counting()
+    engine.n_left = 3
+    assert row_of(engine)[0]["left_in_engine"] == 3
+    assert "left_in_engine" not in row_of(Counting())[0]
+
+
+def test_failures_are_told_with_what_the_engine_said() -> None:
+    row, line = row_of(FakeEngine(fail_after_chunks=0))
+    assert row["failed"] == 2 and row["errors"] == ["fake was told to fail after 0 chunks"]
+    assert line.endswith("2 failed: fake was told to fail after 0 chunks") and "p50 - ms" in line
+
+
+def test_the_table_leaves_out_what_nobody_knows() -> None:
+    row = {"mode": "closed", "concurrency": 1, "rtf": 0.123456, "c100": None, "energy_j": 1234.5}
+    shown = table([row]).splitlines()
+    assert shown[0].split() == ["loop", "callers", "RTF", "energy,", "J"]
+    assert shown[1].split() == ["closed", "1", "0.123", "1234"]
+
+
+# --------------------------------------------------------------------------- use
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "0", "1,1", "one", "-1", "1.5", "2000", "1;2", "²"])
+def test_a_bad_list_of_callers_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, f"--concurrency={text}"]) == 2
+    assert f"--concurrency is {text!r}; expected" in told(capsys)
+
+
+def test_a_good_list_of_callers() -> None:
+    assert cli_bench.concurrencies("1, 2,64") == [1, 2, 64]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seconds", "0"], "--seconds is 0.0; expected 0.1 to 30"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--prompt-seconds", "-1"], "--prompt-seconds is -1.0"),
+        (["--turns", "0"], "--turns is 0"),
+        (["--cancel-every", "0"], "--cancel-every is 0.0"),
+        (["--voice", "anna"], "--voice goes with --model"),
+        (["--profile", "best"], "engines.cosyvoice2.profile"),
+        (["--threads", "0"], "engines.cosyvoice2.threads"),
+        (["--json", "."], "is a directory"),
+        (["--json", "/proc/nowhere/out.json"], "cannot be written"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anything_is_made(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bench, "_model", None)
+    assert main([*RUN, *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_weights_are_kept_of_random_models_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--model", str(tmp_path), "--keep", str(tmp_path)]) == 2
+    assert "--keep goes with --random" in told(capsys)
+
+
+@pytest.mark.parametrize("flags", [[], ["--model", "a", "--random", "tiny"], ["--random", "huge"]])
+def test_there_is_one_model(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "engine", *flags])
+    assert ended.value.code == 2 and "usage: telephony-tts bench engine " in capsys.readouterr().err
+
+
+def test_a_directory_without_a_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(["bench", "engine", "--model", str(tmp_path), "--json", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert f"telephony-tts models pull {tmp_path}" in error and "Traceback" not in error
+    assert not out.exists()
+
+
+def test_a_voice_that_is_not_there_is_told(done: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--voice", "anna"]) == 1
+    assert "no voice 'anna'; it has preset, prompted" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_pytorch_one_line_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    assert main([*RUN]) == 1
+    assert "needs PyTorch: pip install -e '.[cosyvoice]'" in told(capsys)
+
+
+def test_a_result_that_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "plot", str(tmp_path / "none.json"), "-o", str(tmp_path / "out.png")]) == 2
+    assert "none.json: cannot be read" in told(capsys)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["engine", "plot", "capacity"])
+def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", name, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and f"examples:\n  telephony-tts bench {name}" in shown
+    assert shown.startswith(f"usage: telephony-tts bench {name} ")
+
+
+def test_the_examples_are_commands_that_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(cli_bench, "_engine", lambda arguments: asked.append([arguments.name]) or 0)
+    monkeypatch.setattr(cli_bench, "_plot", lambda arguments: asked.append([arguments.name]) or 0)
+    for text in (cli_bench.EXAMPLES, cli_bench.ENGINE_EXAMPLES, cli_bench.PLOT_EXAMPLES):
+        for line in text.splitlines():
+            words = line.split("         ")[0].split()
+            if words[:1] == ["telephony-tts"] and words[2] in ("engine", "plot"):
+                assert main(words[1:]) == 0
+                if words[2] == "engine":
+                    cli_bench._loads(cli_args(words[1:]))
+    assert len(asked) == 9
+
+
+def cli_args(words: list[str]) -> Any:
+    from telephony_tts.cli import _parser
+
+    return _parser().parse_args(words)
+
+
+def test_scripts_get_their_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def called(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        commands.append([Path(command[1]).name, *command[2:]])
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(subprocess, "run", called)
+    assert main(["bench", "capacity"]) == 3
+    assert main(["bench", "first_audio", "--", "--calls", "50"]) == 3
+    assert main(["bench", "first_audio", "--", "--help"]) == 3
+    assert commands == [["capacity.py"], ["first_audio.py", "--calls", "50"], ["first_audio.py", "--help"]]
+
+
+def test_scripts_come_with_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
+    with pytest.raises(ConfigError, match="source checkout"):
+        cli_bench._script(cli_args(["bench", "capacity"]))
+
+
+def test_what_was_measured_is_written_when_the_engine_breaks_down(
+    done: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def breaks_down(arguments: Any, settings: Any, loads: Any, about: Any, rows: list[dict[str, Any]]) -> None:
+        rows.append({"mode": "closed", "concurrency": 1, "failed": 0})
+        raise EngineError("it is gone")
+
+    monkeypatch.setattr(cli_bench, "_measure", breaks_down)
+    out = tmp_path / "out.json"
+    assert main([*RUN, "--keep", str(done[1] / "random"), "--json", str(out)]) == 1
+    assert "it is gone" in capsys.readouterr().err
+    assert len(json.loads(out.read_text(encoding="utf-8"))["results"]) == 1
