@@ -9,6 +9,12 @@ tokens together a multiple of 25) its chunks equal `full(..., streaming=True)` u
     mel = flow.extend(stream, new, lookahead)        at block ends; lookahead: the next 3 tokens, given again later
     mel = flow.finish(stream, rest)                  the rest, block-causally
 
+Each of these is also to be had in pieces, so that many streams can take turns:
+
+    solve = flow.begin(stream, new, lookahead)       the encoder, and the noise the block begins with; None at the end
+    flow.step([solve, ...])                          one Euler step of each, until solve.done
+    mel = solve.mel()
+
 What depends on the voice alone is the prompt's blocks that see no generated token, floor((P - 3) / 25) of them: these a
 `FlowPrompt` holds, read-only, for all its streams. The rest of the prompt goes through the flow with the first chunk.
 The reference's last chunk is another function, in which all frames see all others: `full(..., streaming=False)`.
@@ -18,9 +24,10 @@ The reference's last chunk is another function, in which all frames see all othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +35,11 @@ from torch import Tensor
 
 from .config import BLOCK_FRAMES, BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, ModelConfig
 from .flow_cache import Cache, nbytes
-from .flow_decoder import BeforeStep, FlowDecoder, nothing
+from .flow_decoder import BeforeStep, FlowDecoder, Trajectory, nothing
 from .flow_encoder import FlowEncoder
 from .flow_layers import Reader
 
+Weights = Literal["float", "int8"]
 GROWTH_FRAMES = 4 * BLOCK_FRAMES
 """How much a stream's buffers grow at a time. Half of it is spare on average: at full size in float16 230 MB (2 s)."""
 
@@ -65,23 +73,69 @@ class FlowStream:
     n_emitted: int = 0
     """Tokens whose frames have been given out."""
     finished: bool = False
+    busy: bool = False
+    """A block of it is under way."""
 
     def nbytes(self) -> int:
         """Bytes of its own, without those of the prompt it shares."""
         return nbytes([self.encoder, *self.steps])
 
 
+@dataclass(slots=True, eq=False)
+class Solve(Trajectory):
+    """One block under way, of a stream or of a voice's prompt. Dropping it and its stream frees all they hold."""
+
+    n_hidden: int = 0
+    """Frames at its beginning that are the prompt's and are given to nobody."""
+    n_tokens: int = 0
+    stream: FlowStream | None = None
+    voice: FlowPrompt | None = None
+    failed: bool = False
+
+    def mel(self) -> Tensor:
+        """[1, 80, 2n] float32. Raises ValueError before it is done."""
+        self._check_done()
+        return self.x[:, self.n_hidden :].transpose(1, 2)
+
+    def prompt(self) -> FlowPrompt:
+        """What `begin_prompt` was asked for. Raises ValueError before it is done."""
+        self._check_done()
+        if self.voice is None:
+            raise ValueError("a stream's block makes no prompt: ask what begin_prompt gave")
+        return self.voice
+
+    def fail(self) -> None:
+        """It goes no further, and neither does its stream: the steps hold different frames."""
+        self.failed = True
+        if self.stream is not None:
+            self.stream.finished = True
+
+    def _check_done(self) -> None:
+        if not self.done:
+            raise ValueError(f"{self.k} of {self.n_steps} steps are done")
+
+
 class Flow:
     def __init__(self, config: ModelConfig, take: Reader) -> None:
         self.encoder = FlowEncoder(config.flow_encoder, take)
         self.decoder = FlowDecoder(config.flow_decoder, take)
+        self.together = self.encoder.tokens.device.type != "cpu"
+        """Whether `step` makes one batch of blocks of equal length. An accelerator is as fast with many rows as with
+        few; a CPU gains nothing by it, and a row alone comes out the same to the bit whoever else is there."""
 
     @classmethod
-    def from_state(cls, config: ModelConfig, state: Mapping[str, Tensor]) -> Self:
-        """Reads the keys of `flow.pt` (specification 2.2); ValueError lists all missing, unexpected or mis-shaped."""
+    def from_state(cls, config: ModelConfig, state: Mapping[str, Tensor], weights: Weights = "float") -> Self:
+        """Reads the keys of `flow.pt` (specification 2.2); ValueError lists all missing, unexpected or mis-shaped.
+
+        `weights`: "int8" multiplies most of the estimator in int8, on a CPU; keys and values keep the state's dtype.
+        """
         take = Reader(state)
         flow = cls(config, take)
         take.finish()
+        if weights == "int8":
+            if flow.encoder.tokens.device.type != "cpu":
+                raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
+            flow.decoder.estimator.quantize()
         return flow
 
     @property
@@ -106,6 +160,25 @@ class Flow:
         finalize: mel [1, 80, 2 (N - 3)], the last 3 tokens are only looked ahead at. `streaming` chooses the masks:
         block-causal, or all frames see all.
         """
+        return self._run(
+            self.begin_full(
+                prompt_tokens, tokens, prompt_mel, embedding, streaming=streaming, finalize=finalize
+            ),
+            before_step,
+        ).mel()
+
+    @torch.inference_mode()
+    def begin_full(
+        self,
+        prompt_tokens: Tensor,
+        tokens: Tensor,
+        prompt_mel: Tensor,
+        embedding: Tensor,
+        *,
+        streaming: bool,
+        finalize: bool,
+    ) -> Solve:
+        """What `full` computes, in steps."""
         _check_prompt(prompt_tokens, prompt_mel)
         ids, ahead = torch.cat([prompt_tokens, tokens], dim=1), None
         if not finalize:
@@ -118,8 +191,8 @@ class Flow:
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=streaming))
         cond = _followed_by_zeros(prompt_mel.to(mu.dtype), n_frames)
         spk = self.encoder.speaker(embedding)
-        mel = self.decoder.solve(x, mu, spk, cond, streaming=streaming, before_step=before_step)
-        return mel[:, n_prompt:].transpose(1, 2)
+        n_steps = len(self.decoder.times)
+        return Solve(x, mu, spk, cond, n_steps, caches=None, streaming=streaming, n_hidden=n_prompt)
 
     @torch.inference_mode()
     def prompt(
@@ -135,23 +208,29 @@ class Flow:
 
         `n_blocks` is for holding fewer blocks than the prompt has (0: every stream computes the whole prompt).
         """
+        solve = self.begin_prompt(prompt_tokens, prompt_mel, embedding, n_blocks=n_blocks)
+        return self._run(solve, before_step).prompt()
+
+    @torch.inference_mode()
+    def begin_prompt(
+        self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor, *, n_blocks: int | None = None
+    ) -> Solve:
+        """What `prompt` computes, in steps; without a whole block to hold it is done at once."""
         _check_prompt(prompt_tokens, prompt_mel)
         most = max(0, prompt_tokens.shape[1] - LOOKAHEAD_TOKENS) // BLOCK_TOKENS
         n = min(most, most if n_blocks is None else n_blocks) * BLOCK_TOKENS
-        encoder, steps = self.encoder.cache(growth_frames=0), self.decoder.caches(growth_frames=0)
-        spk = self.encoder.speaker(embedding)
         cond = prompt_mel.to(self.dtype)
-        if n:
-            ahead = prompt_tokens[:, n : n + LOOKAHEAD_TOKENS]
-            known = cond[:, : n * FRAMES_PER_TOKEN]
-            self._advance(encoder, steps, prompt_tokens[:, :n], ahead, spk, known, before_step)
-        return FlowPrompt(
-            spk=spk,
+        prompt = FlowPrompt(
+            spk=self.encoder.speaker(embedding),
             tail_tokens=prompt_tokens[:, n:].clone(),
             tail_mel=cond[:, n * FRAMES_PER_TOKEN :].clone(),
-            encoder=encoder,
-            steps=tuple(steps),
+            encoder=self.encoder.cache(growth_frames=0),
+            steps=tuple(self.decoder.caches(growth_frames=0)),
         )
+        ids, ahead = prompt_tokens[:, :n], prompt_tokens[:, n : n + LOOKAHEAD_TOKENS]
+        solve = self._begin(prompt.encoder, prompt.steps, ids, ahead, prompt.spk, cond[:, : n * FRAMES_PER_TOKEN])
+        solve.voice = prompt
+        return solve
 
     @torch.inference_mode()
     def start(self, prompt: FlowPrompt, *, growth_frames: int = GROWTH_FRAMES) -> FlowStream:
@@ -176,12 +255,6 @@ class Flow:
 
         The lookahead tokens are not kept: they are the first of the next call's.
         """
-        _check_open(stream)
-        if new.shape[1] < 1 or new.shape[1] != self.tokens_to_block_end(stream, new.shape[1]):
-            at = stream.encoder.n + stream.tail_tokens.shape[1]
-            raise ValueError(f"{new.shape[1]} tokens after {at} do not end on a block of {BLOCK_TOKENS}")
-        if lookahead.shape[1] != LOOKAHEAD_TOKENS:
-            raise ValueError(f"{lookahead.shape[1]} lookahead tokens, not {LOOKAHEAD_TOKENS}")
         return self._emit(stream, new, lookahead, before_step)
 
     @torch.inference_mode()
@@ -190,42 +263,106 @@ class Flow:
 
         `rest` begins with the tokens the last `extend` looked ahead at, so it has 3 or more unless nothing was emitted.
         """
-        _check_open(stream)
-        if stream.n_emitted and rest.shape[1] < LOOKAHEAD_TOKENS:
-            raise ValueError(f"{rest.shape[1]} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
-        stream.finished = True
-        if rest.shape[1] == 0:
-            return torch.zeros(1, self.decoder.config.d_mel, 0, device=rest.device)
         return self._emit(stream, rest, None, before_step)
 
-    def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
-        ids = torch.cat([stream.tail_tokens, new], dim=1)
-        n_tail = stream.tail_tokens.shape[1] * FRAMES_PER_TOKEN
-        tail_mel = stream.prompt.tail_mel[:, :n_tail]
-        cond = _followed_by_zeros(tail_mel, ids.shape[1] * FRAMES_PER_TOKEN)
+    @torch.inference_mode()
+    def begin(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> Solve:
+        """The block that `extend`, or without `lookahead` `finish`, computes at once: its encoder is done, no step is.
+
+        ValueError where they raise it, and while a block of the stream is under way.
+        """
+        self._check(stream, new, lookahead)
+        stream.finished = lookahead is None
+        ids = torch.cat([stream.tail_tokens, new], dim=1) if new.shape[1] else new
+        n_hidden = (ids.shape[1] - new.shape[1]) * FRAMES_PER_TOKEN
+        cond = _followed_by_zeros(stream.prompt.tail_mel[:, :n_hidden], ids.shape[1] * FRAMES_PER_TOKEN)
         try:
-            mel = self._advance(stream.encoder, stream.steps, ids, ahead, stream.prompt.spk, cond, before_step)
+            solve = self._begin(stream.encoder, stream.steps, ids, lookahead, stream.prompt.spk, cond)
         except BaseException:
-            stream.finished = True  # its steps may hold different frames
+            stream.finished = True  # the encoder may have gone on without the steps
             raise
         stream.tail_tokens = stream.tail_tokens[:, :0]
-        stream.n_emitted += new.shape[1]
-        return mel[:, n_tail:].transpose(1, 2)
+        solve.stream, solve.n_hidden, solve.n_tokens = stream, n_hidden, new.shape[1]
+        stream.busy = not solve.done
+        return solve
 
-    def _advance(
-        self,
-        encoder: Cache,
-        steps: list[Cache],
-        ids: Tensor,
-        ahead: Tensor | None,
-        spk: Tensor,
-        cond: Tensor,
-        before_step: BeforeStep = nothing,
-    ) -> Tensor:
-        """ids [1, n], cond [1, 2n, 80] after what the caches hold -> mel [1, 2n, 80]."""
+    @torch.inference_mode()
+    def step(self, solves: Sequence[Solve]) -> None:
+        """One Euler step of each, wherever each stands.
+
+        Where one raises, its stream is finished; the others stand as they were, or one step further.
+        ValueError, and nothing is done, if one of them is done or has failed, or is given twice.
+        """
+        if len({id(solve) for solve in solves}) < len(solves):
+            raise ValueError("a block cannot take two steps at once")
+        for solve in solves:
+            if solve.done or solve.failed:
+                raise ValueError("the block is done" if solve.done else "a step of the block has failed")
+        apart = list(solves)
+        if self.together:
+            for batch in _of_equal_length(solves):
+                # Where a batch fails, who is to blame shows when they go one by one; none has changed so far.
+                with contextlib.suppress(Exception):
+                    self.decoder.step_together(batch)
+                    apart = [solve for solve in apart if solve not in batch]
+                    for solve in batch:
+                        self._settle(solve)
+        for solve in apart:
+            try:
+                self.decoder.advance(solve)
+            except BaseException:
+                solve.fail()
+                raise
+            self._settle(solve)
+
+    def _settle(self, solve: Solve) -> None:
+        """What a block's last step changes."""
+        if solve.done and solve.stream is not None:
+            solve.stream.busy = False
+            solve.stream.n_emitted += solve.n_tokens
+
+    def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
+        return self._run(self.begin(stream, new, ahead), before_step).mel()
+
+    def _run(self, solve: Solve, before_step: BeforeStep) -> Solve:
+        """All steps of one."""
+        if solve.done:
+            return solve
+        try:
+            solve.x = self.decoder.solve(solve, before_step)
+        except BaseException:
+            solve.fail()
+            raise
+        self._settle(solve)
+        return solve
+
+    def _begin(
+        self, encoder: Cache, steps: Sequence[Cache], ids: Tensor, ahead: Tensor | None, spk: Tensor, cond: Tensor
+    ) -> Solve:
+        """ids [1, n], cond [1, 2n, 80] after what the caches hold. No ids are done at once."""
+        n_steps = len(self.decoder.times)
         x = self.decoder.start(steps[0].n, cond.shape[1])
+        if not ids.shape[1]:
+            return Solve(x, cond, spk, cond, n_steps, steps, k=n_steps)
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=True, cache=encoder))
-        return self.decoder.solve(x, mu, spk, cond, streaming=True, caches=steps, before_step=before_step)
+        return Solve(x, mu, spk, cond, n_steps, steps)
+
+    def _check(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> None:
+        """Whether `new` can come next; ValueError says why not."""
+        if stream.busy and not stream.finished:
+            raise ValueError("a block of the stream is under way: step it until it is done")
+        if stream.finished:
+            raise ValueError("the stream is finished")
+        n = new.shape[1]
+        if lookahead is None:
+            if stream.n_emitted and n < LOOKAHEAD_TOKENS:
+                raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
+            return
+        if n < 1 or n != self.tokens_to_block_end(stream, n):
+            at = stream.encoder.n + stream.tail_tokens.shape[1]
+            raise ValueError(f"{n} tokens after {at} do not end on a block of {BLOCK_TOKENS}")
+        if lookahead.shape[1] != LOOKAHEAD_TOKENS:
+            raise ValueError(f"{lookahead.shape[1]} lookahead tokens, not {LOOKAHEAD_TOKENS}")
 
 
 def _followed_by_zeros(mel: Tensor, n_frames: int) -> Tensor:
@@ -233,12 +370,16 @@ def _followed_by_zeros(mel: Tensor, n_frames: int) -> Tensor:
     return F.pad(mel, (0, 0, 0, n_frames - mel.shape[1]))
 
 
+def _of_equal_length(solves: Sequence[Solve]) -> list[list[Solve]]:
+    """Those that can be one batch, two or more."""
+    by_length: dict[int, list[Solve]] = {}
+    for solve in solves:
+        by_length.setdefault(solve.x.shape[1], []).append(solve)
+    return [batch for batch in by_length.values() if len(batch) > 1]
+
+
 def _check_prompt(prompt_tokens: Tensor, prompt_mel: Tensor) -> None:
     n_frames = prompt_tokens.shape[1] * FRAMES_PER_TOKEN
     if prompt_mel.shape[1] != n_frames:
         raise ValueError(f"{prompt_mel.shape[1]} frames of prompt mel; its tokens make {n_frames}")
 
-
-def _check_open(stream: FlowStream) -> None:
-    if stream.finished:
-        raise ValueError("the stream is finished")

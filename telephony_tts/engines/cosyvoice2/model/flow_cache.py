@@ -1,6 +1,6 @@
 """What a stream keeps of the flow between chunks (specification 8), and nothing else does.
 
-Keys and values are one tensor per attention layer [2, B, H, T, D] in two parts:
+Keys and values are one tensor per attention layer in two parts:
 
     shared   the prompt's whole blocks, computed once per voice, read by every stream of that voice, written by none
     own      the stream's, in a buffer that grows by `growth` positions at a time
@@ -8,59 +8,90 @@ Keys and values are one tensor per attention layer [2, B, H, T, D] in two parts:
 Appending writes only into `own`, so the shared part needs no copy and no lock. A buffer that grows, not a list of
 pieces, keeps attention at two products however long the stream is. Growing copies a layer's own history, which
 attention reads at every chunk anyway, and goes layer by layer, so that no more than one layer is there twice.
+
+What a network appends counts from `Cache.commit` on, which is its last act: where it raises before that, the cache is
+what it was, and what was written past its end is written again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from .flow_attention import Piece
 
 
 class KeyValues:
-    """What one attention layer has seen: keys and values [2, B, H, T, D]."""
+    """What one attention layer has seen. Half of a buffer [2, B, H, capacity * D] holds keys, as [B, H, D, capacity],
+    half values, as [B, H, capacity, D]."""
 
-    __slots__ = ("growth", "n_own", "own", "shared")
+    __slots__ = ("_before", "d_head", "growth", "n_next", "n_own", "own", "shared")
 
-    def __init__(self, own: Tensor, growth: int, shared: Tensor | None = None) -> None:
-        """`own` [2, B, H, 0, D] gives sizes, dtype and device. With growth 0 the buffer has no spare room."""
+    def __init__(self, own: Tensor, d_head: int, growth: int, shared: Tensor | None = None) -> None:
+        """`own` [2, B, H, 0] gives sizes, dtype and device. With growth 0 the buffer has no spare room.
+
+        `shared` is a buffer as above that is full.
+        """
         self.own = own
-        self.n_own = 0
+        self.d_head = d_head
+        self.n_own = self.n_next = 0
         self.growth = growth
         self.shared = shared
+        self._before = [] if shared is None else [_piece(shared, d_head, shared.shape[3] // d_head)]
 
-    def append(self, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keeps k, v [B, H, N, D] of N new positions; returns all so far, oldest first, as one or two pieces (k, v)."""
+    def append(self, k: Tensor, v: Tensor) -> list[Piece]:
+        """Keeps k, v [B, H, N, D] of N new positions; returns all so far, oldest first, as one or two pieces."""
         n = self.n_own + k.shape[2]
-        capacity = self.own.shape[3]
+        capacity = self.own.shape[3] // self.d_head
         if n > capacity:
-            grown = self.own.new_empty(*self.own.shape[:3], max(n, capacity + self.growth), self.own.shape[4])
-            grown[:, :, :, : self.n_own] = self.own[:, :, :, : self.n_own]
+            grown = self.own.new_empty(*self.own.shape[:3], max(n, capacity + self.growth) * self.d_head)
+            held = _piece(self.own, self.d_head, self.n_own)
+            for new, old in zip(_piece(grown, self.d_head, self.n_own), held, strict=True):
+                new.copy_(old)
             self.own = grown
-        self.own[0, :, :, self.n_own : n] = k
-        self.own[1, :, :, self.n_own : n] = v
-        self.n_own = n
-        pieces = [] if self.shared is None else [(self.shared[0], self.shared[1])]
-        return [*pieces, (self.own[0, :, :, :n], self.own[1, :, :, :n])]
+        keys, values = _piece(self.own, self.d_head, n)
+        keys[..., self.n_own :] = k.mT
+        values[:, :, self.n_own :] = v
+        self.n_next = n
+        return [*self._before, (keys, values)]
+
+    def commit(self) -> None:
+        self.n_own = self.n_next
 
     def fork(self, growth: int) -> KeyValues:
         """One that begins with what this one holds, by reference. Only a prompt's can be: it shares nothing itself."""
-        if self.shared is not None:
-            raise ValueError("only keys and values that share nothing can be forked")
-        held = self.own[:, :, :, : self.n_own]
-        return KeyValues(self.own[:, :, :, :0].clone(), growth, held if self.n_own else None)
+        if self.shared is not None or self.n_own * self.d_head < self.own.shape[3]:
+            raise ValueError("only keys and values that share nothing and have no spare room can be forked")
+        return KeyValues(self.own[..., :0].clone(), self.d_head, growth, self.own if self.n_own else None)
 
 
-@dataclass(slots=True)
+def _piece(buffer: Tensor, d_head: int, n: int) -> Piece:
+    """The first n positions of a buffer, where they lie."""
+    n_batch, n_heads, capacity = buffer.shape[1], buffer.shape[2], buffer.shape[3] // d_head
+    keys = buffer[0].view(n_batch, n_heads, d_head, capacity)[..., :n]
+    return keys, buffer[1].view(n_batch, n_heads, capacity, d_head)[:, :, :n]
+
+
 class Cache:
     """The left context of one network: the encoder, or the estimator at one Euler step (both guidance branches)."""
 
-    n: int
-    """Positions seen: tokens of the encoder, frames of the estimator."""
-    left: list[Tensor]
-    """Convolution contexts [B, k - 1, C], replaced at each chunk."""
-    kv: list[KeyValues]
+    __slots__ = ("kv", "left", "n")
+
+    def __init__(self, n: int, left: list[Tensor], kv: list[KeyValues]) -> None:
+        self.n = n
+        """Positions seen: tokens of the encoder, frames of the estimator."""
+        self.left = left
+        """Convolution contexts [B, k - 1, C], replaced at each chunk."""
+        self.kv = kv
+
+    def commit(self, n: int, left: list[Tensor]) -> None:
+        """Counts n new positions as seen: their keys and values are appended, `left` is what they leave behind."""
+        self.n += n
+        self.left = left
+        for kv in self.kv:
+            kv.commit()
 
     def fork(self, growth: int) -> Cache:
         """A stream's own cache that begins where this one stands. It owns all but the keys and values so far."""
@@ -77,10 +108,19 @@ def nbytes(caches: Sequence[Cache]) -> int:
     return sum(tensor.untyped_storage().nbytes() for cache in caches for tensor in cache.tensors())
 
 
-def empty(left: Sequence[tuple[int, int]], kv: Sequence[tuple[int, int, int]], n_batch: int, like: Tensor) -> Cache:
-    """A cache of nothing: left (frames, channels) per convolution; kv (heads, d_head, growth) per attention layer."""
+def empty(
+    left: Sequence[tuple[int, int]],
+    kv: Sequence[tuple[int, int, int]],
+    n_batch: int,
+    like: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Cache:
+    """A cache of nothing: left (frames, channels) per convolution; kv (heads, d_head, growth) per attention layer.
+
+    Keys and values are of the dtype of `like`, the contexts of `dtype`, if it is another.
+    """
     return Cache(
         n=0,
-        left=[like.new_zeros(n_batch, n_left, d) for n_left, d in left],
-        kv=[KeyValues(like.new_empty(2, n_batch, h, 0, d), growth) for h, d, growth in kv],
+        left=[like.new_zeros(n_batch, n_left, d, dtype=dtype) for n_left, d in left],
+        kv=[KeyValues(like.new_empty(2, n_batch, h, 0), d, growth) for h, d, growth in kv],
     )

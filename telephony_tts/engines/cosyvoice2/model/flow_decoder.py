@@ -4,14 +4,17 @@
                  [B, T, 320] -> down: R, 4 TB, conv -> 12 x mid: R, 4 TB -> with skip, up: R, 4 TB, conv -> [B, T, 80]
     solver     x = noise; ten times x += dt * (1.7 v(x | text, voice) - 0.7 v(x | nothing))
 
-Both guidance branches run as one batch of two. What happens to a frame depends on nothing after its block of 50, so
-with one cache per Euler step a new block costs its own frames only, and the frames before never change.
+Both guidance branches run as one batch of two, or of two for each stream. What happens to a frame depends on nothing
+after its block of 50, so with one cache per Euler step a new block costs its own frames only, and the frames before
+never change. All that a step's time does is a table made when the weights are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +22,9 @@ from torch import Tensor
 
 from . import flow_cache
 from .config import BLOCK_FRAMES, N_NOISE_FRAMES, FlowDecoderConfig
+from .flow_attention import attend, block_mask, heads
 from .flow_cache import Cache, KeyValues
-from .flow_layers import Reader, attend, block_mask, heads, stacked
+from .flow_layers import Int8Linear, Linear, Map, Reader, mish, quick_mish, stacked
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -28,6 +32,8 @@ N_BRANCHES = 2
 """Guidance branches, in this order: with text and voice, without."""
 NOISE_SEED = 0
 
+Lefts = Sequence[list[Tensor]]
+"""Convolution contexts of each stream, by slot; what comes after is put in their place."""
 BeforeStep = Callable[[], None]
 """Asked before each Euler step: the moment at which work that nobody wants any more can be left."""
 
@@ -64,10 +70,17 @@ class CausalBlock:
     def __init__(self, take: Reader, key: str, d_in: int, d_out: int, slot: int) -> None:
         self.conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
         self.norm = take.norm(f"{key}.block.2", d_out, NORM_EPS)
+        self.activation = mish
         self.slot = slot
 
-    def __call__(self, x: Tensor, left: list[Tensor] | None) -> Tensor:
-        return F.mish(self.norm(self.conv.causal(x, left, self.slot)))
+    def quantize(self, *, conv: bool) -> None:
+        """Activations become float32; the convolution int8, if it is to."""
+        self.norm, self.activation = self.norm.to(torch.float32), quick_mish
+        if conv:
+            self.conv.quantize()
+
+    def __call__(self, x: Tensor, lefts: Lefts | None) -> Tensor:
+        return self.activation(self.norm(self.conv.causal(x, lefts, self.slot)))
 
 
 class Resnet:
@@ -80,10 +93,10 @@ class Resnet:
         self.block_2 = CausalBlock(take, f"{key}.block2", d, d, slot + 1)
         self.skip = take.conv(f"{key}.res_conv", d, d_in, 1)
 
-    def __call__(self, x: Tensor, temb: Tensor, left: list[Tensor] | None) -> Tensor:
-        """x [B, T, C_in], Mish(temb) [B, d_time] -> [B, T, C]"""
-        h = self.block_1(x, left) + self.time(temb)[:, None]
-        return self.block_2(h, left) + self.skip(x)
+    def __call__(self, x: Tensor, time: Tensor, lefts: Lefts | None) -> Tensor:
+        """x [B, T, C_in], time [B or 1, C], which is Linear(Mish(temb)) -> [B, T, C]"""
+        h = self.block_1(x, lefts).add_(time[:, None])
+        return self.block_2(h, lefts).add_(self.skip(x))
 
 
 class Transformer:
@@ -92,32 +105,59 @@ class Transformer:
     def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
         d, d_attention, self.n_heads = config.n_channels, config.n_heads * config.d_head, config.n_heads
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
-        self.qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
+        qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
+        self.qkv: Map = qkv
+        self.dtype = qkv.weight.dtype
+        """Of queries, keys and values."""
         self.out = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
-        self.ff_1 = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
-        self.ff_2 = take.linear(f"{key}.ff.net.2", d, 4 * d)
+        self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
+        self.ff_2: Map = take.linear(f"{key}.ff.net.2", d, 4 * d)
 
-    def __call__(self, x: Tensor, mask: Tensor | None, kv: KeyValues | None) -> Tensor:
-        q, k, v = (heads(part, self.n_heads) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        segments = [(k, v)] if kv is None else kv.append(k, v)
-        x = x + self.out(attend(q, segments, mask))
-        return x + self.ff_2(F.gelu(self.ff_1(self.norm_3(x))))
+    def __call__(self, x: Tensor, masks: Sequence[Tensor | None], kvs: Sequence[KeyValues | None]) -> Tensor:
+        """Changes and returns x, the rows of as many streams as there are masks, one after the other."""
+        both = self.qkv(self.norm_1(x)).to(self.dtype).chunk(len(kvs))
+        seen = [self._attend(qkv, mask, kv) for qkv, mask, kv in zip(both, masks, kvs, strict=True)]
+        x += self.out(seen[0] if len(seen) == 1 else torch.cat(seen))
+        x += self.ff_2(F.gelu(self.ff_1(self.norm_3(x))))
+        return x
+
+    def quantize(self) -> None:
+        """Products in int8, but for the output of attention; norms in float32."""
+        self.norm_1, self.norm_3 = self.norm_1.to(torch.float32), self.norm_3.to(torch.float32)
+        self.qkv, self.ff_1, self.ff_2 = (
+            Int8Linear(part) for part in (self.qkv, self.ff_1, self.ff_2) if isinstance(part, Linear)
+        )
+
+    def _attend(self, qkv: Tensor, mask: Tensor | None, kv: KeyValues | None) -> Tensor:
+        q, k, v = (heads(part, self.n_heads) for part in qkv.chunk(3, dim=-1))
+        return attend(q, [(k.mT, v)] if kv is None else kv.append(k, v), mask)
 
 
 class Stage:
     """One R and its transformer blocks: two convolution slots and n_blocks layers of keys and values."""
 
     def __init__(self, config: FlowDecoderConfig, take: Reader, key: str, d_in: int, index: int) -> None:
+        self.index = index
         self.resnet = Resnet(config, take, f"{key}.0", d_in, slot=2 * index)
         self.transformers = [Transformer(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)]
-        self.first_kv = index * config.n_blocks
 
-    def __call__(self, x: Tensor, temb: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        x = self.resnet(x, temb, cache.left if cache else None)
-        for i, transformer in enumerate(self.transformers):
-            x = transformer(x, mask, cache.kv[self.first_kv + i] if cache else None)
+    def __call__(self, x: Tensor, given: Given) -> Tensor:
+        x = self.resnet(x, given.times[self.index], given.lefts)
+        for i, transformer in enumerate(self.transformers, self.index * len(self.transformers)):
+            kvs = [cache.kv[i] if cache else None for cache in given.caches]
+            x = transformer(x, given.masks, kvs)
         return x
+
+
+class Given(NamedTuple):
+    """What the stages of one pass have in common. S streams lie one after the other, N_BRANCHES rows each."""
+
+    times: Tensor
+    """[n_stages, B or 1, C] of `Estimator.times`"""
+    masks: Sequence[Tensor | None]
+    lefts: Lefts | None
+    caches: Sequence[Cache | None]
 
 
 class Estimator:
@@ -135,6 +175,28 @@ class Estimator:
         self.slot_down, self.slot_up, slot_final = (2 * self.n_stages + i for i in range(3))
         self.final = CausalBlock(take, f"{key}.final_block", d, d, slot_final)
         self.projection = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
+        self.dtype = self.time_1.weight.dtype
+        """Of activations. Keys and values have that of the weights."""
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [self.down, *self.mid, self.up]
+
+    def quantize(self) -> None:
+        """Turns to int8 what takes the time; activations are float32 from then on.
+
+        Not the first convolution, whose input holds mels beside the noise and is coarse for it, nor the output of
+        attention, which is as fast as it is.
+        """
+        self.dtype = torch.float32
+        for stage in self.stages:
+            resnet = stage.resnet
+            resnet.block_1.quantize(conv=stage is not self.down)
+            resnet.block_2.quantize(conv=True)
+            if stage is not self.down:
+                resnet.skip.quantize()
+            for layer in stage.transformers:
+                layer.quantize()
 
     def cache(self, growth_frames: int) -> Cache:
         config = self.config
@@ -146,6 +208,7 @@ class Estimator:
             kv=[(config.n_heads, config.d_head, growth_frames)] * n_layers,
             n_batch=N_BRANCHES,
             like=self.time_1.weight,
+            dtype=self.dtype,
         )
 
     def time_embedding(self, t: Tensor) -> Tensor:
@@ -153,38 +216,69 @@ class Estimator:
         e = time_sinusoids(t, self.config.d_in).to(self.time_1.weight.dtype)
         return self.time_2(F.silu(self.time_1(e)))
 
-    def __call__(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        t: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        *,
-        streaming: bool,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """x, mu, cond [B, T, 80], t [B], spk [B, 80] -> velocity [B, T, 80]. A cache makes it block-causal."""
-        n_frames = x.shape[1]
-        n_past = cache.n if cache else 0
-        causal = streaming or cache is not None
-        mask = block_mask(n_past, n_frames, BLOCK_FRAMES, x.device) if causal else None
-        left = cache.left if cache else None
+    def times(self, t: Tensor) -> Tensor:
+        """t [B] -> what each stage adds to its activations at that time, [n_stages, B, C]."""
         temb = F.mish(self.time_embedding(t))
-        h = torch.cat([x, mu, spk[:, None].expand(-1, n_frames, -1), cond], dim=-1)
-        skip = self.down(h, temb, mask, cache)
-        h = self.down_conv.causal(skip, left, self.slot_down)
+        return torch.stack([stage.resnet.time(temb) for stage in self.stages])
+
+    def __call__(
+        self, x: Tensor, mu: Tensor, t: Tensor, spk: Tensor, cond: Tensor, *, streaming: bool
+    ) -> Tensor:
+        """x, mu, cond [B, T, 80], t [B], spk [B, 80] -> velocity [B, T, 80] of frames that are all there are."""
+        features = torch.cat([x, mu, spk[:, None].expand_as(x), cond], dim=-1)
+        return self.velocity(features.to(self.dtype), self.times(t), None, streaming=streaming)
+
+    def velocity(
+        self, features: Tensor, times: Tensor, caches: Sequence[Cache] | None, *, streaming: bool = True
+    ) -> Tensor:
+        """features [B, T, 320] of x, mu, spk, cond, times [n_stages, B or 1, C] -> [B, T, 80] in the weights' dtype.
+
+        `caches` are those of the S streams whose rows these are, N_BRANCHES each; they make it block-causal. They
+        change with the last thing that is done here, all of them.
+        """
+        n_frames = features.shape[1]
+        n_pasts = [cache.n for cache in caches] if caches else [0]
+        causal = streaming or caches is not None
+        masks = [block_mask(n, n_frames, BLOCK_FRAMES, features.device) if causal else None for n in n_pasts]
+        lefts = [list(cache.left) for cache in caches] if caches else None
+        given = Given(times.to(self.dtype), masks, lefts, caches or [None])
+        skip = self.down(features, given)
+        h = self.down_conv.causal(skip, lefts, self.slot_down)
         for stage in self.mid:
-            h = stage(h, temb, mask, cache)
-        h = self.up(torch.cat([h, skip], dim=-1), temb, mask, cache)
-        h = self.final(self.up_conv.causal(h, left, self.slot_up), left)
-        if cache:
-            cache.n += n_frames
-        return self.projection(h)
+            h = stage(h, given)
+        h = self.up(torch.cat([h, skip.to(h.dtype)], dim=-1), given)
+        h = self.final(self.up_conv.causal(h, lefts, self.slot_up), lefts)
+        v = self.projection(h)
+        if caches and lefts:
+            for cache, left in zip(caches, lefts, strict=True):
+                cache.commit(n_frames, left)
+        return v
 
 
 def nothing() -> None:
     """The `before_step` of those who never stop half-way."""
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """Frames on their way from noise to mel, `k` of the Euler steps done."""
+
+    x: Tensor
+    """[1, T, 80] float32: it is not rounded to half precision ten times on its way."""
+    mu: Tensor
+    """[1, T, 80], as `cond`; like `spk` [1, 80] in the weights' dtype"""
+    spk: Tensor
+    cond: Tensor
+    n_steps: int
+    caches: Sequence[Cache] | None
+    """What each step knows of the frames before; None: these are all frames there are."""
+    streaming: bool = True
+    """Block-causal, as it always is with caches; else all frames see all."""
+    k: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.k == self.n_steps
 
 
 class FlowDecoder:
@@ -192,7 +286,12 @@ class FlowDecoder:
         self.config = config
         self.estimator = Estimator(config, take, "decoder.estimator")
         self.times = euler_times(config.n_steps)
-        self.noise = fixed_noise(config.d_mel).to(self.estimator.time_1.weight.device)
+        device = self.estimator.time_1.weight.device
+        # Each time twice, as both branches would ask for it: a batch of ten is rounded otherwise.
+        each = [self.estimator.times(torch.full((N_BRANCHES,), t, device=device))[:, 0] for t, _ in self.times]
+        self.stage_times = torch.stack(each, dim=1)
+        """[n_stages, n_steps, C]: all that a step's time does."""
+        self.noise = fixed_noise(config.d_mel).to(device)
 
     def caches(self, growth_frames: int) -> list[Cache]:
         """One per Euler step."""
@@ -211,33 +310,44 @@ class FlowDecoder:
 
         x stays float32 under half-precision weights, so that the state is not rounded ten times on its way.
         """
-        t, dt = self.times[k]
-        both = [torch.cat([given, torch.zeros_like(given)]) for given in (mu, spk, cond)]
-        v = self.estimator(
-            x.to(mu.dtype).expand(N_BRANCHES, -1, -1),
-            both[0],
-            torch.full((N_BRANCHES,), t, device=x.device),
-            both[1],
-            both[2],
-            streaming=streaming,
-            cache=cache,
-        ).float()
-        with_text, without = v[:1], v[1:]
-        return x + dt * ((1.0 + self.config.guidance) * with_text - self.config.guidance * without)
+        features = self._features(x, mu, spk, cond)
+        times = self.stage_times[:, k : k + 1]
+        v = self.estimator.velocity(features, times, [cache] if cache else None, streaming=streaming)
+        return x + self.times[k][1] * self._guided(v)
 
-    def solve(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        *,
-        streaming: bool,
-        caches: list[Cache] | None = None,
-        before_step: BeforeStep = nothing,
-    ) -> Tensor:
-        """x of `start`, mu, cond [1, T, 80], spk [1, 80] -> mel [1, T, 80] float32; `caches` hold the frames before."""
-        for k in range(len(self.times)):
+    def step_together(self, paths: Sequence[Trajectory]) -> None:
+        """The next Euler step of paths that have equally many frames, as one batch; each has its own caches."""
+        x, mu, spk, cond = (torch.cat([getattr(p, name) for p in paths]) for name in ("x", "mu", "spk", "cond"))
+        times = torch.stack([self.stage_times[:, p.k] for p in paths for _ in range(N_BRANCHES)], dim=1)
+        caches = [p.caches[p.k] for p in paths if p.caches]
+        v = self._guided(self.estimator.velocity(self._features(x, mu, spk, cond), times, caches))
+        for path, velocity in zip(paths, v.unbind(0), strict=True):
+            path.x = path.x + self.times[path.k][1] * velocity
+            path.k += 1
+
+    def _features(self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor) -> Tensor:
+        """What the estimator sees of S streams, x, mu, cond [S, T, 80], spk [S, 80] -> [S * N_BRANCHES, T, 320]."""
+        with_text = torch.cat([x, mu, spk[:, None].expand_as(x), cond], dim=-1)
+        without = F.pad(x, (0, with_text.shape[-1] - x.shape[-1]))
+        return torch.stack([with_text, without], dim=1).flatten(0, 1).to(self.estimator.dtype)
+
+    def _guided(self, v: Tensor) -> Tensor:
+        """The estimator's [S * N_BRANCHES, T, 80] -> the velocity [S, T, 80] in float32 or wider."""
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        with_text, without = wide.view(-1, N_BRANCHES, *v.shape[1:]).unbind(1)
+        guided: Tensor = (1.0 + self.config.guidance) * with_text - self.config.guidance * without
+        return guided
+
+    def advance(self, path: Trajectory) -> None:
+        """The next Euler step of one."""
+        cache = path.caches[path.k] if path.caches else None
+        streaming = path.streaming
+        path.x = self.step(path.k, path.x, path.mu, path.spk, path.cond, streaming=streaming, cache=cache)
+        path.k += 1
+
+    def solve(self, path: Trajectory, before_step: BeforeStep = nothing) -> Tensor:
+        """All steps that are left -> mel [1, T, 80] float32."""
+        while not path.done:
             before_step()
-            x = self.step(k, x, mu, spk, cond, streaming=streaming, cache=caches[k] if caches else None)
-        return x
+            self.advance(path)
+        return path.x

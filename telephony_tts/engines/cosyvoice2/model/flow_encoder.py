@@ -17,8 +17,9 @@ from torch import Tensor
 
 from . import flow_cache
 from .config import BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, FlowEncoderConfig
+from .flow_attention import attend, block_mask, heads
 from .flow_cache import Cache, KeyValues
-from .flow_layers import Reader, attend, block_mask, heads, stacked
+from .flow_layers import Reader, stacked
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 """Left contexts of the two causal convolutions: kernels 3 and 5."""
@@ -79,8 +80,8 @@ class Block:
         q, k, v = (heads(part, self.n_heads) for part in self.qkv(self.norm_mha(x)).chunk(3, dim=-1))
         position = heads(self.position(r)[None], self.n_heads)
         bias = by_key((q + self.v) @ position.transpose(-1, -2))
-        segments = [(k, v)] if kv is None else kv.append(k, v)
-        x = x + self.out(attend(q + self.u, segments, mask, bias))
+        pieces = [(k.mT, v)] if kv is None else kv.append(k, v)
+        x = x + self.out(attend(q + self.u, pieces, mask, bias))
         return x + self.w_2(F.silu(self.w_1(self.norm_ff(x))))
 
 
@@ -119,11 +120,11 @@ class FlowEncoder:
         """ids [1, T] -> E(embedding) [1, T, C]. Negative ids are padding of token 0, as in the reference."""
         return self.embed(F.embedding(ids.clamp(min=0), self.tokens))
 
-    def pre_lookahead(self, x: Tensor, ahead: Tensor | None, cache: Cache | None) -> Tensor:
+    def pre_lookahead(self, x: Tensor, ahead: Tensor | None, lefts: list[list[Tensor]] | None) -> Tensor:
         """x [1, T, C] and `ahead` [1, 3, C] (None: zeros, at the very end) -> [1, T, C]; reaches from t-2 to t+3."""
         y = F.pad(x, (0, 0, 0, LOOKAHEAD_TOKENS)) if ahead is None else torch.cat([x, ahead], dim=1)
         y = F.leaky_relu(self.ahead(y), LEAKY_SLOPE)
-        return x + self.behind.causal(y, cache.left if cache else None, 0)
+        return x + self.behind.causal(y, lefts, 0)
 
     def encode(self, ids: Tensor, ahead: Tensor | None, *, streaming: bool, cache: Cache | None = None) -> Tensor:
         """ids [1, N] and the 3 ids `ahead` [1, 3], None at the end -> h [1, 2N, C]. A cache makes it block-causal."""
@@ -131,14 +132,16 @@ class FlowEncoder:
         n_past = cache.n if cache else 0
         causal = streaming or cache is not None
         kv: list[KeyValues] | list[None] = cache.kv if cache else [None] * (len(self.blocks) + len(self.up_blocks))
-        x = self.pre_lookahead(self.look(ids), None if ahead is None else self.look(ahead), cache)
+        left = list(cache.left) if cache else []
+        lefts = [left] if cache else None
+        x = self.pre_lookahead(self.look(ids), None if ahead is None else self.look(ahead), lefts)
         x = self._run(self.blocks, x, n_past, BLOCK_TOKENS if causal else 0, kv[: len(self.blocks)])
         x = x.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
-        x = self.up_embed(self.up.causal(x, cache.left if cache else None, 1))
+        x = self.up_embed(self.up.causal(x, lefts, 1))
         n_past, block = n_past * FRAMES_PER_TOKEN, BLOCK_TOKENS * FRAMES_PER_TOKEN
         x = self._run(self.up_blocks, x, n_past, block if causal else 0, kv[len(self.blocks) :])
         if cache:
-            cache.n += n
+            cache.commit(n, left)
         return self.after_norm(x)
 
     def _run(self, blocks: list[Block], x: Tensor, n_past: int, block: int, kv: list[KeyValues] | list[None]) -> Tensor:
