@@ -8,9 +8,10 @@ import math
 import signal
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
@@ -102,6 +103,11 @@ def _cosyvoice2(config: Config) -> Engine:
         control_tokens=settings.control_tokens,
         limits=EngineLimits(settings.slots, settings.ready_voices),
         n_threads=settings.threads,
+        isolation=settings.isolation,
+        lm_dtype=settings.lm_dtype,
+        flow_dtype=settings.flow_dtype,
+        vocoder_dtype=settings.vocoder_dtype,
+        ahead_ms=settings.ahead_ms,
     )
 
 
@@ -216,10 +222,12 @@ class Served:
 
 
 async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
-    """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait."""
+    """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait.
+
+    It listens before its engines are there, so that a port in use is told at once and /readyz can say that it loads.
+    """
     settings = transport_settings(config)
     catalog = build_catalog(config)
-    await catalog.start()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     server = Server(settings, catalog)
@@ -240,10 +248,14 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
             stop.set()
 
     try:
-        catalog.resolve(settings.speech.voice, None, "")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
-        async with server.running():
+        async with server.running(ready=False):
+            _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
+            if not await _unless(stop, catalog.start()):
+                return
+            catalog.resolve(settings.speech.voice, None, "")
+            server.ready = True
             scheme = "wss" if settings.tls is not None else "ws"
             address = f"{scheme}://{settings.host}:{server.port}"
             _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
@@ -255,6 +267,22 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
             loop.remove_signal_handler(number)
         await catalog.close()
     _log.info("stopped")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work to its end, or until `stop`; whether it came to its end. Raises what it raises."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:

@@ -133,10 +133,15 @@ class CosyVoice2:
     threads: Annotated[int, Between(1, 256)] = 1
     device: str = "cpu"
     dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
+    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
+    flow_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
+    vocoder_dtype: Annotated[str | None, OneOf(("float32", "float16", "mixed"))] = None
+    isolation: Annotated[str, OneOf(("process", "thread"))] = "process"
     profile: Annotated[str, OneOf(("default", "fast", "upstream"))] = "default"
     finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"
     slots: Annotated[int, Between(1, 1024)] = 16
     ready_voices: Annotated[int, Between(1, 10_000)] = 4
+    ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000
     control_tokens: tuple[str, ...] = ()
 
 

@@ -60,7 +60,7 @@ MEDIA_KINDS = ("stream", "twilio")
 OUTCOMES = ("done", "cleared", "error")
 LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
-REFUSALS = ("busy", "unauthorized", "draining", "bad_request", "call_taken", "unclaimed")
+REFUSALS = ("busy", "unauthorized", "starting", "draining", "bad_request", "call_taken", "unclaimed")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
 LATENESS_BUCKETS_MS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000)
@@ -116,6 +116,18 @@ ENGINE_QUEUED = Gauge(
 )
 ENGINE_RUNNING = Gauge(
     "telephony_tts_engine_running", "Utterances being synthesised by an engine.", ["engine"], registry=REGISTRY
+)
+ENGINE_LOAD = Gauge(
+    "telephony_tts_engine_load",
+    "Work under way over what the engine can do in time; above 1 callers hear gaps. 0 where it does not know.",
+    ["engine"],
+    registry=REGISTRY,
+)
+ENGINE_WORK = Gauge(
+    "telephony_tts_engine_work",
+    "What an engine has done since it started, by its own names: steps, batches, rows and seconds by stage.",
+    ["engine", "what"],
+    registry=REGISTRY,
 )
 SYNTHESIS_RTF = Histogram(
     "telephony_tts_synthesis_rtf",

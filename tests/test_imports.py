@@ -57,8 +57,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock", "numpy"),
     **{
         f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")
-        for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store", "stream",
-                     "speech_model", "service", "mel_stretch")
+        for name in ("runner", "sampling", "weights", "model", "features", "random_checkpoint", "voice_store",
+                     "speech_model", "loading", "mel_stretch")
     },
     "telephony_tts.engines.cosyvoice2.sizes": row("errors metrics clock", "torch yaml"),
     "telephony_tts.engines.cosyvoice2.enrolment": row("errors metrics clock", "torch"),
@@ -67,11 +67,17 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.tokenizer": row("errors metrics clock", "tokenizers"),
     "telephony_tts.engines.cosyvoice2.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.transport": row("errors metrics clock wire session engines.api logs", "websockets"),
+    "telephony_tts.bench": row("errors clock engines.api"),
+    "telephony_tts.bench.measures": row(not_stdlib=TASKS | IO),
+    "telephony_tts.bench.machine": row("errors clock", "torch"),
+    "telephony_tts.bench.subject": row("errors engines.cosyvoice2"),
+    "telephony_tts.bench.plot": row("errors", "matplotlib"),
     "telephony_tts.offline": row("errors wire session engines.api engines.catalog", not_stdlib=TASKS),
     "telephony_tts.app": EVERYTHING,
     "telephony_tts.cli": EVERYTHING,
     "telephony_tts.cli_settings": row("errors", "yaml"),
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
+    "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.doctor": EVERYTHING,
     "telephony_tts.__main__": row("cli"),
     "sip_bridge": row("wire audio errors clock metrics logs"),
@@ -225,6 +231,8 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         ("telephony_tts.transport.server", "from telephony_tts.engines.fake import Fake"),
         ("telephony_tts.transport.server", "from telephony_tts.app import App"),
         ("telephony_tts.transport.server", "import numpy"),
+        ("telephony_tts.bench.measures", "from telephony_tts import clock"),
+        ("telephony_tts.bench.load", "from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine"),
         ("telephony_tts.newcomer", "import numpy"),
         ("sip_bridge.ari", "from telephony_tts.session.session import Session"),
     ],

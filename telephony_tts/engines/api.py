@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -163,10 +163,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for metrics and admission."""
+    """A snapshot for metrics and admission.
+
+    `load`: the work under way and one utterance more over what the engine can do in time, where it knows; past 1 its
+    listeners would hear gaps. 0 while it rests.
+    An engine that is not ready is starting again by itself, and refuses utterances meanwhile.
+    """
 
     n_queued: int = 0
     n_running: int = 0
+    load: float = 0.0
+    is_ready: bool = True
 
 
 class Engine(Protocol):
@@ -198,3 +205,7 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """How much is waiting and running now."""
+
+    def counters(self) -> Mapping[str, float]:
+        """What it has done since it started, by names of its own, for metrics; they only grow. Empty where it counts
+        nothing."""

@@ -63,6 +63,11 @@ class Catalog:
     def stats(self) -> dict[str, EngineStats]:
         return {name: engine.stats() for name, engine in self._engines.items()}
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the default engine takes utterances."""
+        return self._default.stats().is_ready
+
     def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 

@@ -165,6 +165,9 @@ class EspeakEngine:
     def stats(self) -> EngineStats:
         return self._pool.stats() if self._pool is not None else EngineStats()
 
+    def counters(self) -> dict[str, float]:
+        return {}
+
     def check(self, utterance: Utterance) -> None:
         self._voice(utterance)
 

@@ -109,6 +109,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(n_running=self.n_live)
 
+    def counters(self) -> dict[str, float]:
+        return {}
+
     def check(self, utterance: Utterance) -> None:
         names = [voice.name for voice in self.voices]
         if utterance.voice is not None and utterance.voice not in names:

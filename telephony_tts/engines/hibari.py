@@ -66,6 +66,9 @@ class HibariEngine:
     def stats(self) -> EngineStats:
         return self._pool.stats() if self._pool is not None else EngineStats()
 
+    def counters(self) -> dict[str, float]:
+        return {}
+
     def check(self, utterance: Utterance) -> None:
         if utterance.voice is not None and utterance.voice != _HEART.name:
             raise UnknownVoice(f"hibari has no voice {utterance.voice!r}; it has {_HEART.name!r}")

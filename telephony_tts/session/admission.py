@@ -30,12 +30,15 @@ class Admission:
         """The recent worst, faded."""
         return self._late_ms * float(0.5 ** ((now_ns - self._late_at_ns) / _HALF_LIFE_NS))
 
-    def check(self, n_calls: int, n_queued: int, now_ns: int) -> None:
-        """Raise Busy, with when to come back, if one more call would be too many."""
+    def check(self, n_calls: int, n_queued: int, now_ns: int, load: float = 0.0) -> None:
+        """Raise Busy, with when to come back, if one more call would be too many. `load`: see `EngineStats`."""
         if n_calls >= self._max_calls:
             raise Busy(f"{n_calls} calls are live, the limit is {self._max_calls}", retry_after_ms=5000)
         late_ms = self.lateness_ms(now_ns)
         if late_ms > self._max_late_ms:
             raise Busy(f"frames were {late_ms:.0f} ms late just now", retry_after_ms=2000)
+        if load > 1.0:
+            # The longest sentences take some seconds to say, so that soon there is room again.
+            raise Busy(f"the speech engine has {load:.1f} times as much to say as it can in time", retry_after_ms=2000)
         if n_queued > self._max_queued:
             raise Busy(f"{n_queued} utterances wait for an engine", retry_after_ms=1000)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -23,6 +23,7 @@ from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport.call import Catalog
@@ -42,10 +43,20 @@ _OPEN_TIMEOUT_S = 10.0
 _CLOSE_REASON = "the server is going away"
 
 
+class Engines(Catalog, Protocol):
+    """The engines, as the server's health and metrics need them."""
+
+    @property
+    def engines(self) -> tuple[Engine, ...]: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+
 class Server:
     """Serves calls until told to drain. `ready` gates /readyz and new calls."""
 
-    def __init__(self, settings: TransportSettings, catalog: Catalog) -> None:
+    def __init__(self, settings: TransportSettings, catalog: Engines) -> None:
         self.settings = settings
         self.catalog = catalog
         self.registry = Registry()
@@ -66,9 +77,17 @@ class Server:
     def draining(self) -> bool:
         return self.registry.draining
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls can be taken: told so, and the default engine is not just starting again."""
+        return self.ready and self.catalog.is_ready
+
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Server]:
-        """Listen for the duration of the context; on leaving, drain and close. Raises OSError for a port in use."""
+    async def running(self, ready: bool = True) -> AsyncIterator[Server]:
+        """Listen for the duration of the context; on leaving, drain and close. Raises OSError for a port in use.
+
+        Not `ready`, it answers /healthz and /readyz and takes calls once `ready` is set.
+        """
         settings = self.settings
         listener = self._listener = await serve(
             self._handle,
@@ -93,7 +112,7 @@ class Server:
             lag = group.create_task(self._watch_lag(), name="loop lag")
             try:
                 await listener.start_serving()
-                self.ready = True
+                self.ready = ready
                 yield self
             finally:
                 await self.drain()
@@ -176,13 +195,16 @@ class Server:
 
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
         """Whether there is room for one more call; who only joins one may come in without."""
-        if self.draining or not self.ready:
+        if self.draining:
             reason, why, retry_ms = "draining", "draining: no new calls\n", 5000
+        elif not self.is_ready:
+            reason, why, retry_ms = "starting", "starting: no calls yet\n", 5000
         else:
             try:
-                n_queued = sum(stats.n_queued for stats in self.catalog.stats().values())
+                engines = self.catalog.stats().values()
+                n_queued = sum(stats.n_queued for stats in engines)
                 n_calls = len(self.registry) + self.registry.n_arriving
-                self.admission.check(n_calls, n_queued, monotonic_ns())
+                self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
             except Busy as busy:
                 reason, why, retry_ms = "busy", f"busy: {busy.message}\n", busy.retry_after_ms
             else:
@@ -217,7 +239,7 @@ class Server:
         return _respond(HTTPStatus.OK, "ok\n")
 
     def _readyz(self, _request: Request) -> Response:
-        if self.ready and not self.draining:
+        if self.is_ready and not self.draining:
             return _respond(HTTPStatus.OK, "ready\n")
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
 
@@ -227,6 +249,10 @@ class Server:
         for name, stats in self.catalog.stats().items():
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
             metrics.ENGINE_RUNNING.labels(engine=name).set(stats.n_running)
+            metrics.ENGINE_LOAD.labels(engine=name).set(stats.load)
+        for engine in self.catalog.engines:
+            for what, value in engine.counters().items():
+                metrics.ENGINE_WORK.labels(engine=engine.name, what=what).set(value)
         body, content_type = metrics.render()
         return _response(HTTPStatus.OK, content_type, body)
 

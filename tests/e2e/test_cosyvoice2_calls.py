@@ -20,6 +20,7 @@ from websockets.asyncio.client import connect
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
 CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
 ALIKE = 0.998
@@ -50,8 +51,9 @@ class Recorded(CosyVoice2Engine):
 
     @property
     def n_free(self) -> int:
-        assert self._loaded is not None
-        return self._loaded.model.cache.n_free
+        """Slots that nobody has."""
+        assert isinstance(self._host, ThreadHost) and self._host.core is not None
+        return self._host.core.slots.n_free
 
     def wanted(self, turn: str) -> Pcm:
         spoken = np.concatenate([chunk.pcm for chunk in self.said[turn]]).astype(np.float32) / 32768

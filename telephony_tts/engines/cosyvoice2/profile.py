@@ -23,8 +23,9 @@ class Profile:
     """
 
     first_tokens: int | None = 22
-    hops: tuple[int, ...] = (25, 50, 100)
-    """The blocks after the first, in tokens; the last is repeated."""
+    hops: tuple[int, ...] = (BLOCK_TOKENS,)
+    """The blocks after the first, in tokens; the last is repeated. A block is heard when all of it is made, so one of
+    four seconds leaves a gap where the engine is little faster than speech, and costs no less (docs/experiments.md)."""
     hold_frames: int | None = None
     """See `ContinuousJoint`."""
     causal_finish: bool = True

@@ -1,46 +1,70 @@
 """The CosyVoice2 engine: a model directory and its voices behind `engines.api.Engine`.
 
-One utterance at a time per worker, each with its own slot of the language model and its own state of the other two
-networks. Voices are the model directory's `spk2info.pt` and the voice store's; what a voice's utterances share is made
-when it is first used and kept.
+All utterances of all calls go to one core (`core.py`), which runs beside the event loop; here they are handed over, and
+what comes back is given to whom it belongs. Voices are the model directory's `spk2info.pt` and the voice store's; what
+a voice's utterances share is made when it is first used and kept.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-import torch
-
-from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, ModelConfig
-from telephony_tts.engines.cosyvoice2.profile import PROFILES, Profile
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request, Stopped, speak
+from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
+from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.settings import (
+    DTYPES,
+    FLOW_DTYPES,
+    LM_DTYPES,
+    VOCODER_DTYPES,
+    Precision,
+    Settings,
+)
+from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.engines.cosyvoice2.tokenizer import CONTROL_TOKENS
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.words import is_speakable, scripts
-from telephony_tts.engines.workers import Cancelled, Wait, WorkerPool
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
-
-log = logging.getLogger(__name__)
 
 LANGUAGES = ("zh", "en", "ja", "ko")
 SCRIPTS = frozenset({"LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
-WARM_UP = "Hello."
-MAX_TRANSCRIPT = 1000
-"""Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
+
+
+ISOLATIONS = ("process", "thread")
+"""Whether the engine computes in a process of its own, whose failure is mended, or in threads of this one."""
+
+
+class Host(Protocol):
+    """Where the core runs."""
+
+    async def start(self) -> tuple[str, ...]:
+        """Load; returns the names of the voices. Raises what loading raises."""
+
+    def send(self, order: Order) -> None:
+        """From any thread. Raises EngineError where no new utterance can be taken."""
+
+    def counters(self) -> dict[str, float]:
+        """See `counters.Counters`."""
+
+    def cost(self) -> float:
+        """See `Counters.cost`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether utterances can be taken."""
+
+    async def close(self) -> None:
+        """End all utterances, and what runs. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +79,30 @@ class Limits:
     n_prompts: int = 4
 
 
+@dataclass(slots=True, eq=False)
+class _Listener:
+    """Who waits for an utterance."""
+
+    chunks: deque[Chunk] = field(default_factory=deque)
+    has_begun: bool = False
+    ended: Ended | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Began():
+                self.has_begun = True
+            case Ended():
+                self.ended = event
+            case Chunk():
+                self.chunks.append(event)
+        self.news.set()
+
+
 class CosyVoice2Engine:
     """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens` are those that mean what they say
-    in the text of an utterance, whoever wrote it; the others are read out."""
+    in the text of an utterance, whoever wrote it; the others are read out. `n_workers` threads compute, see
+    `scheduler.lanes`. The dtypes of single networks default to `dtype`."""
 
     streams_text = True
 
@@ -74,63 +119,93 @@ class CosyVoice2Engine:
         control_tokens: Collection[str] = (),
         limits: Limits = Limits(),
         n_threads: int = 1,
+        isolation: str = "thread",
+        lm_dtype: str | None = None,
+        flow_dtype: str | None = None,
+        vocoder_dtype: str | None = None,
+        ahead_ms: int = Ahead().audio_ms,
     ) -> None:
-        """Raises ConfigError for a dtype, profile, finish or control token that there is not, or no slots."""
-        known = {"dtype": DTYPES, "profile": PROFILES, "finish": FINISHES}
-        for what, value in (("dtype", dtype), ("profile", profile), ("finish", finish)):
-            if value not in known[what]:
-                raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known[what])}")
+        """Raises ConfigError for a dtype, profile, finish, isolation or control token there is not, or no slots."""
+        for what, value, known in (
+            ("dtype", dtype, DTYPES),
+            ("profile", profile, PROFILES),
+            ("finish", finish, FINISHES),
+            ("isolation", isolation, ISOLATIONS),
+            ("lm_dtype", lm_dtype, LM_DTYPES),
+            ("flow_dtype", flow_dtype, FLOW_DTYPES),
+            ("vocoder_dtype", vocoder_dtype, VOCODER_DTYPES),
+        ):
+            if value is not None and value not in known:
+                raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known)}")
         for token in control_tokens:
             if token not in CONTROL_TOKENS:
                 raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(CONTROL_TOKENS)}")
         if limits.n_slots < 1 or limits.n_prompts < 1:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
-        self._model_dir = Path(model_dir)
-        self._store = VoiceStore(voice_dir) if voice_dir is not None else None
-        self._n_workers, self._n_threads, self._limits = n_workers, n_threads, limits
-        self._device, self._dtype = device, DTYPES[dtype]
-        self._profile = PROFILES[profile]
-        causal_finish = FINISHES[finish]
+        chosen, causal_finish = PROFILES[profile], FINISHES[finish]
         if causal_finish is not None:
-            self._profile = replace(self._profile, causal_finish=causal_finish)
+            chosen = replace(chosen, causal_finish=causal_finish)
+        self._settings = Settings(
+            Path(model_dir),
+            voice_dir,
+            device,
+            Precision.of(dtype, lm_dtype, flow_dtype, vocoder_dtype),
+            chosen,
+            limits.n_slots,
+            limits.n_prompts,
+            n_workers,
+            n_threads,
+            Ahead(ahead_ms),
+        )
+        self._isolation = isolation
         self._control = frozenset(control_tokens)
-        self._pool: WorkerPool | None = None
-        self._loaded: LoadedVoices | None = None
+        self._host: Host | None = None
+        self._voices: tuple[str, ...] = ()
+        self._listeners: dict[int, _Listener] = {}
+        self._keys = itertools.count()
 
     @property
     def voices(self) -> tuple[Voice, ...]:
         """Those of the model directory, then those of the store. None before `start`."""
-        names = self._loaded.features if self._loaded is not None else ()
-        return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in names)
+        return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in self._voices)
 
     async def start(self) -> None:
-        if self._pool is not None:
+        if self._host is not None:
             return
-        # More threads than idle cores wait for each other at every layer (docs/experiments.md).
-        torch.set_num_threads(self._n_threads)
-        self._pool = WorkerPool(self._n_workers, self.name)
+        self._host = _host(self._isolation, self._settings, self._hear)
         try:
-            async for loaded in self._pool.stream(self._load):
-                self._loaded = loaded
+            self._voices = await self._host.start()
         except BaseException as failure:
             await self.close()
             if isinstance(failure, Exception) and not isinstance(failure, EngineUnavailable):
-                raise EngineUnavailable(f"cosyvoice2 could not load {self._model_dir}: {failure}") from failure
+                raise EngineUnavailable(f"cosyvoice2 could not load {self._settings.model_dir}: {failure}") from failure
             raise
 
     async def close(self) -> None:
-        if self._pool is not None:
-            await self._pool.close()
-        self._pool = self._loaded = None
+        host, self._host = self._host, None
+        if host is not None:
+            await host.close()
+        self._voices = ()
 
     def stats(self) -> EngineStats:
-        return self._pool.stats() if self._pool is not None else EngineStats()
+        n_running = sum(listener.has_begun for listener in self._listeners.values())
+        n_queued, host = len(self._listeners) - n_running, self._host
+        if host is None:
+            return EngineStats(n_queued, n_running)
+        # Each listener takes a second of speech every second, and so would one more. Who is alone is let in however
+        # slow the engine is.
+        load = (len(self._listeners) + 1) * host.cost() / self._settings.n_lanes if self._listeners else 0.0
+        return EngineStats(n_queued, n_running, load, host.is_ready)
+
+    def counters(self) -> dict[str, float]:
+        """What the engine has done since it started: see `counters.Counters`."""
+        return self._host.counters() if self._host is not None else {}
 
     def check(self, utterance: Utterance) -> None:
         """Text whose letters are all of scripts that the model does not know is refused; a few in between pass."""
-        if self._loaded is not None:
-            self._loaded.name(utterance.voice)
+        if self._voices and utterance.voice is not None and utterance.voice not in self._voices:
+            raise UnknownVoice(f"cosyvoice2 has no voice {utterance.voice!r}; it has {', '.join(self._voices)}")
         found = scripts(utterance.text)
         if found and not found & SCRIPTS:
             raise UnsupportedText(
@@ -142,194 +217,85 @@ class CosyVoice2Engine:
         self.check(utterance)
         if utterance.more is None and not is_speakable(utterance.text):
             return
-        pool, loaded = self._pool, self._loaded
-        if pool is None or loaded is None:
+        host = self._host
+        if host is None or not self._voices:
             raise EngineError("cosyvoice2 is not started")
         request = Request(
             utterance.text,
             utterance.seed or 0,
             min(MAX_SPEED, max(MIN_SPEED, utterance.speed)),
             utterance.instruct,
-            utterance.more,
+            utterance.more is not None,
             self._control,
         )
-
-        def work(cancelled: Cancelled) -> Iterator[Chunk | Wait]:
-            return loaded.speak(loaded.name(utterance.voice), request, cancelled)
-
-        stream = pool.stream(work, utterance.deadline_ns)
+        key, listener = next(self._keys), _Listener()
+        # Who is refused has nothing to wait for.
+        host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns))
+        self._listeners[key] = listener
         try:
-            async for chunk in stream:
-                yield chunk
-        except EngineError:
-            raise
-        except Exception as failure:
-            raise EngineError(f"cosyvoice2 failed: {failure}") from failure
+            if utterance.more is not None:
+                self._pass_on(key, host, utterance.more)
+            while True:
+                if listener.chunks:
+                    chunk = listener.chunks.popleft()
+                    yield chunk
+                    # Asking for the next one is how a listener says that it can use more.
+                    self._send(host, Took(key, len(chunk.pcm)))
+                elif listener.ended is not None:
+                    if listener.ended.error is not None:
+                        raise listener.ended.error
+                    return
+                else:
+                    listener.news.clear()
+                    await listener.news.wait()
         finally:
-            await stream.aclose()
+            await self._withdraw(key, host, listener)
 
-    def _load(self, cancelled: Cancelled) -> Iterator[LoadedVoices]:
-        problem = device_problem(torch.device(self._device))
-        if problem is not None:
-            raise EngineUnavailable(f"cosyvoice2 cannot use {self._device}: {problem}")
-        log.info("cosyvoice2 loads %s", self._model_dir)
-        checkpoint = load_model_directory(self._model_dir)
-        if checkpoint.is_random:
-            log.warning("%s has random weights: it makes noises, not speech", self._model_dir)
-        features = read_voices(checkpoint, self._store)
-        if not features:
-            raise EngineUnavailable(
-                f"cosyvoice2 has no voice: {self._model_dir} comes without one, and none is stored; make one of a "
-                f"recording: telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {self._model_dir}"
-            )
-        model = SpeechModel.load(checkpoint, device=self._device, dtype=self._dtype, n_slots=self._limits.n_slots)
-        loaded = LoadedVoices(model, features, self._profile, self._limits.n_prompts)
-        log.info("cosyvoice2 has loaded its weights and makes its first sentence; voices: %s", ", ".join(features))
-        for _ in loaded.speak(loaded.name(None), Request(WARM_UP), cancelled):
-            pass
-        yield loaded
+    def _hear(self, key: int, event: Event) -> None:
+        listener = self._listeners.get(key)
+        if listener is not None:
+            listener.hear(event)
 
+    def _send(self, host: Host, order: Push | Took | Cancel) -> None:
+        """To an engine that may be gone: then there is nobody to tell."""
+        if self._host is host:
+            host.send(order)
 
-class LoadedVoices:
-    """A model and its voices. The shared part of each voice is made by whoever needs it first, and kept while it is
-    among the last `n_prompts` that were used; an utterance that has it keeps it to its end."""
+    def _pass_on(self, key: int, host: Host, more: TextFeed) -> None:
+        """Text to the engine, whenever and in whatever thread some comes."""
 
-    def __init__(
-        self, model: SpeechModel, features: Mapping[str, PromptFeatures], profile: Profile, n_prompts: int
-    ) -> None:
-        self.model = model
-        self.features = dict(features)
-        self._profile = profile
-        self._n_prompts = n_prompts
-        self._lock = threading.Lock()
-        self._prompts: OrderedDict[str, SpeakerPrompt] = OrderedDict()
-        self._making: dict[str, list[Callable[[], None]]] = {}
-        """Voices that a worker is making ready, and whom to tell when it has."""
+        def news() -> None:
+            if key not in self._listeners:
+                return
+            text, last = more.take()
+            self._send(host, Push(key, text, last))
+            if not last:
+                more.on_news(news)
 
-    def name(self, voice: str | None) -> str:
-        """The voice meant; the first where none is named. Raises UnknownVoice."""
-        if voice is None:
-            return next(iter(self.features))
-        if voice not in self.features:
-            raise UnknownVoice(f"cosyvoice2 has no voice {voice!r}; it has {', '.join(self.features)}")
-        return voice
+        news()
 
-    def speak(self, name: str, request: Request, cancelled: Cancelled) -> Iterator[Chunk | Wait]:
-        """A generator, so that the prompt too is made on a worker."""
-        try:
-            prompt = yield from self.prompt(name, cancelled)
-        except Stopped:
-            return
-        yield from speak(self.model, prompt, request, self._profile, cancelled)
-
-    def prompt(self, name: str, cancelled: Cancelled) -> Generator[Wait, None, SpeakerPrompt]:
-        """The voice, made ready by the first that needs it; others wait and leave their workers. Raises Stopped."""
-
-        def ask() -> None:
-            if cancelled():
-                raise Stopped
-
-        while (prompt := self._made_or_mine(name)) is None:
-            yield Wait(partial(self._on_made, name))
-            ask()
-        if not isinstance(prompt, _Mine):
-            return prompt
-        made = None
-        try:
-            made = self.model.prompt(self.features[name], self._profile, ask)
-        finally:
-            with self._lock:
-                if made is not None:
-                    self._prompts[name] = made
-                    if len(self._prompts) > self._n_prompts:
-                        self._prompts.popitem(last=False)
-                told = self._making.pop(name)
-            for wake in told:
-                wake()
-        return made
-
-    def _made_or_mine(self, name: str) -> SpeakerPrompt | _Mine | None:
-        """The voice; or that the caller is to make it; or None while another does."""
-        with self._lock:
-            if name in self._prompts:
-                self._prompts.move_to_end(name)
-                return self._prompts[name]
-            if name in self._making:
-                return None
-            self._making[name] = []
-            return _Mine()
-
-    def _on_made(self, name: str, wake: Callable[[], None]) -> None:
-        with self._lock:
-            told = self._making.get(name)
-            if told is not None:
-                told.append(wake)
-        if told is None:
-            wake()
-
-
-class _Mine:
-    """The voice is the caller's to make."""
-
-
-def misfit(features: PromptFeatures, config: ModelConfig) -> list[str]:
-    """Why a voice that is good in itself cannot be used with a model of these sizes; empty where it can."""
-    d_speaker, n_rows = config.flow_encoder.d_speaker, config.lm.n_text_rows
-    ids = features.transcript_ids
-    found = []
-    if features.embedding.numel() != d_speaker:
-        found.append(f"its embedding has {features.embedding.numel()} numbers, not {d_speaker}")
-    if not all(0 <= number < n_rows for number in ids):
-        found.append(f"the ids of its transcript are not all below {n_rows}")
-    if max(len(ids), len(features.transcript)) > MAX_TRANSCRIPT:
-        found.append(f"its transcript is longer than {MAX_TRANSCRIPT}")
-    return found
-
-
-def device_problem(device: torch.device) -> str | None:
-    """Why PyTorch cannot compute on a GPU, in words to act on; None where it can, and for a CPU."""
-    if device.type != "cuda":
-        return None
-    cpu = "engines.cosyvoice2.device: cpu needs no GPU"
-    if torch.version.cuda is None:
-        return f"this PyTorch is built for CPUs; install one for your GPU (make model TORCH=...), or {cpu}"
-    if not torch.cuda.is_available():
-        wanted = torch.version.cuda
-        return f"no GPU is found; see whether nvidia-smi lists one with a driver for CUDA {wanted}, or {cpu}"
-    return build_problem(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())
-
-
-def build_problem(capability: tuple[int, int], architectures: list[str]) -> str | None:
-    """Whether a build of PyTorch ("sm_75", "sm_80", ...) leaves out an older GPU, such as a V100 (7.0)."""
-    built = [int(name.removeprefix("sm_").rstrip("af")) for name in architectures if name.startswith("sm_")]
-    if not built or 10 * capability[0] + capability[1] >= min(built):
-        return None
-    return (
-        f"this PyTorch is built for GPUs of compute capability {min(built) / 10} and newer, and this one has "
-        f"{capability[0]}.{capability[1]}; install a build for an older CUDA (12.6 for a V100)"
-    )
-
-
-def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:
-    """The usable voices by name; a stored one hides the model directory's of that name. The others are logged."""
-    voices: dict[str, PromptFeatures] = {}
-    problems: list[str] = []
-    if checkpoint.spk2info is not None:
-        try:
-            voices, problems = read_spk2info(checkpoint.spk2info)
-        except ConfigError as error:
-            problems = [str(error)]
-    if store is not None:
-        for name in store.names():
+    async def _withdraw(self, key: int, host: Host, listener: _Listener) -> None:
+        """Cancel, and wait until nothing is held, however often the waiting task is itself cancelled."""
+        interrupted: asyncio.CancelledError | None = None
+        if listener.ended is None:
+            self._send(host, Cancel(key))
+        while listener.ended is None:
+            listener.news.clear()
             try:
-                voices[name] = store.load(name)
-            except EngineError as error:
-                problems.append(str(error))
-    for name in list(voices):
-        misfits = misfit(voices[name], checkpoint.config)
-        if misfits:
-            del voices[name]
-            problems.append(f"{name}: {'; '.join(misfits)}")
-    for problem in problems:
-        log.warning("cosyvoice2 leaves out a voice: %s", problem)
-    return voices
+                await listener.news.wait()
+            except asyncio.CancelledError as cancelled:
+                interrupted = cancelled
+        del self._listeners[key]
+        if interrupted is not None:
+            raise interrupted
+
+
+def _host(isolation: str, settings: Settings, told: Told) -> Host:
+    """Threads import torch into this process, and a process of its own does not."""
+    if isolation == "process":
+        from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
+
+        return ProcessHost(settings, told)
+    from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
+
+    return ThreadHost(settings, told)

@@ -1,27 +1,22 @@
-"""One utterance from text to PCM, as a generator: tokens, mel and audio are each pulled through the stage before.
+"""One utterance: its text, ids, blocks and audio. It decides what comes next and counts; it computes nothing.
 
-    text ─ pieces ─ _speech_tokens ─ ids ─ _mel_blocks ─ mel ─ MelStretch ─ a joint ─ int16
+    text ─ pieces ─ decoding ─ feed ⇢ ids ─ blocks ⇢ mel ⇢ PCM ─ chunks          ⇢ computed by the runner
 
 What an utterance does is a function of its text, voice and seed alone: the sizes of its blocks come from its profile,
-its randomness from its own seed, so neighbours and timing change nothing. It asks `cancelled` before each speech token
-and each Euler step, and gives its slot back however it ends. Where it can go on only when a slot is free or the bot has
-written more, it gives out a `Wait`.
+its randomness from its own seed, so neighbours and timing change nothing. A piece of text is one run of the language
+model, in a slot that it has from its first feed to its last sample; the next piece begins after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from telephony_tts.engines.api import Chunk, Pcm, TextFeed
+from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2 import text_rules
 from telephony_tts.engines.cosyvoice2.generation import BiStreamDecoding, Decoding, Feed, SentenceDecoding
-from telephony_tts.engines.cosyvoice2.mel_stretch import MelStretch
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
@@ -30,14 +25,10 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
 )
-from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.tokenizer import END_OF_PROMPT, TextTokenizer
 from telephony_tts.engines.cosyvoice2.word_clock import WordClock
 from telephony_tts.engines.words import MAX_WORD_CHARS, is_speakable, pieces, without_endless_words
-from telephony_tts.engines.workers import Cancelled, Wait
 from telephony_tts.errors import EngineError
 
 MAX_SPEECH_TOKENS = 2250
@@ -51,19 +42,25 @@ CHUNK_SAMPLES = SAMPLE_RATE_HZ // 5
 ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
 BROKEN = "the speech model's numbers went out of range; this text was given up (see models check)"
 
-Ask = Callable[[], None]
-"""Raises Stopped when the utterance is no longer wanted."""
 
+class Spoken(Protocol):
+    """What of a voice decides what is fed, and where blocks end."""
 
-class Stopped(Exception):
-    """The utterance is no longer wanted. Never leaves the engine."""
+    @property
+    def transcript_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def speech_tokens(self) -> tuple[int, ...]: ...
+
+    @property
+    def n_flow_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to say and how. `speed` stretches the mel, by linear interpolation, so the pitch stays.
 
-    `more` brings the rest of the text while its beginning is spoken (specification 4.4). `control` are the control
+    `grows`: `text` is a beginning, and the rest comes while it is spoken (specification 4.4). `control` are the control
     tokens that mean what they say in `text`; all others are read like any word.
     """
 
@@ -71,114 +68,270 @@ class Request:
     seed: int = 0
     speed: float = 1.0
     instruct: str | None = None
-    more: TextFeed | None = field(default=None, compare=False, repr=False)
+    grows: bool = False
     control: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Voice:
-    """What the stages of one utterance have in common."""
+class Block:
+    """One call of the flow: `new` ids, and the three after them; None where these are the last. `all_ids` where the end
+    is computed over the whole piece again (`Profile.causal_finish`), `n_before` of them being heard already."""
 
-    model: SpeechModel
-    prompt: SpeakerPrompt
-    request: Request
-    profile: Profile
-    ask: Ask
-
-
-def speak(
-    model: SpeechModel, prompt: SpeakerPrompt, request: Request, profile: Profile, cancelled: Cancelled
-) -> Generator[Chunk | Wait, None, None]:
-    """Chunks of at most 200 ms at 24 kHz. Their timings are estimates: the model tells none.
-
-    An utterance with `more` text has none at all. Raises EngineError.
-    """
-
-    def ask() -> None:
-        if cancelled():
-            raise Stopped
-
-    voice = _Voice(model, prompt, request, profile, ask)
-    try:
-        if request.more is None:
-            yield from _speak_whole(voice, request.text)
-        elif request.instruct:
-            # The model was not taught to begin in the middle of an instruction.
-            text = yield from _rest(request.more)
-            yield from _speak_whole(voice, request.text + text)
-        else:
-            yield from _speak_growing(voice, request.more)
-    except Stopped:
-        return
+    new: tuple[int, ...]
+    ahead: tuple[int, ...] | None
+    all_ids: tuple[int, ...] | None = None
+    n_before: int = 0
 
 
-def _speak_whole(voice: _Voice, text: str) -> Iterator[Chunk | Wait]:
-    """Piece by piece, each a run of the language model by itself."""
-    text = without_endless_words(text)
-    n_before, seed = 0, voice.request.seed
-    for index, (start, end, piece) in enumerate(_cut(voice, text)):
-        clock = WordClock(text, start, end, n_before, voice.request.speed)
-        decoding = _decoding(voice.model.tokenizer, voice.prompt, voice.request, piece)
-        while (slot := voice.model.slots.acquire()) is None:
-            yield Wait(voice.model.slots.on_free)
-            voice.ask()
-        with voice.model.slots.held(slot), closing(_voiced(voice, slot, decoding, seed + index)) as parts:
-            for part in parts:
-                if isinstance(part, Wait):
-                    yield part
-                    continue
-                clock.heard(len(part.pcm), part.n_known, last=part.is_last)
-                for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
-                    pcm = part.pcm[begin : begin + CHUNK_SAMPLES]
-                    n_before += len(pcm)
-                    yield Chunk(pcm, SAMPLE_RATE_HZ, clock.take(len(pcm)))
-                    voice.ask()
-        voice.ask()
+class Piece:
+    """One run of the language model, and the sound of it."""
+
+    def __init__(
+        self, stream: Stream, decoding: Decoding, seed: int, n_positions: int, clock: WordClock | None
+    ) -> None:
+        self._stream = stream
+        self.decoding = decoding
+        self.seed = seed
+        self._clock = clock
+        self.tokens: list[int] = []
+        self.n_drawn = 0
+        spoken = stream.spoken
+        room = N_NOISE_FRAMES // FRAMES_PER_TOKEN - spoken.n_flow_tokens
+        self._n_most = min(MAX_SPEECH_TOKENS, room)
+        self._n_positions = n_positions
+        self._feed: Feed | None = None
+        self._error: EngineError | None = None
+        self._hop = stream.profile.hop(0, spoken.n_flow_tokens)
+        self._n_blocks = 0
+        self.n_begun = 0
+        """Tokens that are on their way through the flow, or past it."""
+        self._n_voiced = 0
+        self._block_ends: deque[int] = deque()
+        """Tokens begun, at the end of each block that is not yet voiced."""
+        self.n_mels = 0
+        """Blocks of mel not yet made audible."""
+        self.all_begun = False
+        self.is_over = False
+
+    def feed(self) -> Feed | None:
+        """What the language model is to be fed; None where it waits for text, or is through."""
+        if self._feed is None and not self._words_over:
+            try:
+                self._feed = self.decoding.next_feed()
+            except EngineError as error:
+                # What was drawn before is heard to the last whole block, however far the sound is behind.
+                self._error = error
+            if self._feed is not None and self.n_drawn == 0:
+                n = self._feed.n_positions
+                if n > self._n_positions:
+                    raise EngineError(
+                        f"prompt, text and speech exceed {self._n_positions} tokens; speak it in shorter pieces"
+                    )
+                self._n_most = min(self._n_most, self._n_positions - n)
+        if self.decoding.done and self.n_drawn == 0:
+            self.is_over = True  # text of no tokens is nothing to be heard
+        return self._feed
+
+    @property
+    def _words_over(self) -> bool:
+        return self.decoding.done or self._error is not None
+
+    @property
+    def n_sure(self) -> int:
+        """Ids that may be drawn before any is looked at."""
+        if not isinstance(self.decoding, SentenceDecoding):
+            return 1
+        return max(1, min(self._n_most - self.n_drawn, self.decoding.max_len - self.decoding.n_out))
+
+    def banned_after(self, n: int) -> tuple[int, ...]:
+        """What must not be drawn `n` ids from now; 0 is the next one."""
+        if isinstance(self.decoding, SentenceDecoding):
+            return self.decoding.banned_at(self.decoding.n_out + n)
+        return self._feed.banned if self._feed is not None else ()
+
+    def drew(self, ids: Sequence[int]) -> None:
+        """These were drawn after the last feed, one after the other. Raises EngineError for what is no number."""
+        self._feed = None
+        for number in ids:
+            if number < 0:
+                raise EngineError(BROKEN)
+            self.n_drawn += 1
+            speech = self.decoding.consume(number)
+            if speech is not None:
+                self.tokens.append(speech)
+        if self.n_drawn >= self._n_most and not self.decoding.done:
+            self._error = EngineError(ENDLESS.format(self.n_drawn / TOKENS_PER_S))
+
+    @property
+    def n_waiting(self) -> int:
+        """Tokens beyond those that the next block takes."""
+        return len(self.tokens) - self.n_begun - self._hop - LOOKAHEAD_TOKENS
+
+    @property
+    def n_unheard(self) -> int:
+        """Tokens of blocks that are begun and not yet voiced."""
+        return self.n_begun - self._n_voiced
+
+    def has_block(self) -> bool:
+        """Whether the flow has something to begin. Raises EngineError where nothing more can come of this piece."""
+        if self.all_begun:
+            return False
+        if len(self.tokens) >= self.n_begun + self._hop + LOOKAHEAD_TOKENS:
+            return True
+        if self._error is not None and not self.n_mels:
+            raise self._error
+        return self.decoding.done
+
+    def begin_block(self) -> Block:
+        """The next one, which `has_block` said there is."""
+        tokens, begin = self.tokens, self.n_begun
+        end = begin + self._hop
+        if len(tokens) >= end + LOOKAHEAD_TOKENS:
+            block = Block(tuple(tokens[begin:end]), tuple(tokens[end : end + LOOKAHEAD_TOKENS]))
+            self.n_begun = end
+            self._block_ends.append(end)
+            self._n_blocks += 1
+            self._hop = self._stream.profile.hop(self._n_blocks, self._stream.spoken.n_flow_tokens)
+            return block
+        self.all_begun = True
+        self.n_begun = len(tokens)
+        self._block_ends.append(len(tokens))
+        if self._stream.profile.causal_finish or not tokens:
+            return Block(tuple(tokens[begin:]), None)
+        return Block(tuple(tokens[begin:]), None, tuple(tokens), begin)
+
+    def voiced(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
+        """Audio of one block, after which the piece has `n_frames` of mel or more: in chunks of at most 200 ms, with
+        estimated timings, none where the text was still being written."""
+        self.n_mels -= 1
+        self._n_voiced = self._block_ends.popleft()
+        self.is_over = is_last
+        chunks = []
+        if self._clock is not None:
+            self._clock.heard(len(pcm), n_frames * SAMPLES_PER_FRAME, last=is_last)
+        for begin in range(0, len(pcm), CHUNK_SAMPLES):
+            part = pcm[begin : begin + CHUNK_SAMPLES]
+            timings = self._clock.take(len(part)) if self._clock is not None else ()
+            chunks.append(Chunk(part, SAMPLE_RATE_HZ, timings))
+        return chunks
 
 
-def _speak_growing(voice: _Voice, more: TextFeed) -> Iterator[Chunk | Wait]:
-    """One run of the language model, given text whenever it has none left to say.
+class Stream:
+    """See the module. `spoken` is set when the voice is ready, which may be after the text has begun to come."""
 
-    Text that is whole by the time there is a slot for it is spoken as any other.
-    """
-    prompt, request, slots = voice.prompt, voice.request, voice.model.slots
-    first = request.text
+    def __init__(self, request: Request, profile: Profile, tokenizer: TextTokenizer, n_positions: int) -> None:
+        """`n_positions` of a slot."""
+        self.request = request
+        self.profile = profile
+        self.spoken: Spoken
+        self.slot: int | None = None
+        self.piece: Piece | None = None
+        self._tokenizer = tokenizer
+        self._n_positions = n_positions
+        self._text = request.text
+        self._grows = request.grows
+        self._growing: _GrowingText | None = None
+        self._cuts: Iterator[tuple[int, int, str]] | None = None
+        self._next: tuple[int, int, str] | None = None
+        self._was_refused = False
+        self._n_pieces = 0
+        self._n_samples = 0
+        """Of the pieces before, and of this one so far."""
 
-    def either(wake: Callable[[], None]) -> None:
-        slots.on_free(wake, growing=True)
-        more.on_news(wake)
+    # --------------------------------------------------------------------------- text
 
-    while (slot := slots.acquire(growing=True)) is None:
-        voice.ask()
-        text, is_last = more.take()
-        first += text
-        if is_last:
-            yield from _speak_whole(voice, first)
+    def push(self, text: str, last: bool) -> None:
+        """More of the text; after the end it is dropped."""
+        if not self._grows:
             return
-        yield Wait(either)
-    voice = replace(voice, profile=voice.profile.growing())
-    with slots.held(slot):
-        decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
-        growing = _GrowingText(voice, decoding, first, more)
-        with closing(_voiced(voice, slot, decoding, request.seed, growing.grow)) as parts:
-            for part in parts:
-                if isinstance(part, Wait):
-                    yield part
-                    continue
-                for begin in range(0, len(part.pcm), CHUNK_SAMPLES):
-                    yield Chunk(part.pcm[begin : begin + CHUNK_SAMPLES], SAMPLE_RATE_HZ)
-                    voice.ask()
+        if self._growing is not None:
+            self._growing.push(text, last)
+        else:
+            self._text += text
+        self._grows = not last
+
+    @property
+    def grows(self) -> bool:
+        """Whether more text may come, so that its slot is one of the few for such."""
+        return self._grows
+
+    @property
+    def wants_slot(self) -> bool:
+        """Whether it could begin, or go on, if it had one. An instruction waits for the whole text: the model was not
+        taught to begin in the middle of one."""
+        if self.slot is not None or (self._grows and self.request.instruct):
+            return False
+        return self._begins_growing or self._peek() is not None
+
+    def refused(self) -> None:
+        """There is no slot for it. Text that is whole when there is one is cut as any other."""
+        self._was_refused = True
+
+    @property
+    def _begins_growing(self) -> bool:
+        """How the text is spoken must not depend on when the rest of it came, as long as there are slots."""
+        if not self.request.grows or self.request.instruct or self._growing is not None:
+            return False
+        return self._grows or not self._was_refused
+
+    @property
+    def is_done(self) -> bool:
+        """All is said, or there is nothing to say."""
+        return self.slot is None and not self._grows and not self._begins_growing and self._peek() is None
+
+    def _peek(self) -> tuple[int, int, str] | None:
+        """The next piece of text that is whole."""
+        if self._growing is not None:
+            return None
+        if self._cuts is None:
+            self._text = without_endless_words(self._text)
+            self._cuts = _cut(self._text, self.profile, self._tokenizer)
+            self._next = next(self._cuts, None)
+        return self._next
+
+    def begin(self, slot: int) -> Piece:
+        """Begin the next piece in a slot; ask `wants_slot` before."""
+        self.slot = slot
+        seed = self.request.seed + self._n_pieces
+        self._n_pieces += 1
+        if self._begins_growing:
+            self.profile = self.profile.growing()
+            decoding = BiStreamDecoding(self.spoken.transcript_ids, self.spoken.speech_tokens)
+            self._growing = _GrowingText(decoding, self._tokenizer, self.request.control, self._text)
+            if not self._grows:
+                self._growing.push("", True)
+            self.piece = Piece(self, decoding, seed, self._n_positions, None)
+            return self.piece
+        assert self._next is not None and self._cuts is not None
+        start, end, text = self._next
+        self._next = next(self._cuts, None)
+        sentence = decoding_of(self._tokenizer, self.spoken, self.request, text)
+        clock = WordClock(self._text, start, end, self._n_samples, self.request.speed)
+        self.piece = Piece(self, sentence, seed, self._n_positions, clock)
+        return self.piece
+
+    def voiced(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
+        """See `Piece.voiced`."""
+        assert self.piece is not None
+        self._n_samples += len(pcm)
+        return self.piece.voiced(pcm, n_frames, is_last)
+
+    def end_piece(self) -> int:
+        """The piece is over, its slot is no longer had: returns it."""
+        assert self.slot is not None
+        slot, self.slot, self.piece = self.slot, None, None
+        return slot
 
 
 # ------------------------------------------------------------------------------- text
 
 
-def _cut(voice: _Voice, text: str) -> Iterator[tuple[int, int, str]]:
+def _cut(text: str, profile: Profile, tokenizer: TextTokenizer) -> Iterator[tuple[int, int, str]]:
     """What is to be spoken in one go: where it stands in the text, and how it is spelt for the model."""
-    if voice.profile.upstream_text:
+    if profile.upstream_text:
 
         def n_tokens(part: str) -> int:
-            return len(voice.model.tokenizer.encode(part))
+            return len(tokenizer.encode(part))
 
         spelt: list[str] = []
         for part in text_rules.normalize(text, n_tokens):
@@ -203,190 +356,39 @@ def with_end(piece: str) -> str:
     return piece + ("。" if piece[-1] >= "\u2e80" else ".")
 
 
-def _decoding(tokenizer: TextTokenizer, prompt: SpeakerPrompt, request: Request, text: str) -> SentenceDecoding:
+def decoding_of(tokenizer: TextTokenizer, spoken: Spoken, request: Request, text: str) -> SentenceDecoding:
     """The language model's prompt (specification 3.4). An instruction takes the place of the voice's transcript, and
     the prompt's speech, which does not follow it, is left out."""
     ids = tokenizer.encode(text, request.control)
     instruct = (request.instruct or "").strip().removesuffix(END_OF_PROMPT)
     if instruct:
         return SentenceDecoding([*tokenizer.encode(instruct), tokenizer.special_ids[END_OF_PROMPT]], ids, ())
-    return SentenceDecoding(prompt.transcript_ids, ids, prompt.speech_tokens)
-
-
-def _rest(more: TextFeed) -> Generator[Wait, None, str]:
-    """All that is still to come."""
-    text, is_last = more.take()
-    while not is_last:
-        yield Wait(more.on_news)
-        rest, is_last = more.take()
-        text += rest
-    return text
+    return SentenceDecoding(spoken.transcript_ids, ids, spoken.speech_tokens)
 
 
 class _GrowingText:
     """The bot's text on its way into a decoding."""
 
-    def __init__(self, voice: _Voice, decoding: BiStreamDecoding, first: str, more: TextFeed) -> None:
-        self._voice, self._decoding, self._more = voice, decoding, more
+    def __init__(
+        self, decoding: BiStreamDecoding, tokenizer: TextTokenizer, control: frozenset[str], first: str
+    ) -> None:
+        self._decoding, self._tokenizer, self._control = decoding, tokenizer, control
         self._last = ""
         self._tail = ""
         """As much of what came as tells whether an endless word goes on."""
         self._push(first.lstrip())
 
-    def grow(self) -> Wait | None:
-        """Hand on what has come; what to wait for where nothing has."""
-        text, is_last = self._more.take()
+    def push(self, text: str, last: bool) -> None:
+        """Hand on what has come, and at the end the sign of it where the text has none."""
         self._push(text)
-        if is_last:
+        if last:
             if self._last.isalnum():
                 self._push(with_end(self._last)[1:])
             self._decoding.end_text()
-            return None
-        return None if text else Wait(self._more.on_news)
 
     def _push(self, text: str) -> None:
         spoken = without_endless_words(self._tail + text)[len(self._tail) :]
         self._tail = (self._tail + text)[-MAX_WORD_CHARS:]
-        ids = self._voice.model.tokenizer.encode(spoken, self._voice.request.control)
+        ids = self._tokenizer.encode(spoken, self._control)
         self._decoding.push_text(ids)
         self._last = spoken.rstrip()[-1:] or self._last
-
-
-# ------------------------------------------------------------------------------ stages
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Audio of one block. `n_known`: samples that the piece will have at least."""
-
-    pcm: Pcm
-    n_known: int
-    is_last: bool
-
-
-def _voiced(
-    voice: _Voice, slot: int, decoding: Decoding, seed: int, grow: Callable[[], Wait | None] | None = None
-) -> Generator[_Part | Wait, None, None]:
-    """One run of the language model."""
-    model = voice.model
-    noise = CounterNoise(seed, model.vocoder.config.n_harmonics + 1, model.device)
-    joint: ContinuousJoint | UpstreamJoint
-    if voice.profile.upstream_joint:
-        joint = UpstreamJoint(model.vocoder, noise)
-    else:
-        joint = ContinuousJoint(model.vocoder, noise, voice.profile.hold_frames)
-    stretch = MelStretch(voice.request.speed)
-    n_frames = 0
-    model.sampler.start(slot, seed)
-    for block in _mel_blocks(voice, _speech_tokens(voice, slot, decoding, grow)):
-        if isinstance(block, Wait):
-            yield block
-            continue
-        mel, is_last = block
-        frames = stretch.push(mel, last=is_last)
-        n_frames += frames.shape[2]
-        if n_frames:
-            audio = joint.push(frames, last=is_last)[0].cpu().numpy()
-            if not np.isfinite(audio).all():
-                raise EngineError(BROKEN)
-            pcm = np.rint(audio.clip(-1.0, 1.0) * 32767.0).astype(np.int16)
-            yield _Part(pcm, n_frames * SAMPLES_PER_FRAME, is_last)
-
-
-def _speech_tokens(
-    voice: _Voice, slot: int, decoding: Decoding, grow: Callable[[], Wait | None] | None = None
-) -> Iterator[int | Wait]:
-    """Speech ids one by one; stop ids are not among them."""
-    model, cache = voice.model, voice.model.cache
-    n_most = min(MAX_SPEECH_TOKENS, N_NOISE_FRAMES // FRAMES_PER_TOKEN - voice.prompt.n_flow_tokens)
-    n_drawn = 0
-    while n_drawn < n_most:
-        feed = decoding.next_feed()
-        if feed is None:
-            if decoding.done or grow is None:
-                return
-            voice.ask()
-            wait = grow()
-            if wait is not None:
-                yield wait
-            continue
-        if n_drawn == 0:
-            n_positions = feed.n_positions
-            cache.room(slot, n_positions)
-            n_most = min(n_most, cache.max_len - n_positions)
-        drawn = [_draw(voice, slot, feed)]
-        if isinstance(decoding, SentenceDecoding):
-            n_sure = min(model.n_run_ahead, n_most - n_drawn, decoding.max_len - decoding.n_out)
-            for n in range(1, n_sure):
-                voice.ask()
-                # Past the end the ids are nothing, and the table has a row for all but those that are no number.
-                hidden = model.lm.decode(model.lm.embed_speech(drawn[-1].clamp(min=0)), [slot], cache)
-                drawn.append(_sampled(voice, slot, hidden, decoding.banned_at(decoding.n_out + n)))
-        for number in torch.cat(drawn).tolist():
-            if number < 0:
-                raise EngineError(BROKEN)
-            n_drawn += 1
-            speech = decoding.consume(number)
-            if speech is not None:
-                yield speech
-    if not decoding.done:
-        raise EngineError(ENDLESS.format(n_drawn / TOKENS_PER_S))
-
-
-def _draw(voice: _Voice, slot: int, feed: Feed) -> Tensor:
-    """Run the model over a feed; the id [1] drawn after it, on the device."""
-    lm, cache = voice.model.lm, voice.model.cache
-    x = lm.embed(feed.segments)
-    voice.ask()
-    if feed.speech_id is not None:
-        hidden = lm.decode(x, [slot], cache)
-    else:
-        for i, part in enumerate(torch.split(x, PREFILL_CHUNK)):
-            if i:
-                voice.ask()
-            hidden = lm.extend(part, slot, cache)
-    return _sampled(voice, slot, hidden, feed.banned, feed.forced)
-
-
-def _sampled(voice: _Voice, slot: int, hidden: Tensor, banned: tuple[int, ...], forced: int | None = None) -> Tensor:
-    return voice.model.sampler.sample(voice.model.lm.logits(hidden[-1:]), [slot], [banned], [forced])
-
-
-def _mel_blocks(voice: _Voice, tokens: Iterator[int | Wait]) -> Iterator[tuple[Tensor, bool] | Wait]:
-    """Mel [1, 80, n] block after block, and whether it is the last one."""
-    flow, prompt, profile = voice.model.flow, voice.prompt, voice.profile
-    stream = flow.start(prompt.flow)
-    known: list[int] = []
-    n_out = n_blocks = 0
-    hop = profile.hop(0, prompt.n_flow_tokens)
-
-    def ids(start: int, end: int | None = None) -> Tensor:
-        return torch.tensor([known[start:end]], dtype=torch.int64, device=voice.model.device)
-
-    for token in tokens:
-        if isinstance(token, Wait):
-            yield token
-            continue
-        known.append(token)
-        end = n_out + hop
-        if len(known) < end + LOOKAHEAD_TOKENS:
-            continue
-        voice.ask()
-        yield flow.extend(stream, ids(n_out, end), ids(end), voice.ask), False
-        n_out, n_blocks = end, n_blocks + 1
-        hop = profile.hop(n_blocks, prompt.n_flow_tokens)
-    voice.ask()
-    if profile.causal_finish or not known:
-        yield flow.finish(stream, ids(n_out), voice.ask), True
-        return
-    del stream
-    mel = flow.full(
-        prompt.flow_tokens,
-        ids(0),
-        prompt.flow_mel,
-        prompt.embedding,
-        streaming=False,
-        finalize=True,
-        before_step=voice.ask,
-    )
-    yield mel[:, :, n_out * FRAMES_PER_TOKEN :], True

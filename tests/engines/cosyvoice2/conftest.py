@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from speaking import Rig
+from speaking import REQUESTS, VOICES, Rig, spoken
 
+from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 
@@ -30,6 +31,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rig(model_dir: Path) -> Rig:
     return Rig(model_dir)
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Rig) -> list[Pcm]:
+    """`REQUESTS`, each spoken alone."""
+    return [spoken(rig, request, voice) for request, voice in zip(REQUESTS, VOICES, strict=True)]
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FlowEncoderConfig,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow import Flow, FlowStream
+from telephony_tts.engines.cosyvoice2.model.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream
 from telephony_tts.engines.cosyvoice2.model.flow_decoder import time_sinusoids
 from telephony_tts.engines.cosyvoice2.model.flow_encoder import FlowEncoder, relative_sinusoids
 

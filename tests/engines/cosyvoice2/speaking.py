@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,36 +11,27 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
-from telephony_tts.engines.cosyvoice2 import stream
-from telephony_tts.engines.cosyvoice2.generation import Decoding
+from telephony_tts.engines.cosyvoice2.core import Core
+from telephony_tts.engines.cosyvoice2.generation import Decoding, Feed
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
+from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Push, Submit, Took
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request
+from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Widths
+from telephony_tts.engines.cosyvoice2.settings import Precision
+from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.stream import Block, Request
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import load_model_directory
-from telephony_tts.engines.workers import Wait
 
 torch.set_num_threads(1)
 
 SENTENCE = "Thank you for calling, how can I help you today?"
 NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
-
-
-def never() -> bool:
-    return False
-
-
-class After:
-    """`Cancelled` that becomes true at the n-th question."""
-
-    def __init__(self, n: int) -> None:
-        self.n_left = n
-
-    def __call__(self) -> bool:
-        self.n_left -= 1
-        return self.n_left < 0
+UNBOUNDED = Ahead(audio_ms=10**9)
+"""Nobody here takes what is made."""
 
 
 def live_storages() -> dict[int, int]:
@@ -60,7 +51,9 @@ class Rig:
     def __init__(self, directory: Path, n_slots: int = N_SLOTS) -> None:
         checkpoint = load_model_directory(directory)
         assert checkpoint.spk2info is not None
-        self.model = SpeechModel.load(checkpoint, device="cpu", dtype=torch.float32, n_slots=n_slots)
+        self.config = checkpoint.config
+        self.model = SpeechModel.load(checkpoint, device="cpu", precision=Precision(), n_slots=n_slots)
+        self.runner = Runner(self.model)
         self.features = read_spk2info(checkpoint.spk2info)[0]
 
     def prompt(self, name: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
@@ -68,14 +61,18 @@ class Rig:
 
     def speech_tokens(self, prompt: SpeakerPrompt, decoding: Decoding, seed: int) -> list[int]:
         """All ids that a decoding gives; it must need no more text."""
-        slot = self.model.slots.acquire()
-        assert slot is not None
-        self.model.sampler.start(slot, seed)
-        voice = stream._Voice(self.model, prompt, Request(""), DEFAULT, lambda: None)
-        tokens = list(stream._speech_tokens(voice, slot, decoding))
-        self.model.slots.release(slot)
-        return [token for token in tokens if isinstance(token, int)]
-
+        track = self.runner.open(0, seed, prompt, 1.0, DEFAULT)
+        tokens: list[int] = []
+        while (feed := decoding.next_feed()) is not None:
+            if feed.speech_id is None:
+                drawn = self.runner.prefill(track, feed)
+            else:
+                drawn = self.runner.decode([track], [Row(feed.speech_id, (feed.banned,), feed.forced)])
+            assert drawn is not None
+            speech = decoding.consume(drawn.read()[0][0])
+            tokens += [] if speech is None else [speech]
+        self.runner.close(track)
+        return tokens
 
     def audio(self, voice: str, prompt: SpeakerPrompt, tokens: list[int], seed: int) -> Tensor:
         """All of the tokens' audio [N] at once: the flow from the first prompt token, and the vocoder."""
@@ -92,6 +89,157 @@ class Rig:
         return model.vocoder.vocode(mel, CounterNoise(seed, model.vocoder.config.n_harmonics + 1))[0]
 
 
-def pcm(chunks: Iterable[Chunk | Wait]) -> Pcm:
-    """The audio, whatever was waited for."""
-    return np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks if isinstance(chunk, Chunk))])
+class Watched(Runner):
+    """A runner that keeps what it was asked to compute: what of, and for which slots; no slots for a voice."""
+
+    def __init__(self, rig: Rig, widths: Widths | None = None) -> None:
+        super().__init__(rig.model, widths=widths)
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+
+    def prefill(self, track: Track, feed: Feed) -> Drawn | None:
+        self.calls.append(("prefill", (track.slot,)))
+        return super().prefill(track, feed)
+
+    def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
+        self.calls.append(("decode", tuple(track.slot for track in tracks)))
+        return super().decode(tracks, rows)
+
+    def begin(self, track: Track, block: Block) -> None:
+        self.calls.append(("begin", (track.slot,)))
+        super().begin(track, block)
+
+    def flow(self, under_way: Sequence[Track | PromptInTheMaking]) -> list[bool]:
+        self.calls.append(("flow", tuple(each.slot for each in under_way if isinstance(each, Track))))
+        return super().flow(under_way)
+
+    def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
+        self.calls.append(("vocode", tuple(track.slot for track in tracks)))
+        return super().vocode(tracks)
+
+
+class Stepped:
+    """A core whose steps are made here, one by one, by lanes that take turns in an order of one's choice."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        profile: Profile = DEFAULT,
+        *,
+        features: Mapping[str, PromptFeatures] | None = None,
+        ahead: Ahead = UNBOUNDED,
+        runner: Runner | None = None,
+        n_prompts: int = 4,
+    ) -> None:
+        self.heard: dict[int, list[Chunk]] = {}
+        self.ended: dict[int, Ended] = {}
+        self.began: list[int] = []
+        self._n_taken: dict[int, int] = {}
+        self.now_ns = 1
+        self.core = Core(
+            runner or rig.runner,
+            features or rig.features,
+            profile,
+            self._tell,
+            n_prompts=n_prompts,
+            ahead=ahead,
+            now_ns=lambda: self.now_ns,
+        )
+
+    def say(self, request: Request, voice: str = "prompted", deadline_ns: int = 0) -> int:
+        """A new utterance; its key."""
+        key = len(self.heard)
+        self.heard[key] = []
+        self.core.receive(Submit(key, voice, request, deadline_ns))
+        return key
+
+    def push(self, key: int, text: str, *, last: bool = False) -> None:
+        """More of its text."""
+        self.core.receive(Push(key, text, last))
+
+    def cancel(self, key: int) -> None:
+        self.core.receive(Cancel(key))
+
+    def take(self, key: int) -> None:
+        """Its listener takes all that was made."""
+        n_made = sum(len(chunk.pcm) for chunk in self.heard[key])
+        self.core.receive(Took(key, n_made - self._n_taken.get(key, 0)))
+        self._n_taken[key] = n_made
+
+    def run(
+        self, n_most: int = 10**9, lanes: Callable[[], Lane] = lambda: Lane.ALL, taking: Collection[int] = ()
+    ) -> int:
+        """Make steps until nothing more can be done; how many. `taking`: whose listeners take what comes at once."""
+        n = 0
+        while n < n_most:
+            for key in taking:
+                self.take(key)
+            if not self.core.step(lanes()):
+                break
+            n += 1
+        return n
+
+    def until_heard(self, key: int, n_chunks: int) -> None:
+        while len(self.heard[key]) < n_chunks:
+            assert self.core.step(), "it is silent"
+
+    def voice(self, name: str) -> SpeakerPrompt:
+        """The voice as this core has it ready."""
+        prompt = self.core.voices.get(name)
+        assert prompt is not None
+        return prompt
+
+    def pcm(self, key: int) -> Pcm:
+        """What was heard of it. Raises its error if it ended with one."""
+        error = self.ended[key].error if key in self.ended else None
+        if error is not None:
+            raise error
+        return pcm(self.heard[key])
+
+    def is_empty(self) -> bool:
+        """Nothing is held for anyone."""
+        return self.core.slots.n_free == self.core.slots.n == self.core.runner.model.cache.n_free
+
+    def _tell(self, key: int, event: Event) -> None:
+        assert key not in self.ended, "something came after the end"
+        match event:
+            case Began():
+                self.began.append(key)
+            case Ended():
+                self.ended[key] = event
+            case Chunk():
+                self.heard[key].append(event)
+
+
+TOGETHER = Widths(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
+"""Batches of everybody, as on a device."""
+REQUESTS = [Request(SENTENCE, 1), Request(NEIGHBOUR, 2, speed=1.3), Request("Yes.", 3), Request(f"{NEIGHBOUR} No.", 4)]
+VOICES = ["prompted", "preset", "prompted", "preset"]
+
+
+def say_all(stepped: Stepped, n: int = len(REQUESTS)) -> list[int]:
+    """The first `n` of the utterances above, in voices that are ready, so that each has the slot of its place here."""
+    for voice in VOICES[:2]:
+        stepped.say(Request("no"), voice)
+    stepped.run()
+    return [stepped.say(request, voice) for request, voice in zip(REQUESTS[:n], VOICES[:n], strict=True)]
+
+
+def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> None:
+    """Each is what it is alone, all are over, and nothing is held."""
+    for key, expected in zip(keys, alone, strict=True):
+        np.testing.assert_array_equal(stepped.pcm(key), expected)
+    assert set(keys) <= set(stepped.ended)
+    assert stepped.is_empty()
+
+
+def spoken(rig: Rig, request: Request, voice: str = "prompted", profile: Profile = DEFAULT) -> Pcm:
+    """An utterance that is alone, to its end."""
+    alone = Stepped(rig, profile)
+    key = alone.say(request, voice)
+    alone.run()
+    assert key in alone.ended and alone.is_empty()
+    return alone.pcm(key)
+
+
+def pcm(chunks: Iterable[Chunk]) -> Pcm:
+    return np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model import flow_attention
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import Flow, FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 from telephony_tts.engines.cosyvoice2.model.flow_attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow_layers import Int8Linear, Linear, mish, quick_mish
 
@@ -225,13 +227,63 @@ def test_what_a_failed_batch_wrote_counts_for_nothing(monkeypatch: pytest.Monkey
 # Refusals
 
 
-def test_a_stream_has_one_block_under_way() -> None:
+def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
+    """In every order that the steps allow, and with batches, the frames are those of one block after the other."""
+    flow = small_flow()
+    hops = (20, 25, 25, 9)
+    tokens = ids(sum(hops), 1)
+
+    def block(i: int) -> tuple[Tensor, Tensor | None]:
+        begin, end = sum(hops[:i]), sum(hops[: i + 1])
+        return tokens[:, begin:end], tokens[:, end : end + 3] if i + 1 < len(hops) else None
+
+    stream = call(flow, 30, 1)
+    wanted = []
+    for i in range(len(hops)):
+        new, ahead = block(i)
+        wanted.append(flow.extend(stream, new, ahead) if ahead is not None else flow.finish(stream, new))
+    for seed in range(8):
+        order = random.Random(seed)
+        flow.together = bool(seed % 2)
+        stream = call(flow, 30, 1)
+        begun: list[Solve] = []
+        while len(begun) < len(hops) or not begun[-1].done:
+            under_way = [solve for solve in begun if not solve.done]
+            can = [solve for solve in under_way if solve.may_step]
+            if len(begun) < len(hops) and len(under_way) < 2 and (not can or order.random() < 0.3):
+                begun.append(flow.begin(stream, *block(len(begun))))
+            else:
+                flow.step(can if order.random() < 0.5 else [order.choice(can)])
+        for solve, mel in zip(begun, wanted, strict=True):
+            assert (solve.mel() - mel).abs().max() < (5e-6 if flow.together else 1e-30)
+
+
+def test_a_block_goes_no_further_than_the_one_before_it() -> None:
+    flow = small_flow()
+    stream = call(flow, 30, 1)
+    first = flow.begin(stream, ids(20, 1), ids(3, 1))
+    second = flow.begin(stream, ids(25, 1), ids(3, 1))
+    with pytest.raises(ValueError, match="under way"):
+        flow.begin(stream, ids(25, 1), ids(3, 1))
+    for solves in ([second], [first, second]):
+        with pytest.raises(ValueError, match="has not gone further"):
+            flow.step(solves)
+    assert first.k == second.k == 0
+    flow.step([first])
+    flow.step([second])
+    assert not second.may_step and first.may_step
+    first.fail()
+    assert not second.may_step
+    with pytest.raises(ValueError, match="has failed"):
+        flow.step([second])
+
+
+def test_a_stream_at_once_has_one_block_under_way() -> None:
     flow = small_flow()
     stream = call(flow, 30, 1)
     solve = flow.begin(stream, ids(20, 1), ids(3, 1))
-    for begin in (flow.begin, flow.extend):
-        with pytest.raises(ValueError, match="under way"):
-            begin(stream, ids(25, 1), ids(3, 1))
+    with pytest.raises(ValueError, match="under way"):
+        flow.extend(stream, ids(25, 1), ids(3, 1))
     with pytest.raises(ValueError, match="under way"):
         flow.finish(stream, ids(9, 1))
     for n_done in range(N_STEPS):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from speaking import After, live_storages
+from speaking import Rig, Stepped, live_storages
 from torch import Tensor
 
-from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
+from telephony_tts.engines.cosyvoice2.jobs import Job
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -21,16 +21,15 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LmConfig,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow import GROWTH_FRAMES, FlowStream
+from telephony_tts.engines.cosyvoice2.model.flow import GROWTH_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow_cache import Cache, KeyValues
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request, speak
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.runner import Track
+from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt
+from telephony_tts.engines.cosyvoice2.stream import Block, Piece, Request, Stream
 
 SENTENCE = "a the account number today please."
 N_SLOTS = 2
@@ -38,27 +37,18 @@ FLOAT32 = 4
 PROFILES = {"default": DEFAULT, "fast": FAST, "upstream": UPSTREAM}
 
 
-class Rig:
-    def __init__(self, directory: Path) -> None:
-        checkpoint = load_model_directory(directory)
-        assert checkpoint.spk2info is not None
-        self.config = checkpoint.config
-        self.model = SpeechModel.load(checkpoint, device="cpu", dtype=torch.float32, n_slots=N_SLOTS)
-        self.model.lm.head_bias[N_SPEECH_TOKENS:] = -1e4  # as long as the text allows
-        self.features: PromptFeatures = read_spk2info(checkpoint.spk2info)[0]["prompted"]
-        self.prompts = {name: self.model.prompt(self.features, profile) for name, profile in PROFILES.items()}
-
-    @property
-    def prompt(self) -> SpeakerPrompt:
-        return self.prompts["default"]
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    directory = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(directory)
+    rig = Rig(directory, N_SLOTS)
+    rig.model.lm.head_bias[N_SPEECH_TOKENS:] = -1e4  # as long as the text allows
+    return rig
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    torch.set_num_threads(1)
-    directory = tmp_path_factory.mktemp("model")
-    write_random_checkpoint(directory)
-    return Rig(directory)
+def prompt(rig: Rig) -> SpeakerPrompt:
+    return rig.prompt("prompted")
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +62,8 @@ def uncollected() -> Iterator[None]:
 
 def objects() -> list[object]:
     """What only an utterance has."""
-    kinds = (FlowStream, ContinuousJoint, UpstreamJoint)
+    kinds = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptInTheMaking,
+             SentenceDecoding)  # fmt: skip
     return [o for o in gc.get_objects() if type(o) in kinds]
 
 
@@ -105,15 +96,15 @@ def ids(n: int) -> Tensor:
     return torch.randint(N_SPEECH_TOKENS, (1, n), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig) -> None:
+def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig, prompt: SpeakerPrompt) -> None:
     """Without spare room: to the byte. The prompt's whole blocks are not its own; the three tokens after them are."""
     flow = rig.model.flow
     per_token = FLOAT32 * sum(elements_per_token(rig.config))
     contexts = FLOAT32 * elements_of_contexts(rig.config)
-    stream = flow.start(rig.prompt.flow, growth_frames=0)
+    stream = flow.start(prompt.flow, growth_frames=0)
     assert stream.nbytes() == contexts
     tokens, at = ids(200), 0
-    n_tail = rig.prompt.flow.tail_tokens.shape[1]
+    n_tail = prompt.flow.tail_tokens.shape[1]
     for hop in (22, 25, 25, 50, 25):
         flow.extend(stream, tokens[:, at : at + hop], tokens[:, at + hop : at + hop + LOOKAHEAD_TOKENS])
         at += hop
@@ -122,16 +113,16 @@ def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig) -> No
     assert stream.nbytes() == contexts + per_token * (n_tail + at + 7)
 
 
-def test_the_spare_room_is_no_more_than_it_is_said_to_be(rig: Rig) -> None:
+def test_the_spare_room_is_no_more_than_it_is_said_to_be(rig: Rig, prompt: SpeakerPrompt) -> None:
     flow = rig.model.flow
     per_token = FLOAT32 * sum(elements_per_token(rig.config))
     contexts = FLOAT32 * elements_of_contexts(rig.config)
-    stream = flow.start(rig.prompt.flow)
+    stream = flow.start(prompt.flow)
     tokens, at = ids(400), 0
     for hop in (22, *[BLOCK_TOKENS] * 12):
         flow.extend(stream, tokens[:, at : at + hop], tokens[:, at + hop : at + hop + LOOKAHEAD_TOKENS])
         at += hop
-        spare = stream.nbytes() - contexts - per_token * (at + rig.prompt.flow.tail_tokens.shape[1])
+        spare = stream.nbytes() - contexts - per_token * (at + prompt.flow.tail_tokens.shape[1])
         assert 0 <= spare < per_token * GROWTH_FRAMES // FRAMES_PER_TOKEN
 
 
@@ -166,18 +157,47 @@ def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
     official = LmConfig()
     assert 2 * official.n_layers * official.n_kv_heads * official.d_head * 2 == 12 * 1024  # in float16
     at = cache.data.data_ptr()
-    for chunk in speak(rig.model, rig.prompt, Request(SENTENCE), DEFAULT, lambda: False):
-        assert isinstance(chunk, Chunk), "it waits for a slot that nobody gives back"
+    stepped = Stepped(rig)
+    key = stepped.say(Request(SENTENCE))
+    while stepped.core.step():
         assert cache.data.data_ptr() == at
+    assert len(stepped.pcm(key))
+
+
+class Ready(Stepped):
+    """A core that has a voice ready, and nothing else left of making it."""
+
+    def __init__(self, rig: Rig, profile: Profile) -> None:
+        super().__init__(rig, profile)
+        self.say(Request("no"))
+        self.run()
+        self.voice("prompted")
+
+    def say_at_length(self) -> int:
+        """What is heard is not kept: it would be counted."""
+        return self.say(Request(SENTENCE))
+
+    def step_unheard(self, key: int) -> bool:
+        stepped = self.core.step()
+        self.n_heard += len(self.heard[key])
+        self.heard[key].clear()
+        return stepped
+
+    n_heard = 0
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str) -> None:
-    """Looked at after every chunk: all live storages, of which the ids, the clock and one chunk are the rest."""
+    """Looked at after every third step: all live storages, of which the ids, the clock, a block under way and mel or
+    audio not yet given out are the rest."""
+    ready = Ready(rig, PROFILES[name])
     before = sum(live_storages().values())
-    chunks = speak(rig.model, rig.prompts[name], Request(SENTENCE), PROFILES[name], lambda: False)
-    most, n_looks = 0, 0
-    for _ in chunks:
+    key = ready.say_at_length()
+    most, n_looks, n_steps = 0, 0, 0
+    while ready.step_unheard(key):
+        n_steps += 1
+        if n_steps % 3:
+            continue
         held = sum(live_storages().values()) - before
         counted = 0
         for item in objects():
@@ -188,41 +208,49 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
         if counted:
             n_looks += 1
             most = max(most, held - counted)
+    assert ready.ended[key].error is None and ready.n_heard > 5
+    assert n_looks > 20
     # A block's mel and audio, while their samples are given out.
-    assert n_looks > 5
     assert most < FLOAT32 * 2 * 100 * FRAMES_PER_TOKEN * (80 + SAMPLES_PER_FRAME)
-
-
-def heard(rig: Rig, profile: Profile, prompt: SpeakerPrompt, cancelled: After, n_most: int = 10**9) -> int:
-    """Chunks taken before the utterance ended, or was closed after n_most."""
-    n = 0
-    chunks = speak(rig.model, prompt, Request(SENTENCE), profile, cancelled)
-    for chunk in chunks:
-        assert isinstance(chunk, Chunk)
-        n += 1
-        if n == n_most:
-            break
-    chunks.close()
-    return n
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: str) -> None:
-    """At the end, after some chunks, and at questions all along: before the first token, between steps, at the end."""
-    profile, prompt = PROFILES[name], rig.prompts[name]
-    whole = After(10**9)
-    n_chunks = heard(rig, profile, prompt, whole)
-    n_questions = 10**9 - whole.n_left
+    """At the end, and cancelled after steps all along: before the first token, between Euler steps, at the end. It is
+    freed where it is dropped: nothing of it refers to itself, and no collector has to come."""
+    ready = Ready(rig, PROFILES[name])
     before = live_storages()
-    assert objects() == [] and rig.model.slots.n_free == N_SLOTS
-    heard(rig, profile, prompt, After(10**9))
-    lefts = [(10**9, n) for n in (1, 2, n_chunks // 2, n_chunks)]
-    lefts += [(n, 10**9) for n in (0, 1, 30, n_questions // 2, n_questions // 2 + 5, n_questions - 3)]
-    for n_asked, n_most in lefts:
-        assert heard(rig, profile, prompt, After(n_asked), n_most) <= n_chunks
-        assert objects() == [], (n_asked, n_most)
-        assert rig.model.slots.n_free == N_SLOTS
-        assert live_storages() == before, (n_asked, n_most)
+    assert objects() == [] and ready.is_empty()
+    whole = ready.say_at_length()
+    n_steps = ready.run()
+    ready.heard[whole].clear()
+    assert objects() == [] and live_storages() == before
+    for n in (0, 1, 2, 30, n_steps // 2, n_steps // 2 + 5, n_steps - 3, n_steps - 1):
+        key = ready.say_at_length()
+        assert ready.run(n) == n
+        assert objects() != []
+        ready.cancel(key)
+        assert ready.run() == 1
+        ready.heard[key].clear()
+        assert objects() == [], n
+        assert ready.is_empty()
+        assert live_storages() == before, n
+
+
+def test_a_voice_that_is_given_up_is_free(rig: Rig) -> None:
+    """Cancelled after any of the steps that make it ready."""
+    stepped = Stepped(rig)
+    before = live_storages()
+    for n in range(10):
+        key = stepped.say(Request(SENTENCE))
+        assert (stepped.run(n) == n and stepped.core.voices.making == []) or n
+        stepped.cancel(key)
+        stepped.run()
+        assert stepped.core.voices.making == [] and objects() == [], n
+        assert live_storages() == before, n
+    key = stepped.say(Request(SENTENCE))
+    stepped.run()
+    assert stepped.voice("prompted").n_flow_tokens > 0
 
 
 def storages(cache: Cache) -> Iterator[tuple[int, int]]:
@@ -230,20 +258,20 @@ def storages(cache: Cache) -> Iterator[tuple[int, int]]:
         yield tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
 
 
-def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig) -> None:
-    flow, prompt, tokens = rig.model.flow, rig.prompt.flow, ids(50)
+def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig, prompt: SpeakerPrompt) -> None:
+    flow, tokens = rig.model.flow, ids(50)
     alone = sum(live_storages().values())
-    streams = [flow.start(prompt) for _ in range(2)]
+    streams = [flow.start(prompt.flow) for _ in range(2)]
     for stream in streams:
         mel = flow.extend(stream, tokens[:, :22], tokens[:, 22:25])
     del mel
     own = sum(stream.nbytes() for stream in streams)
     assert sum(live_storages().values()) - alone == own
     reached = dict(pair for s in streams for cache in [s.encoder, *s.steps] for pair in storages(cache))
-    of_prompt = dict(pair for cache in [prompt.encoder, *prompt.steps] for pair in storages(cache))
+    of_prompt = dict(pair for cache in [prompt.flow.encoder, *prompt.flow.steps] for pair in storages(cache))
     shared = {at: n for at, n in of_prompt.items() if at in reached}
     assert sum(reached.values()) == own + sum(shared.values())
-    n_kept = FLOAT32 * sum(elements_per_token(rig.config)) * prompt.encoder.n
+    n_kept = FLOAT32 * sum(elements_per_token(rig.config)) * prompt.flow.encoder.n
     assert n_kept == sum(shared.values()) > 0
     layers = [kv for s in streams for cache in [s.encoder, *s.steps] for kv in cache.kv]
     assert all(isinstance(kv, KeyValues) and kv.shared is not None for kv in layers)

@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from speaking import NEIGHBOUR, SENTENCE, Rig, never, pcm
+from speaking import NEIGHBOUR, SENTENCE, Rig, Stepped, spoken
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.stream import Request, speak
+from telephony_tts.engines.cosyvoice2.stream import Request
 
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
@@ -84,8 +84,7 @@ def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
 )
 def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profile) -> None:
     expected = audio_by_plan(rig, voice, profile, seed=3).clamp(-1, 1).numpy()
-    prompt = rig.prompt(voice, profile)
-    heard = pcm(speak(rig.model, prompt, Request(TEXT, seed=3), replace(profile, upstream_text=False), never))
+    heard = spoken(rig, Request(TEXT, seed=3), voice, replace(profile, upstream_text=False))
     assert len(heard) == len(expected)
     assert np.abs(heard / 32767.0 - expected).max() < 2e-3
 
@@ -93,7 +92,7 @@ def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profil
 def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
     """So that the test above compares what it says it does."""
     one, other = (
-        pcm(speak(rig.model, rig.prompt("prompted"), Request(TEXT, seed=3), profile, never)).astype(np.int32)
+        spoken(rig, Request(TEXT, seed=3), profile=profile).astype(np.int32)
         for profile in (DEFAULT, replace(DEFAULT, causal_finish=False))
     )
     differs = np.flatnonzero(np.abs(one - other) > 100)
@@ -103,13 +102,16 @@ def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
 
 def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
     """"3" is spelt out there and nowhere else; a long text is spoken in several runs of the language model."""
-    prompt = rig.prompt("preset", UPSTREAM)
     plain = replace(UPSTREAM, upstream_text=False)
-    three = pcm(speak(rig.model, prompt, Request("I have 3 apples"), UPSTREAM, never))
-    spelt = pcm(speak(rig.model, prompt, Request("I have three apples."), plain, never))
+    three = spoken(rig, Request("I have 3 apples"), "preset", UPSTREAM)
+    spelt = spoken(rig, Request("I have three apples."), "preset", plain)
+    assert len(three) > 0
     np.testing.assert_array_equal(three, spelt)
     long = " ".join([SENTENCE, NEIGHBOUR] * 8)
-    chunks = list(speak(rig.model, prompt, Request(long), UPSTREAM, never))
-    timings = [timing for chunk in chunks for timing in chunk.timings]  # type: ignore[union-attr]
+    stepped = Stepped(rig, UPSTREAM)
+    key = stepped.say(Request(long), "preset")
+    stepped.run()
+    assert stepped.ended[key].error is None
+    timings = [timing for chunk in stepped.heard[key] for timing in chunk.timings]
     assert timings[0].start_char == 0 and timings[-1].end_char > len(long) - 10
     assert all(a.end_char <= b.start_char and a.end_sample <= b.start_sample for a, b in pairwise(timings))

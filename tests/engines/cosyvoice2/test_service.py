@@ -2,56 +2,27 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conformance import check_engine, joined, speak
+from service_rig import core_of, n_free, started
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2 import generation
+from telephony_tts.engines.cosyvoice2.loading import build_problem
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits, build_problem, misfit
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
 
-def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        await engine.start()
-        try:
-            return await use(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run())
-
-
-def ready(engine: CosyVoice2Engine, name: str) -> SpeakerPrompt:
-    """The voice, made ready here if it is not."""
-    assert engine._loaded is not None
-    making = engine._loaded.prompt(name, lambda: False)
-    try:
-        next(making)
-    except StopIteration as done:
-        prompt: SpeakerPrompt = done.value
-        return prompt
-    raise AssertionError("another makes it")
-
-
-def n_free(engine: CosyVoice2Engine) -> int:
-    assert engine._loaded is not None
-    return engine._loaded.model.cache.n_free
-
-
-def test_it_keeps_the_contract(model_dir: Path) -> None:
-    check_engine(lambda: CosyVoice2Engine(model_dir))
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
+    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers))
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:
@@ -94,13 +65,11 @@ def test_a_failure_inside_is_an_engine_error_and_frees_the_slot(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
-        assert engine._loaded is not None
-
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine._loaded.model.flow, "extend", fail)
+            patch.setattr(core_of(engine).runner.model.flow, "step", fail)
             with pytest.raises(EngineError, match="out of memory"):
                 await speak(engine, Utterance("u", SENTENCE))
         assert n_free(engine) == 16
@@ -143,7 +112,7 @@ def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
 async def is_under_way(engine: CosyVoice2Engine) -> None:
     """Return when some utterance has a slot."""
     for _ in range(1_000_000):
-        if n_free(engine) < 16:
+        if core_of(engine).slots.n_free < 16 and engine.stats().n_running:
             return
         await asyncio.sleep(0)
     raise AssertionError("nothing began")
@@ -158,7 +127,7 @@ def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
         waiting = asyncio.create_task(speak(engine, Utterance("slow", "Thank", seed=3, more=slow)))
         await is_under_way(engine)
         assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
-        assert not waiting.done() and n_free(engine) == 15
+        assert not waiting.done() and core_of(engine).slots.n_free == 15
         for word in SENTENCE.split()[1:]:
             slow.push(f" {word}")
             await asyncio.sleep(0)
@@ -173,7 +142,7 @@ def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
         await is_under_way(engine)
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
-        assert n_free(engine) == 16 and engine.stats() == EngineStats()
+        assert n_free(engine) == core_of(engine).slots.n_free == 16 and engine.stats() == EngineStats()
         never_ends = asyncio.create_task(speak(engine, Utterance("closed", "Thank you", more=TextFeed())))
         await is_under_way(engine)
         await engine.close()
@@ -221,108 +190,6 @@ def test_odd_text(model_dir: Path, monkeypatch: pytest.MonkeyPatch, text: str, i
     started(CosyVoice2Engine(model_dir, profile=profile), use)
 
 
-# ------------------------------------------------------------------------------ voices
-
-
-def test_stored_voices_stand_beside_the_directorys(
-    model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = VoiceStore(tmp_path)
-    store.save("anna", read_spk2info(model_dir / "spk2info.pt")[0]["prompted"])
-    (tmp_path / "broken.safetensors").write_bytes(b"no")
-
-    async def use(engine: CosyVoice2Engine) -> tuple[Any, Any]:
-        assert [voice.name for voice in engine.voices] == ["preset", "prompted", "anna"]
-        with pytest.raises(UnknownVoice, match="'broken'; it has preset, prompted, anna"):
-            engine.check(Utterance("u", SENTENCE, voice="broken"))
-        anna, prompted = [
-            joined(await speak(engine, Utterance("u", SENTENCE, voice=name))) for name in ("anna", "prompted")
-        ]
-        return anna, prompted
-
-    anna, prompted = started(CosyVoice2Engine(model_dir, tmp_path), use)
-    assert (anna == prompted).all()
-    assert "broken" in caplog.text and "random weights" in caplog.text
-
-
-def test_a_voice_is_prepared_once(model_dir: Path) -> None:
-    async def use(engine: CosyVoice2Engine) -> None:
-        assert engine._loaded is not None
-        await asyncio.gather(*(speak(engine, Utterance(str(i), "yes", voice="prompted")) for i in range(4)))
-        prompt = ready(engine, "prompted")
-        await speak(engine, Utterance("u", "no", voice="prompted"))
-        assert ready(engine, "prompted") is prompt
-
-    started(CosyVoice2Engine(model_dir, n_workers=2), use)
-
-
-def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -> None:
-    """The one not used for longest goes, and is made again; an utterance that has it speaks on."""
-    features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
-    for name in ("anna", "bert", "carl"):
-        VoiceStore(tmp_path).save(name, features)
-
-    async def use(engine: CosyVoice2Engine) -> None:
-        anna, bert = ready(engine, "anna"), ready(engine, "bert")
-        alone = joined(await speak(engine, Utterance("u", SENTENCE, voice="bert")))
-        assert ready(engine, "anna") is anna
-        speaking = engine.synthesize(Utterance("u", SENTENCE, voice="bert"))
-        heard = [await anext(speaking)]
-        ready(engine, "anna")
-        ready(engine, "carl")
-        assert ready(engine, "anna") is anna and ready(engine, "bert") is not bert
-        assert (joined([*heard, *[chunk async for chunk in speaking]]) == alone).all()
-
-    started(CosyVoice2Engine(model_dir, tmp_path, limits=Limits(n_prompts=2)), use)
-
-
-def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two utterances want a new voice: one worker makes it, the other one speaks for the rest of the calls."""
-    VoiceStore(tmp_path).save("anna", read_spk2info(model_dir / "spk2info.pt")[0]["prompted"])
-    prompt = SpeechModel.prompt
-    begun, may_end = threading.Event(), threading.Event()
-
-    def slowly(self: SpeechModel, features: Any, profile: Any, before_step: Callable[[], None]) -> SpeakerPrompt:
-        begun.set()
-        while not may_end.wait(0.001):
-            before_step()
-        return prompt(self, features, profile, before_step)
-
-    async def use(engine: CosyVoice2Engine) -> None:
-        alone = joined(await speak(engine, Utterance("u", SENTENCE)))
-        monkeypatch.setattr(SpeechModel, "prompt", slowly)
-        first, second = (asyncio.create_task(speak(engine, Utterance(i, SENTENCE, voice="anna"))) for i in "12")
-        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
-        assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
-        begun.clear()
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
-        assert not second.done(), "it is the second's to make now"
-        may_end.set()
-        assert len(joined(await second))
-
-    started(CosyVoice2Engine(model_dir, tmp_path, n_workers=2), use)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        ({"transcript_ids": (512,)}, "not all below 512"),
-        ({"transcript_ids": (-1,)}, "not all below 512"),
-        ({"transcript": "a" * 1001}, "longer than 1000"),
-        ({"embedding": torch.ones(7)}, "7 numbers, not"),
-    ],
-)
-def test_a_voice_that_does_not_fit_the_model(model_dir: Path, wrong: dict[str, Any], problem: str) -> None:
-    config = load_model_directory(model_dir).config
-    features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
-    assert misfit(features, config) == []
-    assert any(problem in found for found in misfit(replace(features, **wrong), config))
-
-
 def test_speed_is_kept_within_what_can_be_understood(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         lengths = [
@@ -357,6 +224,8 @@ def test_no_voice_at_all(tmp_path: Path) -> None:
 def test_what_cannot_be_configured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float32, float16, bfloat16"):
         CosyVoice2Engine(tmp_path, dtype="int8")
+    with pytest.raises(ConfigError, match="isolation 'container'; it has process, thread"):
+        CosyVoice2Engine(tmp_path, isolation="container")
     with pytest.raises(ConfigError, match="default, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):
@@ -407,3 +276,95 @@ def test_not_started_and_not_there(model_dir: Path) -> None:
         asyncio.run(speak(CosyVoice2Engine(model_dir), Utterance("u", SENTENCE)))
     with pytest.raises(EngineUnavailable):
         asyncio.run(CosyVoice2Engine(model_dir, device="nowhere").start())
+
+
+# -------------------------------------------------------------------------------- ends
+
+
+def test_an_engine_that_is_gone_takes_no_more(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is told so, at once, and nothing is left of the question."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        assert await speak(engine, Utterance("u", "yes"))
+
+        def refuse(order: object) -> None:
+            raise EngineError("the speech engine is being started again")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._host, "send", refuse)
+            with pytest.raises(EngineError, match="started again"):
+                await asyncio.wait_for(speak(engine, Utterance("u", "yes")), 10)
+        assert engine.stats() == EngineStats()
+        assert await speak(engine, Utterance("u", "yes"))
+
+    started(CosyVoice2Engine(model_dir), use)
+
+
+def test_closed_while_it_loads(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another task, or because the one that starts it is cancelled: nothing runs afterwards."""
+    begun, may_go_on = threading.Event(), threading.Event()
+    load = SpeechModel.load
+
+    def slowly(*args: Any, **named: Any) -> Any:
+        begun.set()
+        assert may_go_on.wait(30)
+        return load(*args, **named)
+
+    monkeypatch.setattr(SpeechModel, "load", slowly)
+
+    async def main(is_cancelled: bool) -> None:
+        begun.clear()
+        may_go_on.clear()
+        await asyncio.to_thread(threading.active_count)  # the loop's own thread for such is there from now on
+        n_threads = threading.active_count()
+        engine = CosyVoice2Engine(model_dir, n_workers=2)
+        starting = asyncio.create_task(engine.start())
+        assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+        if is_cancelled:
+            starting.cancel()
+            may_go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(starting, 30)
+        else:
+            closing = asyncio.create_task(engine.close())
+            await asyncio.sleep(0)
+            may_go_on.set()
+            await asyncio.wait_for(closing, 30)
+            with pytest.raises(EngineUnavailable, match="closed while it was loading"):
+                await asyncio.wait_for(starting, 30)
+        assert engine.voices == () and engine.stats() == EngineStats()
+        assert threading.active_count() == n_threads
+        with pytest.raises(EngineError, match="not started"):
+            await speak(engine, Utterance("u", "yes"))
+
+    for is_cancelled in (False, True):
+        asyncio.run(main(is_cancelled))
+
+
+def test_closed_with_many_open_streams(model_dir: Path) -> None:
+    """Those under way, those that wait for a slot, and those whose listener has not asked again: each is told."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        streams = [engine.synthesize(Utterance(str(i), f"{SENTENCE} {SENTENCE}", seed=i)) for i in range(4)]
+        await anext(streams[0])
+        waiting = [asyncio.create_task(anext(stream)) for stream in streams[1:]]
+        await asyncio.sleep(0)
+        assert engine.stats().n_queued + engine.stats().n_running == 4
+        await engine.close()
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, EngineError) or hasattr(error, "pcm") for error in told)
+        assert any(isinstance(error, EngineError) and "was closed" in str(error) for error in told)
+        with pytest.raises(EngineError, match="was closed"):
+            async for _ in streams[0]:
+                pass
+        for stream in streams:
+            await stream.aclose()
+        assert engine.stats() == EngineStats()
+
+    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=2)), use)
+
+
+def test_it_can_be_started_again(model_dir: Path) -> None:
+    engine = CosyVoice2Engine(model_dir)
+    heard = [started(engine, lambda engine: speak(engine, Utterance("u", "yes"))) for _ in range(2)]
+    assert (joined(heard[0]) == joined(heard[1])).all() and len(joined(heard[0]))

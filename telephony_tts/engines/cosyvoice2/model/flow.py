@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
@@ -34,85 +33,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .config import BLOCK_FRAMES, BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, ModelConfig
-from .flow_cache import Cache, nbytes
-from .flow_decoder import BeforeStep, FlowDecoder, Trajectory, nothing
+from .flow_cache import Cache
+from .flow_decoder import BeforeStep, FlowDecoder, nothing
 from .flow_encoder import FlowEncoder
 from .flow_layers import Reader
+from .flow_stream import MOST_OPEN, FlowPrompt, FlowStream, Solve
 
 Weights = Literal["float", "int8"]
 GROWTH_FRAMES = 4 * BLOCK_FRAMES
 """How much a stream's buffers grow at a time. Half of it is spare on average: at full size in float16 230 MB (2 s)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowPrompt:
-    """A voice, ready to speak; read-only and shared. The caches hold its first `encoder.n` tokens."""
-
-    spk: Tensor
-    """[1, 80]"""
-    tail_tokens: Tensor
-    """[1, P - encoder.n] prompt tokens that go with a stream's first chunk"""
-    tail_mel: Tensor
-    """[1, 2 * (P - encoder.n), 80]"""
-    encoder: Cache
-    steps: tuple[Cache, ...]
-
-    def nbytes(self) -> int:
-        return nbytes([self.encoder, *self.steps])
-
-
-@dataclass(slots=True)
-class FlowStream:
-    """One utterance. It belongs to one caller; dropping it frees what `nbytes` counts, the prompt's part stays."""
-
-    prompt: FlowPrompt
-    encoder: Cache
-    steps: list[Cache]
-    tail_tokens: Tensor
-    """[1, n] of the prompt, empty after the first chunk"""
-    n_emitted: int = 0
-    """Tokens whose frames have been given out."""
-    finished: bool = False
-    busy: bool = False
-    """A block of it is under way."""
-
-    def nbytes(self) -> int:
-        """Bytes of its own, without those of the prompt it shares."""
-        return nbytes([self.encoder, *self.steps])
-
-
-@dataclass(slots=True, eq=False)
-class Solve(Trajectory):
-    """One block under way, of a stream or of a voice's prompt. Dropping it and its stream frees all they hold."""
-
-    n_hidden: int = 0
-    """Frames at its beginning that are the prompt's and are given to nobody."""
-    n_tokens: int = 0
-    stream: FlowStream | None = None
-    voice: FlowPrompt | None = None
-    failed: bool = False
-
-    def mel(self) -> Tensor:
-        """[1, 80, 2n] float32. Raises ValueError before it is done."""
-        self._check_done()
-        return self.x[:, self.n_hidden :].transpose(1, 2)
-
-    def prompt(self) -> FlowPrompt:
-        """What `begin_prompt` was asked for. Raises ValueError before it is done."""
-        self._check_done()
-        if self.voice is None:
-            raise ValueError("a stream's block makes no prompt: ask what begin_prompt gave")
-        return self.voice
-
-    def fail(self) -> None:
-        """It goes no further, and neither does its stream: the steps hold different frames."""
-        self.failed = True
-        if self.stream is not None:
-            self.stream.finished = True
-
-    def _check_done(self) -> None:
-        if not self.done:
-            raise ValueError(f"{self.k} of {self.n_steps} steps are done")
 
 
 class Flow:
@@ -269,7 +198,9 @@ class Flow:
     def begin(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> Solve:
         """The block that `extend`, or without `lookahead` `finish`, computes at once: its encoder is done, no step is.
 
-        ValueError where they raise it, and while a block of the stream is under way.
+        Two blocks of a stream may be under way, the second always a step or more behind the first: what a step sees of
+        the frames before is what the same step has made of them. ValueError where `extend` and `finish` raise it, and
+        for a third one.
         """
         self._check(stream, new, lookahead)
         stream.finished = lookahead is None
@@ -283,7 +214,8 @@ class Flow:
             raise
         stream.tail_tokens = stream.tail_tokens[:, :0]
         solve.stream, solve.n_hidden, solve.n_tokens = stream, n_hidden, new.shape[1]
-        stream.busy = not solve.done
+        if not solve.done:
+            stream.solves.append(solve)
         return solve
 
     @torch.inference_mode()
@@ -291,13 +223,16 @@ class Flow:
         """One Euler step of each, wherever each stands.
 
         Where one raises, its stream is finished; the others stand as they were, or one step further.
-        ValueError, and nothing is done, if one of them is done or has failed, or is given twice.
+        ValueError, and nothing is done, if one of them is done or has failed, or is given twice, or if the block before
+        it has not gone further. Two blocks of one stream may be stepped from two threads at once.
         """
         if len({id(solve) for solve in solves}) < len(solves):
             raise ValueError("a block cannot take two steps at once")
         for solve in solves:
             if solve.done or solve.failed:
                 raise ValueError("the block is done" if solve.done else "a step of the block has failed")
+            if not solve.may_step:
+                raise ValueError("the block before it has not gone further: step that one first")
         apart = list(solves)
         if self.together:
             for batch in _of_equal_length(solves):
@@ -318,10 +253,12 @@ class Flow:
     def _settle(self, solve: Solve) -> None:
         """What a block's last step changes."""
         if solve.done and solve.stream is not None:
-            solve.stream.busy = False
+            solve.stream.solves.remove(solve)
             solve.stream.n_emitted += solve.n_tokens
 
     def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
+        if stream.solves:
+            raise ValueError("a block of the stream is under way: step it until it is done")
         return self._run(self.begin(stream, new, ahead), before_step).mel()
 
     def _run(self, solve: Solve, before_step: BeforeStep) -> Solve:
@@ -341,7 +278,8 @@ class Flow:
     ) -> Solve:
         """ids [1, n], cond [1, 2n, 80] after what the caches hold. No ids are done at once."""
         n_steps = len(self.decoder.times)
-        x = self.decoder.start(steps[0].n, cond.shape[1])
+        # By the encoder's count: the steps of the block before may not have seen its frames yet.
+        x = self.decoder.start(encoder.n * FRAMES_PER_TOKEN, cond.shape[1])
         if not ids.shape[1]:
             return Solve(x, cond, spk, cond, n_steps, steps, k=n_steps)
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=True, cache=encoder))
@@ -349,13 +287,13 @@ class Flow:
 
     def _check(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> None:
         """Whether `new` can come next; ValueError says why not."""
-        if stream.busy and not stream.finished:
-            raise ValueError("a block of the stream is under way: step it until it is done")
+        if len(stream.solves) >= MOST_OPEN and not stream.finished:
+            raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
         if stream.finished:
             raise ValueError("the stream is finished")
         n = new.shape[1]
         if lookahead is None:
-            if stream.n_emitted and n < LOOKAHEAD_TOKENS:
+            if (stream.n_emitted or stream.solves) and n < LOOKAHEAD_TOKENS:
                 raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
             return
         if n < 1 or n != self.tokens_to_block_end(stream, n):

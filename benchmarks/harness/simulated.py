@@ -1,0 +1,370 @@
+"""The engine without its model: the real plan, slots, jobs and streams on a clock that jumps from event to event.
+
+What the networks would compute is put down as a price for each batch (`Cost`): an input, never a measurement. All that
+decides is the engine's own: `scheduler.plan` and `Slots`, `Job.needs`, and `Stream` and `Piece` with the block lengths
+of a real profile. Restated from `core.Core`, which computes as it goes, are admission and the taking in of results.
+Voices are ready from the start, and lanes do not slow each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from telephony_tts.engines.cosyvoice2.generation import Feed
+from telephony_tts.engines.cosyvoice2.jobs import Job
+from telephony_tts.engines.cosyvoice2.model.config import (
+    EOS,
+    FRAMES_PER_TOKEN,
+    SAMPLE_RATE_HZ,
+    SAMPLES_PER_FRAME,
+)
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Plan, Slots, Stage, Widths, lanes, plan
+from telephony_tts.engines.cosyvoice2.stream import Piece, Request, Stream
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+N_EULER = 10
+TOKENS_PER_WORD = 10
+"""Speech tokens of a word of the text: four tenths of a second."""
+ROW_TOKENS = 25
+"""Of a flow or vocoder row that costs one row's price; a block of 100 costs four."""
+REFILL_NS = 500 * NS_PER_MS
+"""Listeners take sound in runs, as `session.supply` does."""
+
+Planner = Callable[[Iterable[Need], Lane, Widths], Plan]
+Watch = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of a batch: (for being made, for each row). Of the flow it is the price of one Euler step.
+
+    `run_ahead`: ids drawn by one decode step."""
+
+    prefill: tuple[float, float] = (50.0, 0.0)
+    decode: tuple[float, float] = (6.0, 2.0)
+    flow: tuple[float, float] = (2.0, 20.0)
+    vocode: tuple[float, float] = (2.0, 50.0)
+    run_ahead: int = 1
+
+    def of(self, stage: Stage, rows: float) -> int:
+        """Nanoseconds."""
+        made, row = (self.prefill, self.decode, self.flow, self.vocode)[stage]
+        return round((made + row * rows) * NS_PER_MS)
+
+
+_COST, _WIDTHS, _AHEAD = Cost(), Widths(), Ahead()
+
+
+class _Words:
+    """A tokenizer: one id for each word."""
+
+    def encode(self, text: str, control: frozenset[str] = frozenset()) -> list[int]:
+        return [0] * len(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """As far as what is fed, and where blocks end, depends on it."""
+
+    transcript_ids: tuple[int, ...] = (0,) * 8
+    speech_tokens: tuple[int, ...] = (0,) * 75
+    n_flow_tokens: int = 53
+
+
+@dataclass(slots=True)
+class _Solve:
+    n_tokens: int
+    """That it computes, of which `n_new` are heard."""
+    n_new: int
+    is_last: bool
+    n_steps: int = 0
+
+
+@dataclass(slots=True)
+class _Track:
+    """What the device would hold of a piece."""
+
+    solve: _Solve | None = None
+    mels: deque[tuple[int, bool]] = field(default_factory=deque)
+    n_frames: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Said:
+    """An utterance, from when it was asked for, and what its listener had of it. Times in nanoseconds."""
+
+    key: int
+    asked_ns: int
+    deadline_ns: int
+    job: Job
+    then: Callable[[int], None] | None = None
+    """Told once, when all was taken, the moment at which it will have been heard."""
+    waiting: deque[int] = field(default_factory=deque)
+    """Samples of each chunk made and not taken."""
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    """(when a chunk was taken, how long it sounds)"""
+    underruns_ns: list[int] = field(default_factory=list)
+    until_ns: int | None = None
+    """When all that was taken will have been heard."""
+    is_filling: bool = True
+    cancelled_ns: int | None = None
+    ended_ns: int | None = None
+
+    def ahead_ns(self, now_ns: int) -> int:
+        """Sound that was made and not heard."""
+        kept = sum(self.waiting) * NS_PER_S // SAMPLE_RATE_HZ
+        return kept + max(0, (self.until_ns or now_ns) - now_ns)
+
+
+class Simulation:
+    """`watch` sees every plan when it is made; `listen_ns`: sound that a listener holds; `job_type` and `planner` are
+    what is tried."""
+
+    def __init__(
+        self,
+        cost: Cost = _COST,
+        widths: Widths = _WIDTHS,
+        *,
+        n_lanes: int = 1,
+        n_slots: int = 16,
+        ahead: Ahead = _AHEAD,
+        profile: Profile = DEFAULT,
+        listen_ns: int = 2 * NS_PER_S,
+        planner: Planner = plan,
+        job_type: type[Job] = Job,
+        watch: Watch | None = None,
+    ) -> None:
+        self.cost, self.widths, self.ahead = cost, widths, ahead
+        self.slots = Slots(n_slots)
+        self.now_ns = 0
+        self.said: dict[int, Said] = {}
+        self.live: dict[int, Said] = {}
+        """Those that the engine knows."""
+        self.busy_ns = dict.fromkeys(Stage, 0)
+        self.n_rows = dict.fromkeys(Stage, 0)
+        self.n_batches = dict.fromkeys(Stage, 0)
+        self.lanes = lanes(n_lanes)
+        self.idle = list(range(n_lanes))
+        self._profile, self._listen_ns, self._planner = profile, listen_ns, planner
+        self._job_type, self._watch = job_type, watch
+        self._is_decoding = False
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    # -------------------------------------------------------------------- from outside
+
+    def at(self, when_ns: int, what: Callable[[], None]) -> None:
+        """Do something then."""
+        heapq.heappush(self._events, (when_ns, next(self._order), what))
+
+    def say(
+        self,
+        n_words: int,
+        *,
+        at_ns: int = 0,
+        silence_ns: int = 0,
+        grows: bool = False,
+        then: Callable[[int], None] | None = None,
+    ) -> int:
+        """Ask for an utterance at a moment, whose listener hears silence `silence_ns` after that; returns its key."""
+        key = len(self.said)
+        request = Request(" ".join(["a"] * n_words), grows=grows)
+        tokenizer: Any = _Words()
+        stream = Stream(request, self._profile, tokenizer, 4000)
+        job = self._job_type(key, "", stream, at_ns + silence_ns)
+        said = self.said[key] = Said(key, at_ns, at_ns + silence_ns, job, then)
+        voice: Any = _Voice()
+        job.prompt = voice
+        self.at(at_ns, lambda: self.live.update({key: said}))
+        return key
+
+    def push(self, key: int, n_words: int, last: bool, *, at_ns: int) -> None:
+        """More text of one that grows."""
+        self.at(at_ns, lambda: self.said[key].job.stream.push(" a" * n_words, last))
+
+    def cancel(self, key: int, *, at_ns: int) -> None:
+        """Nobody wants it from then on."""
+
+        def do() -> None:
+            said = self.said[key]
+            if key in self.live and not said.job.is_over:
+                said.job.is_over = True
+                said.cancelled_ns = self.now_ns
+
+        self.at(at_ns, do)
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Until nothing can happen any more, or that moment."""
+        while self._events and (until_ns is None or self._events[0][0] <= until_ns):
+            self.now_ns = self._events[0][0]
+            while self._events and self._events[0][0] == self.now_ns:
+                heapq.heappop(self._events)[2]()
+            self._begin_steps()
+
+    # -------------------------------------------------------------- as core.Core does it
+
+    def _begin_steps(self) -> None:
+        """A step for every idle lane that has something to do."""
+        self._leave()
+        self._admit()
+        for i in list(self.idle):
+            lane = self.lanes[i]
+            needs = [
+                need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)
+            ]
+            made = self._planner(needs, lane, self.widths)
+            if self._watch is not None:
+                self._watch(self, lane, needs, made)
+            if made:
+                self._begin(i, {stage: [self.live[key].job for key in keys] for stage, keys in made.items()})
+
+    def _begin(self, lane: int, batches: dict[Stage, list[Job]]) -> None:
+        self.idle.remove(lane)
+        spent_ns = 0
+        for stage, jobs in batches.items():
+            self._is_decoding |= stage is Stage.DECODE
+            for job in jobs:
+                job.busy.add(stage)
+            price_ns = self.cost.of(stage, sum(_rows(job, stage) for job in jobs))
+            self.busy_ns[stage] += price_ns
+            self.n_rows[stage] += len(jobs)
+            self.n_batches[stage] += 1
+            spent_ns += price_ns
+        self.at(self.now_ns + max(1, spent_ns), lambda: self._settle(lane, batches))
+
+    def _settle(self, lane: int, batches: dict[Stage, list[Job]]) -> None:
+        self.idle = sorted([*self.idle, lane])
+        for stage in sorted(batches):
+            jobs = batches[stage]
+            n_ids = min([self.cost.run_ahead, *(_piece(job).n_sure for job in jobs)]) if stage is Stage.DECODE else 1
+            for job in jobs:
+                job.busy.discard(stage)
+                if not job.is_over:
+                    self._computed(job, stage, n_ids)
+            if stage is Stage.DECODE:
+                self._is_decoding = False
+
+    def _computed(self, job: Job, stage: Stage, n_ids: int) -> None:
+        piece, track = _piece(job), _track(job)
+        if stage in (Stage.PREFILL, Stage.DECODE):
+            for _ in range(n_ids):
+                feed = piece.feed()
+                if feed is not None:
+                    piece.drew([_drawn(piece, feed)])
+        elif stage is Stage.FLOW:
+            assert track.solve is not None
+            track.solve.n_steps += 1
+            if track.solve.n_steps == N_EULER:
+                track.mels.append((track.solve.n_new, track.solve.is_last))
+                track.solve = None
+                piece.n_mels += 1
+        else:
+            n_tokens, is_last = track.mels.popleft()
+            track.n_frames += n_tokens * FRAMES_PER_TOKEN
+            pcm = np.zeros(n_tokens * FRAMES_PER_TOKEN * SAMPLES_PER_FRAME, np.int16)
+            said = self.live[job.key]
+            for chunk in job.stream.voiced(pcm, track.n_frames, is_last):
+                job.made(len(chunk.pcm), self.now_ns)
+                said.waiting.append(len(chunk.pcm))
+            self._take(said)
+
+    def _leave(self) -> None:
+        """Give back what pieces that are over held."""
+        for said in [said for said in self.live.values() if said.job.lets_go]:
+            job = said.job
+            job.track = None
+            if job.stream.slot is not None:
+                self.slots.release(job.stream.end_piece())
+            if job.is_over:
+                self._end(said)
+
+    def _end(self, said: Said) -> None:
+        said.ended_ns = self.now_ns
+        del self.live[said.key]
+        self._take(said)
+
+    def _admit(self) -> None:
+        waiting = [said for said in self.live.values() if not said.job.is_over and said.job.stream.slot is None]
+        for said in sorted(waiting, key=lambda said: (said.job.due_ns, said.key)):
+            stream = said.job.stream
+            if stream.is_done:
+                said.job.is_over = True
+                self._end(said)
+            elif stream.wants_slot:
+                slot = self.slots.acquire(stream.grows)
+                if slot is not None:
+                    assert said.job.prompt is not None
+                    stream.spoken = said.job.prompt
+                    stream.begin(slot)
+
+    # ----------------------------------------------------------------------- listeners
+
+    def _take(self, said: Said) -> None:
+        """The listener takes what it has room for, in runs, and hears it in real time."""
+        if said.cancelled_ns is not None:
+            return
+        while said.waiting:
+            room_ns = self._listen_ns - (0 if said.is_filling else REFILL_NS)
+            if said.until_ns is not None and said.until_ns - self.now_ns > room_ns:
+                said.is_filling = False
+                self.at(said.until_ns - self._listen_ns + REFILL_NS, lambda: self._refill(said))
+                return
+            n_samples = said.waiting.popleft()
+            sound_ns = n_samples * NS_PER_S // SAMPLE_RATE_HZ
+            starts_ns = max(self.now_ns, said.deadline_ns if said.until_ns is None else said.until_ns)
+            if said.until_ns is not None and starts_ns > said.until_ns:
+                said.underruns_ns.append(starts_ns - said.until_ns)
+            said.until_ns = starts_ns + sound_ns
+            said.arrivals.append((self.now_ns, sound_ns))
+            said.job.n_taken += n_samples
+        if said.ended_ns is not None and said.then is not None:
+            then, said.then = said.then, None
+            then(said.until_ns or self.now_ns)
+
+    def _refill(self, said: Said) -> None:
+        said.is_filling = True
+        self._take(said)
+
+
+def _piece(job: Job) -> Piece:
+    assert job.stream.piece is not None
+    return job.stream.piece
+
+
+def _track(job: Job) -> _Track:
+    """In the place of the runner's, made where there is none yet."""
+    track: Any = job.track
+    if track is None:
+        track = job.track = cast(Any, _Track())
+    return cast(_Track, track)
+
+
+def _rows(job: Job, stage: Stage) -> float:
+    """How many rows' price the job adds to a batch; begins its block where it is the flow's."""
+    track = _track(job)
+    if stage is Stage.FLOW:
+        if track.solve is None:
+            block = _piece(job).begin_block()
+            n_new = len(block.new)
+            track.solve = _Solve(len(block.all_ids or block.new), n_new, block.ahead is None)
+        return max(1.0, track.solve.n_tokens) / ROW_TOKENS
+    if stage is Stage.VOCODE:
+        return max(1.0, track.mels[0][0]) / ROW_TOKENS
+    return 1.0
+
+
+def _drawn(piece: Piece, feed: Feed) -> int:
+    """What the model says: half of what it may, which is `TOKENS_PER_WORD` for each word, and then the end."""
+    if feed.forced is not None:
+        return feed.forced
+    decoding: Any = piece.decoding
+    return EOS if EOS not in feed.banned and 2 * decoding.n_out >= decoding.max_len else 0

@@ -1,0 +1,151 @@
+"""What the schedule makes of a machine: the engine's real plan against prices that are put in, on a clock that jumps.
+
+Nothing here is measured. What a batch costs is an input (--cost, --price), guessed or taken from a benchmark, and the
+figures are what would follow if it were true: good for comparing schedules, block lengths and limits with each other,
+and no promise for any machine. Every caller says a sentence, hears it to its end, is silent for 0.5 to 2.5 s and says
+the next one; lanes do not slow each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from harness import report
+from harness.simulated import NS_PER_S, Cost, Simulation
+
+from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Stage, Widths
+
+_EXAMPLES = """examples:
+  python benchmarks/schedule.py                                      two lanes of a small machine
+  python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  one that computes many rows at once
+  python benchmarks/schedule.py --price decode=12,5 --hops 25        what if decoding were dearer, and blocks all short
+
+All prices are inputs, in milliseconds: prefill, decode, flow (one of ten Euler steps) and vocode=BATCH,ROW, where a row
+of flow and vocoder has 25 tokens. Nothing is measured.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Prices, and how such a machine is used."""
+
+    cost: Cost
+    n_lanes: int
+    has_wide_batches: bool
+
+    def widths(self, n_slots: int, steps: str) -> Widths:
+        if not self.has_wide_batches:
+            return Widths(decode=min(4, n_slots))
+        return Widths(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
+
+
+MACHINES = {
+    "cpu": Machine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
+    "h200-guess": Machine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
+}
+"""`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s."""
+
+
+def main() -> None:
+    flags = report.parser("schedule", __doc__.splitlines()[0], _EXAMPLES)
+    flags.add_argument("--cost", choices=MACHINES, default="cpu", help="prices to begin with (default %(default)s)")
+    flags.add_argument("--price", action="append", default=[], metavar="STAGE=BATCH,ROW", help="another price, in ms")
+    flags.add_argument("--callers", default="1,2,3,4", help="at once, by comma (default %(default)s)")
+    flags.add_argument("--lanes", type=int, help="threads that make steps (default: as the prices are meant)")
+    flags.add_argument("--steps", choices=("all", "one"), default="all", help="stages of a step on a wide machine")
+    flags.add_argument("--slots", type=int, default=64, help="of the language model (default %(default)s)")
+    flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
+    flags.add_argument("--hops", help="other lengths of the blocks after the first, in tokens, by comma")
+    flags.add_argument("--ahead-ms", type=int, default=Ahead().audio_ms, help="sound made and not taken, at most")
+    flags.add_argument("--seconds", type=float, default=200.0, help="until new sentences begin (default %(default)s)")
+    flags.add_argument("--seed", type=int, default=1, help="of who says how much when (default %(default)s)")
+    chosen = flags.parse_args()
+    if chosen.quick:
+        chosen.callers, chosen.seconds = "1,2", 10.0
+    try:
+        machine = _priced(MACHINES[chosen.cost], chosen.price)
+        runs = [_run(machine, int(word), chosen) for word in chosen.callers.split(",")]
+    except ValueError as error:
+        flags.error(str(error))
+    print("prices are inputs and nothing was measured, in ms of a batch and of a row:", _prices(machine.cost))
+    report.table(
+        f"what would follow from these prices ({chosen.cost})",
+        ("callers", "sentences", "first audio ms p50", "p95", "C100", "audio s/s", "gap ms max", "busy", "decode rows"),
+        [
+            (
+                run["callers"],
+                run["turns"],
+                *(run[name] for name in ("first_audio_ms_p50", "first_audio_ms_p95", "c100")),
+                run["audio_seconds_per_second"],
+                run["underrun_ms_max"] or 0,
+                run["busy"],
+                run["decode_rows"],
+            )
+            for run in runs
+        ],
+    )
+    print("\nC100: share of sentences without a gap above 100 ms. busy: of the lanes' time. decode rows: in a batch.")
+    report.save(chosen, {"measured": False, "prices_ms": _prices(machine.cost), "runs": runs})
+
+
+def _priced(machine: Machine, prices: list[str]) -> Machine:
+    """With these prices in place of its own. Raises ValueError for what is none."""
+    names = [field.name for field in fields(Cost) if field.name != "run_ahead"]
+    cost = machine.cost
+    for word in prices:
+        name, _, pair = word.partition("=")
+        try:
+            made, row = (float(number) for number in pair.split(","))
+        except ValueError:
+            made = row = -1.0
+        if name not in names or min(made, row) < 0:
+            raise ValueError(f"--price {word}: expected STAGE=BATCH,ROW in ms, STAGE one of {', '.join(names)}")
+        cost = replace(cost, **{name: (made, row)})
+    return replace(machine, cost=cost)
+
+
+def _prices(cost: Cost) -> dict[str, Any]:
+    return {field.name: getattr(cost, field.name) for field in fields(cost)}
+
+
+def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """So many callers, until the last has heard its last sentence."""
+    profile = PROFILES[chosen.profile]
+    if chosen.hops:
+        profile = replace(profile, hops=tuple(int(word) for word in chosen.hops.split(",")))
+    sim = Simulation(
+        machine.cost,
+        machine.widths(chosen.slots, chosen.steps),
+        n_lanes=chosen.lanes or machine.n_lanes,
+        n_slots=chosen.slots,
+        ahead=Ahead(chosen.ahead_ms),
+        profile=profile,
+    )
+    for i in range(n_callers):
+        chance = random.Random(1000 * chosen.seed + i)
+        _talk(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
+    sim.run()
+    turns = [Turn(said.asked_ns, said.arrivals, said.ended_ns) for said in sim.said.values()]
+    n_batches = max(1, sim.n_batches[Stage.DECODE])
+    return {
+        "callers": n_callers,
+        **figures(turns),
+        "busy": round(sum(sim.busy_ns.values()) / (len(sim.lanes) * max(1, sim.now_ns)), 3),
+        "decode_rows": round(sim.n_rows[Stage.DECODE] / n_batches, 2),
+    }
+
+
+def _talk(sim: Simulation, chance: random.Random, at_ns: int, until_s: float) -> None:
+    """A sentence of 3 to 12 s now, and the next one after it and a pause."""
+    if at_ns < until_s * NS_PER_S:
+        pause_ns = round(chance.uniform(0.5, 2.5) * NS_PER_S)
+        sim.say(chance.randint(8, 30), at_ns=at_ns, then=lambda end_ns: _talk(sim, chance, end_ns + pause_ns, until_s))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the engine has done so far: steps, rows and seconds by stage, for metrics and benchmarks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from telephony_tts.clock import NS_PER_S
+from telephony_tts.engines.cosyvoice2.scheduler import Stage
+
+_HALF_LIFE_S = 5.0
+
+
+class Counters:
+    """Only grows. Written under the core's lock."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = defaultdict(float)
+        self._recent_s = self._recent_audio_s = 0.0
+
+    def batch(self, stage: Stage, n_rows: int, spent_ns: int) -> None:
+        """A batch of one stage was computed."""
+        name = stage.name.lower()
+        self._values[f"{name}_batches"] += 1
+        self._values[f"{name}_rows"] += n_rows
+        spent_s = spent_ns / NS_PER_S
+        self._values[f"{name}_s"] += spent_s
+        kept = 0.5 ** (spent_s / _HALF_LIFE_S)
+        self._recent_s = self._recent_s * kept + spent_s
+        self._recent_audio_s *= kept
+
+    def made(self, audio_s: float) -> None:
+        """So much speech came of it."""
+        self._values["audio_s"] += audio_s
+        self._recent_audio_s += audio_s
+
+    @property
+    def cost(self) -> float:
+        """Lanes' seconds for a second of speech, lately: half of it from the last `_HALF_LIFE_S` of their work. 0 where
+        none was made yet."""
+        return self._recent_s / self._recent_audio_s if self._recent_audio_s > 0 else 0.0
+
+    def add(self, name: str, n: float = 1) -> None:
+        self._values[name] += n
+
+    def snapshot(self) -> dict[str, float]:
+        """By name: `steps`, `cancelled`, and for each stage batches, rows and seconds."""
+        return dict(self._values)

@@ -1,0 +1,102 @@
+"""An utterance inside the engine: its stream, what the device holds of it, and what could be done for it now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Need, Stage, due_after_ns
+from telephony_tts.engines.cosyvoice2.stream import Piece, Stream
+from telephony_tts.errors import EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.runner import Track
+    from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
+
+MOST_MELS = 2
+"""Blocks of a stream that wait for the vocoder; its flow rests then."""
+WORDS = frozenset({Stage.PREFILL, Stage.DECODE})
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Guarded by the core's lock; what is `busy` belongs to the lane that computes it."""
+
+    key: int
+    voice: str
+    stream: Stream
+    deadline_ns: int
+    prompt: SpeakerPrompt | None = None
+    track: Track | None = None
+    """Of the piece under way, once it has been fed."""
+    dry_ns: int | None = None
+    """When its listener will have heard all that was made; None before the first."""
+    n_made: int = 0
+    n_taken: int = 0
+    """Samples given out, and taken by the listener."""
+    busy: set[Stage] = field(default_factory=set)
+    """Stages that lanes compute now."""
+    has_begun: bool = False
+    is_over: bool = False
+    """Nothing more is begun for it."""
+    error: EngineError | None = None
+
+    @property
+    def due_ns(self) -> int:
+        """When its listener hears silence if nothing more comes."""
+        return self.deadline_ns if self.dry_ns is None else self.dry_ns
+
+    def made(self, n_samples: int, now_ns: int) -> None:
+        """So much audio is given out. Who has run dry hears it from now on: the silence before it is lost time, and to
+        count it would put this listener before all who come later."""
+        begin_ns = max(self.deadline_ns, now_ns) if self.dry_ns is None else max(self.dry_ns, now_ns)
+        self.dry_ns = due_after_ns(begin_ns, n_samples, SAMPLE_RATE_HZ)
+        self.n_made += n_samples
+
+    @property
+    def held_ms(self) -> float:
+        """Audio made and not taken."""
+        return 1000 * (self.n_made - self.n_taken) / SAMPLE_RATE_HZ
+
+    @property
+    def lets_go(self) -> bool:
+        """What it holds can be given back: its piece is over, or it is, and no lane computes for it."""
+        piece = self.stream.piece
+        return not self.busy and (self.is_over or (piece is not None and piece.is_over))
+
+    def fail(self, error: Exception) -> None:
+        """It ends with an error; the first one counts, and none where nobody wants it any more."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.error = error if isinstance(error, EngineError) else EngineError(f"cosyvoice2 failed: {error}")
+
+    def needs(self, ahead: Ahead, may_decode: bool) -> list[Need]:
+        """What could be done for it now, beyond what is being done. Where nothing can come of it, it fails."""
+        piece = self.stream.piece
+        if self.is_over or piece is None or piece.is_over:
+            return []
+        due_ns = self.due_ns
+        try:
+            return [Need(self.key, stage, due_ns) for stage in self._stages(piece, ahead, may_decode)]
+        except Exception as error:
+            self.fail(error)
+            return []
+
+    def _stages(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[Stage]:
+        stages = []
+        if not self.busy & WORDS and piece.n_waiting < ahead.n_tokens:
+            feed = piece.feed()
+            if feed is not None and (feed.speech_id is None or self.track is None):
+                stages.append(Stage.PREFILL)
+            elif feed is not None and may_decode:
+                stages.append(Stage.DECODE)
+        if Stage.FLOW not in self.busy and self.track is not None:
+            on_its_way_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
+            has_room = self.held_ms + on_its_way_ms < ahead.audio_ms and piece.n_mels < MOST_MELS
+            if self.track.solve is not None or (has_room and piece.has_block()):
+                stages.append(Stage.FLOW)
+        if Stage.VOCODE not in self.busy and piece.n_mels:
+            stages.append(Stage.VOCODE)
+        return stages

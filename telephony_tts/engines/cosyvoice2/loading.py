@@ -1,0 +1,142 @@
+"""From a model directory to a core that is ready to speak: weights, voices, and a first sentence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from telephony_tts.engines.cosyvoice2.core import Core
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Submit, Told
+from telephony_tts.engines.cosyvoice2.runner import Runner
+from telephony_tts.engines.cosyvoice2.settings import Settings
+from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
+from telephony_tts.engines.cosyvoice2.stream import Request
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
+from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
+
+log = logging.getLogger(__name__)
+
+WARM_UP = "Hello."
+MAX_TRANSCRIPT = 1000
+"""Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
+
+
+def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: True) -> Core:
+    """Read, check and warm up. `tell` hears of later utterances only. Raises EngineUnavailable with what to do.
+
+    Where it is no longer `wanted` it ends early, with a core that has spoken less."""
+    name = settings.model_dir
+    problem = device_problem(torch.device(settings.device))
+    if problem is not None:
+        raise EngineUnavailable(f"cosyvoice2 cannot use {settings.device}: {problem}")
+    log.info("cosyvoice2 loads %s", name)
+    checkpoint = load_model_directory(name)
+    if checkpoint.is_random:
+        log.warning("%s has random weights: it makes noises, not speech", name)
+    features = read_voices(checkpoint, VoiceStore(settings.voice_dir) if settings.voice_dir is not None else None)
+    if not features:
+        raise EngineUnavailable(
+            f"cosyvoice2 has no voice: {name} comes without one, and none is stored; make one of a "
+            f"recording: telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {name}"
+        )
+    model = SpeechModel.load(
+        checkpoint, device=settings.device, precision=settings.precision, n_slots=settings.n_slots
+    )
+    core = Core(
+        Runner(model, settings.n_threads),
+        features,
+        settings.profile,
+        lambda key, event: None,
+        n_prompts=settings.n_prompts,
+        ahead=settings.ahead,
+    )
+    log.info("cosyvoice2 has loaded its weights and makes its first sentence; voices: %s", ", ".join(features))
+    _warm_up(core, wanted)
+    core.tell = tell
+    return core
+
+
+def _warm_up(core: Core, wanted: Callable[[], bool]) -> None:
+    """A sentence of the default voice, heard by nobody. Raises EngineUnavailable where it cannot be made."""
+    failures: list[EngineError] = []
+
+    def hear(_: int, event: Event) -> None:
+        if isinstance(event, Ended) and event.error is not None:
+            failures.append(event.error)
+
+    core.tell = hear
+    core.runner.enter()
+    core.receive(Submit(0, next(iter(core.voices.features)), Request(WARM_UP)))
+    while core.step():
+        if not wanted():
+            core.receive(Cancel(0))
+    if failures:
+        raise EngineUnavailable(f"cosyvoice2 could not make its first sentence: {failures[0]}")
+
+
+def device_problem(device: torch.device) -> str | None:
+    """Why PyTorch cannot compute on a GPU, in words to act on; None where it can, and for a CPU."""
+    if device.type != "cuda":
+        return None
+    cpu = "engines.cosyvoice2.device: cpu needs no GPU"
+    if torch.version.cuda is None:
+        return f"this PyTorch is built for CPUs; install one for your GPU (make model TORCH=...), or {cpu}"
+    if not torch.cuda.is_available():
+        wanted = torch.version.cuda
+        return f"no GPU is found; see whether nvidia-smi lists one with a driver for CUDA {wanted}, or {cpu}"
+    return build_problem(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())
+
+
+def build_problem(capability: tuple[int, int], architectures: list[str]) -> str | None:
+    """Whether a build of PyTorch ("sm_75", "sm_80", ...) leaves out an older GPU, such as a V100 (7.0)."""
+    built = [int(name.removeprefix("sm_").rstrip("af")) for name in architectures if name.startswith("sm_")]
+    if not built or 10 * capability[0] + capability[1] >= min(built):
+        return None
+    return (
+        f"this PyTorch is built for GPUs of compute capability {min(built) / 10} and newer, and this one has "
+        f"{capability[0]}.{capability[1]}; install a build for an older CUDA (12.6 for a V100)"
+    )
+
+
+def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:
+    """The usable voices by name; a stored one hides the model directory's of that name. The others are logged."""
+    voices: dict[str, PromptFeatures] = {}
+    problems: list[str] = []
+    if checkpoint.spk2info is not None:
+        try:
+            voices, problems = read_spk2info(checkpoint.spk2info)
+        except ConfigError as error:
+            problems = [str(error)]
+    if store is not None:
+        for name in store.names():
+            try:
+                voices[name] = store.load(name)
+            except EngineError as error:
+                problems.append(str(error))
+    for name in list(voices):
+        misfits = misfit(voices[name], checkpoint.config)
+        if misfits:
+            del voices[name]
+            problems.append(f"{name}: {'; '.join(misfits)}")
+    for problem in problems:
+        log.warning("cosyvoice2 leaves out a voice: %s", problem)
+    return voices
+
+
+def misfit(features: PromptFeatures, config: ModelConfig) -> list[str]:
+    """Why a voice that is good in itself cannot be used with a model of these sizes; empty where it can."""
+    d_speaker, n_rows = config.flow_encoder.d_speaker, config.lm.n_text_rows
+    ids = features.transcript_ids
+    found = []
+    if features.embedding.numel() != d_speaker:
+        found.append(f"its embedding has {features.embedding.numel()} numbers, not {d_speaker}")
+    if not all(0 <= number < n_rows for number in ids):
+        found.append(f"the ids of its transcript are not all below {n_rows}")
+    if max(len(ids), len(features.transcript)) > MAX_TRANSCRIPT:
+        found.append(f"its transcript is longer than {MAX_TRANSCRIPT}")
+    return found

@@ -1,0 +1,48 @@
+"""What to load and how, in values that can be sent to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead
+
+DTYPES = ("float32", "float16", "bfloat16")
+INT8, MIXED = "int8", "mixed"
+LM_DTYPES = (*DTYPES, INT8)
+FLOW_DTYPES = (*DTYPES, INT8)
+VOCODER_DTYPES = ("float32", "float16", MIXED)
+"""Of each network. int8: weights in whole numbers, on a CPU. mixed: the vocoder's large convolutions in bfloat16, all
+sums in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """In what each network computes; how far each is from float32 is told in docs/cosyvoice2.md."""
+
+    lm: str = "float32"
+    flow: str = "float32"
+    vocoder: str = "float32"
+
+    @classmethod
+    def of(cls, dtype: str, lm: str | None = None, flow: str | None = None, vocoder: str | None = None) -> Precision:
+        """`dtype` for all, but for those that are given. bfloat16 throughout is heard in the vocoder, which is mixed
+        then."""
+        return cls(lm or dtype, flow or dtype, vocoder or (MIXED if dtype == "bfloat16" else dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's."""
+
+    model_dir: Path
+    voice_dir: Path | None = None
+    device: str = "cpu"
+    precision: Precision = Precision()
+    profile: Profile = DEFAULT
+    n_slots: int = 16
+    n_prompts: int = 4
+    n_lanes: int = 1
+    n_threads: int = 1
+    ahead: Ahead = field(default_factory=Ahead)

@@ -1,0 +1,31 @@
+"""A started engine and what is inside it, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from telephony_tts.engines.cosyvoice2.core import Core
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
+
+
+def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        await engine.start()
+        try:
+            return await use(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def core_of(engine: CosyVoice2Engine) -> Core:
+    assert isinstance(engine._host, ThreadHost) and engine._host.core is not None
+    return engine._host.core
+
+
+def n_free(engine: CosyVoice2Engine) -> int:
+    return core_of(engine).runner.model.cache.n_free

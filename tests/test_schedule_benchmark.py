@@ -1,0 +1,44 @@
+"""benchmarks/schedule.py says that its prices are inputs, and what follows from them follows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_dearer_prices_make_first_audio_later(tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    for price in ("flow=0,10", "flow=0,60"):
+        out = tmp_path / "out.json"
+        done = run("--seconds", "15", "--callers", "1,3", "--price", price, "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        assert "prices are inputs and nothing was measured" in done.stdout
+        results = json.loads(out.read_text(encoding="utf-8"))["results"]
+        assert results["measured"] is False and results["prices_ms"]["flow"] == [0.0, float(price[7:])]
+        found += results["runs"]
+    assert [row["callers"] for row in found] == [1, 3, 1, 3]
+    # One caller's first block, alone: its 22 tokens take ten steps of 22/25 of a row.
+    assert abs(found[2]["first_audio_ms_p50"] - found[0]["first_audio_ms_p50"] - 10 * 50 * 22 / 25) < 1
+    assert found[3]["first_audio_ms_p95"] > found[1]["first_audio_ms_p95"]
+    assert found[1]["audio_seconds_per_second"] > 2 * found[0]["audio_seconds_per_second"]
+
+
+def test_a_price_that_is_none_is_refused_with_what_was_expected() -> None:
+    for price in ("flow=1", "speak=1,2", "flow=-1,2"):
+        done = run("--quick", "--price", price)
+        assert done.returncode == 2 and f"--price {price}: expected STAGE=BATCH,ROW" in done.stderr
+
+
+def test_help_teaches_that_nothing_is_measured() -> None:
+    done = run("--help")
+    assert "python benchmarks/schedule.py --cost" in done.stdout and "Nothing is measured" in done.stdout
