@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Plan, Slots, Stage, Widths, lanes, plan
-from telephony_tts.engines.cosyvoice2.stream import Piece, Request, Stream
+from telephony_tts.engines.cosyvoice2.stream import Piece, Request, Stream, UnderWay
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -80,20 +80,30 @@ class _Voice:
     n_flow_tokens: int = 53
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Solve:
-    n_tokens: int
-    """That it computes, of which `n_new` are heard."""
-    n_new: int
-    is_last: bool
-    n_steps: int = 0
+    job: Job
+    k: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.k == N_EULER
+
+    @property
+    def may_step(self) -> bool:
+        """Whether the block before it has gone further."""
+        before = None
+        for each in self.job.blocks:
+            if each.solve is self:
+                break
+            before = each.solve
+        return not self.done and (before is None or before.k > self.k)
 
 
 @dataclass(slots=True)
 class _Track:
     """What the device would hold of a piece."""
 
-    solve: _Solve | None = None
     mels: deque[tuple[int, bool]] = field(default_factory=deque)
     n_frames: int = 0
 
@@ -157,6 +167,8 @@ class Simulation:
         self._profile, self._listen_ns, self._planner = profile, listen_ns, planner
         self._job_type, self._watch = job_type, watch
         self._is_decoding = False
+        self._claimed: dict[tuple[int, int], UnderWay] = {}
+        """By lane and key: blocks whose step is being made."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -233,8 +245,12 @@ class Simulation:
         for stage, jobs in batches.items():
             self._is_decoding |= stage is Stage.DECODE
             for job in jobs:
-                job.busy.add(stage)
-            price_ns = self.cost.of(stage, sum(_rows(job, stage) for job in jobs))
+                if stage is Stage.FLOW:
+                    under_way = self._claimed[lane, job.key] = job.claim_block()
+                    under_way.solve = under_way.solve or _Solve(job)
+                else:
+                    job.busy.add(stage)
+            price_ns = self.cost.of(stage, sum(self._rows(lane, job, stage) for job in jobs))
             self.busy_ns[stage] += price_ns
             self.n_rows[stage] += len(jobs)
             self.n_batches[stage] += 1
@@ -248,7 +264,9 @@ class Simulation:
             n_ids = min([self.cost.run_ahead, *(_piece(job).n_sure for job in jobs)]) if stage is Stage.DECODE else 1
             for job in jobs:
                 job.busy.discard(stage)
-                if not job.is_over:
+                if stage is Stage.FLOW:
+                    self._stepped(job, self._claimed.pop((lane, job.key)))
+                elif not job.is_over:
                     self._computed(job, stage, n_ids)
             if stage is Stage.DECODE:
                 self._is_decoding = False
@@ -260,13 +278,6 @@ class Simulation:
                 feed = piece.feed()
                 if feed is not None:
                     piece.drew([_drawn(piece, feed)])
-        elif stage is Stage.FLOW:
-            assert track.solve is not None
-            track.solve.n_steps += 1
-            if track.solve.n_steps == N_EULER:
-                track.mels.append((track.solve.n_new, track.solve.is_last))
-                track.solve = None
-                piece.n_mels += 1
         else:
             n_tokens, is_last = track.mels.popleft()
             track.n_frames += n_tokens * FRAMES_PER_TOKEN
@@ -277,11 +288,32 @@ class Simulation:
                 said.waiting.append(len(chunk.pcm))
             self._take(said)
 
+    def _stepped(self, job: Job, under_way: UnderWay) -> None:
+        solve = under_way.solve
+        assert isinstance(solve, _Solve)
+        solve.k += 1
+        under_way.is_busy = False
+        while job.blocks and (first := job.blocks[0].solve) is not None and first.done and not job.blocks[0].is_busy:
+            block = job.blocks.pop(0).block
+            if not job.is_over:
+                _track(job).mels.append((len(block.new), block.ahead is None))
+                _piece(job).n_mels += 1
+
+    def _rows(self, lane: int, job: Job, stage: Stage) -> float:
+        """How many rows' price the job adds to a batch."""
+        if stage is Stage.FLOW:
+            block = self._claimed[lane, job.key].block
+            return max(1.0, len(block.all_ids or block.new)) / ROW_TOKENS
+        if stage is Stage.VOCODE:
+            return max(1.0, _track(job).mels[0][0]) / ROW_TOKENS
+        return 1.0
+
     def _leave(self) -> None:
         """Give back what pieces that are over held."""
         for said in [said for said in self.live.values() if said.job.lets_go]:
             job = said.job
             job.track = None
+            job.blocks.clear()
             if job.stream.slot is not None:
                 self.slots.release(job.stream.end_piece())
             if job.is_over:
@@ -346,20 +378,6 @@ def _track(job: Job) -> _Track:
     if track is None:
         track = job.track = cast(Any, _Track())
     return cast(_Track, track)
-
-
-def _rows(job: Job, stage: Stage) -> float:
-    """How many rows' price the job adds to a batch; begins its block where it is the flow's."""
-    track = _track(job)
-    if stage is Stage.FLOW:
-        if track.solve is None:
-            block = _piece(job).begin_block()
-            n_new = len(block.new)
-            track.solve = _Solve(len(block.all_ids or block.new), n_new, block.ahead is None)
-        return max(1.0, track.solve.n_tokens) / ROW_TOKENS
-    if stage is Stage.VOCODE:
-        return max(1.0, track.mels[0][0]) / ROW_TOKENS
-    return 1.0
 
 
 def _drawn(piece: Piece, feed: Feed) -> int:

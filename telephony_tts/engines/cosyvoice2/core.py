@@ -13,25 +13,24 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import cast
 
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.cosyvoice2.batches import Batches, piece_of, track_of
 from telephony_tts.engines.cosyvoice2.counters import Counters
 from telephony_tts.engines.cosyvoice2.jobs import Job
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Order, Push, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.ready_voices import Making, ReadyVoices
-from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.runner import Drawn, Runner, Sound
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Slots, Stage, plan
-from telephony_tts.engines.cosyvoice2.stream import BROKEN, Piece, Stream
+from telephony_tts.engines.cosyvoice2.stream import BROKEN, Stream, UnderWay
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -41,6 +40,8 @@ class _Step:
     leaving: list[Job] = field(default_factory=list)
     """Whose slot is to be given back."""
     batches: dict[Stage, list[Job]] = field(default_factory=dict)
+    blocks: dict[int, UnderWay] = field(default_factory=dict)
+    """Of the batch of the flow, by the key of their jobs."""
     makings: list[Making] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -71,6 +72,7 @@ class Core:
         self.tell = tell
         self._now_ns = now_ns
         self._changed = threading.Condition()
+        self._batches = Batches(runner, self._fail)
         self._jobs: dict[int, Job] = {}
         self._is_decoding = False
         """A lane draws ids: the next batch waits for it, so that all rows are in one."""
@@ -123,6 +125,7 @@ class Core:
             for job in self._jobs.values():
                 job.fail(EngineError("cosyvoice2 was closed"))
                 job.busy.clear()
+                job.blocks.clear()
             leaving = list(self._jobs.values())
         self._do(_Step(leaving))
 
@@ -175,7 +178,10 @@ class Core:
         for stage, jobs in step.batches.items():
             self._is_decoding |= stage is Stage.DECODE
             for job in jobs:
-                job.busy.add(stage)
+                if stage is Stage.FLOW:
+                    step.blocks[job.key] = job.claim_block()
+                else:
+                    job.busy.add(stage)
         return step
 
     def _admit(self) -> None:
@@ -237,81 +243,20 @@ class Core:
                     continue
                 begun_ns = self._now_ns()
                 if stage is Stage.PREFILL:
-                    for job in jobs:
-                        drawn += self._tried([job], self._prefill)
+                    drawn += self._batches.prefill(jobs)
                 elif stage is Stage.DECODE:
-                    drawn += self._tried(jobs, self._decode)
+                    drawn += self._batches.decode(jobs)
                 elif stage is Stage.FLOW:
-                    for job in jobs:
-                        self._tried([job], self._begin_block)
-                    self._tried([job for job in jobs if _track(job).solve is not None], self._flow)
+                    self._batches.flow(jobs, step.blocks)
                     for making in step.makings:
                         self._make(making)
                 else:
-                    for job in jobs:
-                        voiced += self._tried([job], self._vocode)
+                    voiced += self._batches.vocode(jobs)
                 with self._changed:
                     self.counters.batch(stage, n_rows, self._now_ns() - begun_ns)
         finally:
             self._settle(step, drawn, voiced)
             del self._steps_ns[lane]
-
-    def _tried(self, jobs: Sequence[Job], work: Callable[[Sequence[Job]], list[T]]) -> list[T]:
-        """The work's results. If it fails for several, it is done for each: one's failure is not its neighbours'. Only
-        work of which nothing is left where it fails may be given several."""
-        if not jobs:
-            return []
-        try:
-            return work(jobs)
-        except Exception as error:
-            if len(jobs) > 1:
-                log.warning("a batch of %d could not be computed; each is tried alone", len(jobs), exc_info=True)
-                return [result for job in jobs for result in self._tried([job], work)]
-            if not isinstance(error, EngineError):
-                log.exception("an utterance could not be computed")
-            with self._changed:
-                jobs[0].fail(error)
-            return []
-
-    def _prefill(self, jobs: Sequence[Job]) -> list[tuple[Job, Drawn, int]]:
-        (job,) = jobs
-        piece = _piece(job)
-        feed = piece.feed()
-        assert feed is not None and job.prompt is not None and job.stream.slot is not None
-        if job.track is None:
-            job.track = self.runner.open(
-                job.stream.slot, piece.seed, job.prompt, job.stream.request.speed, job.stream.profile
-            )
-        drawn = self.runner.prefill(job.track, feed)
-        return [] if drawn is None else [(job, drawn, 0)]
-
-    def _decode(self, jobs: Sequence[Job]) -> list[tuple[Job, Drawn, int]]:
-        n_steps = min(self.runner.n_run_ahead, *(_piece(job).n_sure for job in jobs))
-        rows = []
-        for job in jobs:
-            piece = _piece(job)
-            feed = piece.feed()
-            assert feed is not None and feed.speech_id is not None
-            banned = (feed.banned, *(piece.banned_after(n) for n in range(1, n_steps)))
-            rows.append(Row(feed.speech_id, banned, feed.forced))
-        drawn = self.runner.decode([_track(job) for job in jobs], rows)
-        return [(job, drawn, i) for i, job in enumerate(jobs)]
-
-    def _begin_block(self, jobs: Sequence[Job]) -> list[Job]:
-        (job,) = jobs
-        if _track(job).solve is None:
-            self.runner.begin(_track(job), _piece(job).begin_block())
-        return []
-
-    def _flow(self, jobs: Sequence[Job]) -> list[Job]:
-        ended = self.runner.flow([_track(job) for job in jobs])
-        with self._changed:
-            for job, is_made in zip(jobs, ended, strict=True):
-                _piece(job).n_mels += is_made
-        return []
-
-    def _vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
-        return list(zip(jobs, self.runner.vocode([_track(job) for job in jobs]), strict=True))
 
     def _make(self, making: Making) -> None:
         """A step of a voice's."""
@@ -319,7 +264,9 @@ class Core:
         try:
             if making.work is None:
                 making.work = self.runner.begin_prompt(self.voices.features[making.name], self._profile)
-            if making.work.solve.done or self.runner.flow([making.work])[0]:
+            if not making.work.solve.done:
+                self.runner.flow([making.work.solve])
+            if making.work.solve.done:
                 prompt = making.work.prompt()
                 with self._changed:
                     self.voices.made(making, prompt)
@@ -343,6 +290,7 @@ class Core:
                 log.exception("a slot could not be emptied")
         with self._changed:
             job.track = None
+            job.blocks.clear()
             if job.stream.slot is not None:
                 self.slots.release(job.stream.end_piece())
             job.busy.discard(Stage.VOCODE)
@@ -355,8 +303,8 @@ class Core:
         self, step: _Step, drawn: Sequence[tuple[Job, Drawn, int]], voiced: Sequence[tuple[Job, Sound]]
     ) -> None:
         """Take in what was computed. The device is waited for here, and the lock is not held meanwhile."""
-        ids = [(job, self._tried([job], partial(_read, batch)), row) for job, batch, row in drawn]
-        audio = [(job, sound, self._tried([job], partial(_read, sound))) for job, sound in voiced]
+        ids = [(job, self._batches.read(job, batch), row) for job, batch, row in drawn]
+        audio = [(job, sound, self._batches.read(job, sound)) for job, sound in voiced]
         now_ns = self._now_ns()
         with self._changed:
             for stage, jobs in step.batches.items():
@@ -364,10 +312,12 @@ class Core:
                     job.busy.discard(stage)
                 if stage is Stage.DECODE:
                     self._is_decoding = False
+                elif stage is Stage.FLOW:
+                    self._take_in(jobs, step.blocks)
             for job, rows, row in ids:
                 if rows and not job.is_over:
                     try:
-                        _piece(job).drew(rows[row])
+                        piece_of(job).drew(rows[row])
                     except Exception as error:
                         job.fail(error)
             for job, sound, pcms in audio:
@@ -383,16 +333,16 @@ class Core:
             self.counters.add("steps")
             self._changed.notify_all()
 
+    def _take_in(self, jobs: Sequence[Job], blocks: Mapping[int, UnderWay]) -> None:
+        """Mel of blocks that are done, in their order whichever lane was the last."""
+        for job in jobs:
+            blocks[job.key].is_busy = False
+            while job.blocks and (solve := job.blocks[0].solve) is not None and solve.done and not job.blocks[0].is_busy:
+                done = job.blocks.pop(0)
+                if not job.is_over:
+                    self.runner.keep(track_of(job), done.block, cast(Solve, solve))
+                    piece_of(job).n_mels += 1
 
-def _read(computed: Drawn | Sound, _: Sequence[Job]) -> list[Any]:
-    return computed.read() if isinstance(computed, Drawn) else [computed.read()]
-
-
-def _piece(job: Job) -> Piece:
-    assert job.stream.piece is not None
-    return job.stream.piece
-
-
-def _track(job: Job) -> Track:
-    assert job.track is not None
-    return job.track
+    def _fail(self, job: Job, error: Exception) -> None:
+        with self._changed:
+            job.fail(error)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Need, Stage, due_after_ns
-from telephony_tts.engines.cosyvoice2.stream import Piece, Stream
+from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
 from telephony_tts.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.runner import Track
     from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
 
+MOST_OPEN = 2
+"""Blocks of a stream under way at once, see `model.flow`."""
 MOST_MELS = 2
-"""Blocks of a stream that wait for the vocoder; its flow rests then."""
+"""Blocks of a stream that are in the flow or wait for the vocoder; its flow rests then."""
 WORDS = frozenset({Stage.PREFILL, Stage.DECODE})
 
 
@@ -35,8 +38,10 @@ class Job:
     n_made: int = 0
     n_taken: int = 0
     """Samples given out, and taken by the listener."""
+    blocks: list[UnderWay] = field(default_factory=list)
+    """Of the piece under way, oldest first: the second may go as far as the first has gone, in another lane."""
     busy: set[Stage] = field(default_factory=set)
-    """Stages that lanes compute now."""
+    """Stages that lanes compute now, but for the flow: see `blocks`."""
     has_begun: bool = False
     is_over: bool = False
     """Nothing more is begun for it."""
@@ -63,7 +68,9 @@ class Job:
     def lets_go(self) -> bool:
         """What it holds can be given back: its piece is over, or it is, and no lane computes for it."""
         piece = self.stream.piece
-        return not self.busy and (self.is_over or (piece is not None and piece.is_over))
+        if self.busy or any(each.is_busy for each in self.blocks):
+            return False
+        return self.is_over or (piece is not None and piece.is_over)
 
     def fail(self, error: Exception) -> None:
         """It ends with an error; the first one counts, and none where nobody wants it any more."""
@@ -77,26 +84,53 @@ class Job:
         piece = self.stream.piece
         if self.is_over or piece is None or piece.is_over:
             return []
-        due_ns = self.due_ns
         try:
-            return [Need(self.key, stage, due_ns) for stage in self._stages(piece, ahead, may_decode)]
+            return [Need(self.key, stage, due_ns) for stage, due_ns in self._stages(piece, ahead, may_decode)]
         except Exception as error:
             self.fail(error)
             return []
 
-    def _stages(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[Stage]:
-        stages = []
+    def claim_block(self) -> UnderWay:
+        """The block that the flow is needed for, marked as busy; begun if it is the next one."""
+        block = self._free_block()
+        if block is None:
+            assert self.stream.piece is not None
+            block = UnderWay(self.stream.piece.begin_block())
+            self.blocks.append(block)
+        block.is_busy = True
+        return block
+
+    def _free_block(self) -> UnderWay | None:
+        """The oldest block whose next step could be made now."""
+        able = (each for each in self.blocks if not each.is_busy and (each.solve is None or each.solve.may_step))
+        return next(able, None)
+
+    def _may_begin(self, piece: Piece, ahead: Ahead) -> bool:
+        """Whether the next block could be begun now."""
+        if self.blocks:
+            first = self.blocks[0].solve
+            # An end that is computed over the whole again does not go on from what the steps have kept.
+            if len(self.blocks) == MOST_OPEN or not self.stream.profile.causal_finish or first is None or not first.k:
+                return False
+        on_its_way_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
+        is_behind = self.held_ms + on_its_way_ms < ahead.audio_ms
+        return is_behind and piece.n_mels + len(self.blocks) < MOST_MELS and piece.has_block()
+
+    def _stages(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[tuple[Stage, int]]:
+        """What could be done, and when it is heard that it was not."""
+        stages, due_ns = [], self.due_ns
         if not self.busy & WORDS and piece.n_waiting < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):
-                stages.append(Stage.PREFILL)
+                stages.append((Stage.PREFILL, due_ns))
             elif feed is not None and may_decode:
-                stages.append(Stage.DECODE)
-        if Stage.FLOW not in self.busy and self.track is not None:
-            on_its_way_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
-            has_room = self.held_ms + on_its_way_ms < ahead.audio_ms and piece.n_mels < MOST_MELS
-            if self.track.solve is not None or (has_room and piece.has_block()):
-                stages.append(Stage.FLOW)
+                stages.append((Stage.DECODE, due_ns))
+        if self.track is not None:
+            block = self._free_block()
+            if block is not None or self._may_begin(piece, ahead):
+                # What is behind another block is heard after it.
+                n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
+                stages.append((Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S))
         if Stage.VOCODE not in self.busy and piece.n_mels:
-            stages.append(Stage.VOCODE)
+            stages.append((Stage.VOCODE, due_ns))
         return stages

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.generation import Feed
 from telephony_tts.engines.cosyvoice2.mel_stretch import MelStretch
+from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
@@ -43,14 +44,10 @@ class Track:
     stretch: MelStretch
     flow: FlowStream | None
     """None where the end is computed over the whole piece again."""
-    solve: Solve | None = None
-    is_last: bool = False
-    """Of the block under way."""
-    n_before: int = 0
-    """Frames of the block under way that are heard already."""
     left: Tensor | None = None
     """[n, D]: what of a long feed is still to go in."""
-    mels: deque[tuple[Tensor, bool]] | None = None
+    mels: deque[tuple[Tensor, bool]] = field(default_factory=deque)
+    """Not yet audible; and whether each is the last."""
     n_frames: int = 0
     """Of mel, stretched."""
 
@@ -130,7 +127,7 @@ class Runner:
         else:
             joint = ContinuousJoint(model.vocoder, noise, profile.hold_frames)
         model.sampler.start(slot, seed)
-        track = Track(slot, prompt, profile, joint, MelStretch(speed), model.flow.start(prompt.flow), mels=deque())
+        track = Track(slot, prompt, profile, joint, MelStretch(speed), model.flow.start(prompt.flow))
         model.cache.take(slot)  # last: a slot that is taken for nobody would never be free again
         return track
 
@@ -194,37 +191,26 @@ class Runner:
     # --------------------------------------------------------------------------- flow
 
     @torch.inference_mode()
-    def begin(self, track: Track, block: Block) -> None:
-        """Begin a block of the flow."""
+    def begin(self, track: Track, block: Block) -> Solve:
+        """Begin a block of the flow; `flow` takes its steps."""
         flow, prompt = self.model.flow, track.prompt
         ids = partial(torch.tensor, dtype=torch.int64, device=self.model.device)
-        track.is_last = block.ahead is None
-        track.n_before = 0
         if block.all_ids is None:
             assert track.flow is not None
-            ahead = None if block.ahead is None else ids([block.ahead])
-            track.solve = flow.begin(track.flow, ids([block.new]), ahead)
-            return
+            return flow.begin(track.flow, ids([block.new]), None if block.ahead is None else ids([block.ahead]))
         track.flow = None  # what it kept is of no use for the whole
-        track.n_before = 2 * block.n_before
-        track.solve = flow.begin_full(
+        return flow.begin_full(
             prompt.flow_tokens, ids([block.all_ids]), prompt.flow_mel, prompt.embedding, streaming=False, finalize=True
         )
 
+    def flow(self, solves: Sequence[Solve]) -> None:
+        """One Euler step of each."""
+        self.model.flow.step(solves)
+
     @torch.inference_mode()
-    def flow(self, under_way: Sequence[Track | PromptInTheMaking]) -> list[bool]:
-        """One Euler step of each; whether that ended its block, whose mel then waits to be voiced."""
-        solves = [each.solve for each in under_way if each.solve is not None]
-        self.model.flow.step([solve for solve in solves if not solve.done])
-        ended = []
-        for each in under_way:
-            assert each.solve is not None
-            ended.append(each.solve.done)
-            if each.solve.done and isinstance(each, Track):
-                assert each.mels is not None
-                each.mels.append((each.solve.mel()[:, :, each.n_before :], each.is_last))
-                each.solve = None
-        return ended
+    def keep(self, track: Track, block: Block, solve: Solve) -> None:
+        """The mel of a block that is done waits to be voiced; blocks are given in their order."""
+        track.mels.append((solve.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
 
     # ------------------------------------------------------------------------ vocoder
 
@@ -233,7 +219,6 @@ class Runner:
         """The oldest mel of each, made audible."""
         sounds = []
         for track in tracks:
-            assert track.mels is not None
             mel, is_last = track.mels.popleft()
             frames = track.stretch.push(mel, last=is_last)
             track.n_frames += frames.shape[2]

@@ -83,6 +83,28 @@ class Block:
     n_before: int = 0
 
 
+class Solving(Protocol):
+    """A block in the flow, as far as it can be told without a device."""
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def may_step(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """A block on its way through the flow. `solve` is None before the first step; `is_busy`: a lane makes one now."""
+
+    block: Block
+    solve: Solving | None = None
+    is_busy: bool = False
+
+
 class Piece:
     """One run of the language model, and the sound of it."""
 
@@ -178,7 +200,7 @@ class Piece:
             return False
         if len(self.tokens) >= self.n_begun + self._hop + LOOKAHEAD_TOKENS:
             return True
-        if self._error is not None and not self.n_mels:
+        if self._error is not None and not self.n_unheard:
             raise self._error
         return self.decoding.done
 

@@ -13,13 +13,14 @@ from torch import Tensor
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.generation import Decoding, Feed
+from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Push, Submit, Took
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Widths
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.stream import Block, Request
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
@@ -95,6 +96,8 @@ class Watched(Runner):
     def __init__(self, rig: Rig, widths: Widths | None = None) -> None:
         super().__init__(rig.model, widths=widths)
         self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self._slots: dict[int, int] = {}
+        """By the id of a block under way: to keep the block itself would keep what it holds."""
 
     def prefill(self, track: Track, feed: Feed) -> Drawn | None:
         self.calls.append(("prefill", (track.slot,)))
@@ -104,13 +107,15 @@ class Watched(Runner):
         self.calls.append(("decode", tuple(track.slot for track in tracks)))
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: Block) -> None:
+    def begin(self, track: Track, block: Block) -> Solve:
         self.calls.append(("begin", (track.slot,)))
-        super().begin(track, block)
+        solve = super().begin(track, block)
+        self._slots[id(solve)] = track.slot
+        return solve
 
-    def flow(self, under_way: Sequence[Track | PromptInTheMaking]) -> list[bool]:
-        self.calls.append(("flow", tuple(each.slot for each in under_way if isinstance(each, Track))))
-        return super().flow(under_way)
+    def flow(self, solves: Sequence[Solve]) -> None:
+        self.calls.append(("flow", tuple(self._slots[id(s)] for s in solves if s.stream is not None or s.voice is None)))
+        super().flow(solves)
 
     def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
         self.calls.append(("vocode", tuple(track.slot for track in tracks)))

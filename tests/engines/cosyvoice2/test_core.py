@@ -145,6 +145,26 @@ def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], 
             assert crowd.core.oldest_step_ns() is None or crowd.core._jobs == {}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_make_two_blocks_of_a_stream_at_once_one_behind_the_other(rig: Rig, alone: list[Pcm], seed: int) -> None:
+    """Steps that are found before the last one is made, as threads find them; in every order the samples are the same."""
+    order = random.Random(seed)
+    stepped = Stepped(rig)
+    keys = say_all(stepped)
+    core, found, most = stepped.core, [], 0
+    while True:
+        step = core._find(order.choice(list(Lane))) if len(found) < 3 else None
+        if step:
+            found.append(step)
+        elif not found:
+            break
+        most = max(most, *(sum(block.is_busy for block in job.blocks) for job in core._jobs.values()), 0)
+        if not step or order.random() < 0.4:
+            core._do(found.pop(order.randrange(len(found))))
+    assert most == 2
+    check_all(stepped, keys, alone)
+
+
 def test_ten_thousand_that_change_their_minds(rig: Rig, alone: list[Pcm]) -> None:
     """Before they begin, or just after; two lanes serve them, and one who keeps to it is heard as ever."""
     crowd = Crowd(rig)

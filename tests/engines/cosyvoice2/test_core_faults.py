@@ -22,6 +22,7 @@ from speaking import (
 )
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.stream import Request
@@ -55,6 +56,7 @@ class Faulty(Runner):
         self.n_left = nth
         self.n_raised = 0
         self.is_on = False
+        self._tracks: dict[int, Track] = {}
 
     def _maybe(self, stage: str, tracks: Sequence[Any]) -> None:
         if not self.is_on or stage != self.stage or (self.slot is None and len(tracks) < 2):
@@ -73,13 +75,15 @@ class Faulty(Runner):
         self._maybe("decode", tracks)
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: Any) -> None:
+    def begin(self, track: Track, block: Any) -> Solve:
         self._maybe("begin", [track])
-        super().begin(track, block)
+        solve = super().begin(track, block)
+        self._tracks[id(solve)] = track
+        return solve
 
-    def flow(self, under_way: Sequence[Any]) -> list[bool]:
-        self._maybe("flow", under_way)
-        return super().flow(under_way)
+    def flow(self, solves: Sequence[Solve]) -> None:
+        self._maybe("flow", [self._tracks.get(id(solve)) for solve in solves])
+        super().flow(solves)
 
     def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
         self._maybe("vocode", tracks)

@@ -214,8 +214,8 @@ class Flow:
             raise
         stream.tail_tokens = stream.tail_tokens[:, :0]
         solve.stream, solve.n_hidden, solve.n_tokens = stream, n_hidden, new.shape[1]
-        if not solve.done:
-            stream.solves.append(solve)
+        solve.index = len(stream.steps_done)
+        stream.steps_done.append(solve.k)
         return solve
 
     @torch.inference_mode()
@@ -241,23 +241,17 @@ class Flow:
                     self.decoder.step_together(batch)
                     apart = [solve for solve in apart if solve not in batch]
                     for solve in batch:
-                        self._settle(solve)
+                        solve.stepped()
         for solve in apart:
             try:
                 self.decoder.advance(solve)
             except BaseException:
                 solve.fail()
                 raise
-            self._settle(solve)
-
-    def _settle(self, solve: Solve) -> None:
-        """What a block's last step changes."""
-        if solve.done and solve.stream is not None:
-            solve.stream.solves.remove(solve)
-            solve.stream.n_emitted += solve.n_tokens
+            solve.stepped()
 
     def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
-        if stream.solves:
+        if stream.n_open:
             raise ValueError("a block of the stream is under way: step it until it is done")
         return self._run(self.begin(stream, new, ahead), before_step).mel()
 
@@ -270,7 +264,7 @@ class Flow:
         except BaseException:
             solve.fail()
             raise
-        self._settle(solve)
+        solve.stepped()
         return solve
 
     def _begin(
@@ -287,13 +281,13 @@ class Flow:
 
     def _check(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> None:
         """Whether `new` can come next; ValueError says why not."""
-        if len(stream.solves) >= MOST_OPEN and not stream.finished:
+        if stream.n_open >= MOST_OPEN and not stream.finished:
             raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
         if stream.finished:
             raise ValueError("the stream is finished")
         n = new.shape[1]
         if lookahead is None:
-            if (stream.n_emitted or stream.solves) and n < LOOKAHEAD_TOKENS:
+            if (stream.n_emitted or stream.n_open) and n < LOOKAHEAD_TOKENS:
                 raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
             return
         if n < 1 or n != self.tokens_to_block_end(stream, n):

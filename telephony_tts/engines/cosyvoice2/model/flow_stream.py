@@ -42,8 +42,15 @@ class FlowStream:
     n_emitted: int = 0
     """Tokens whose frames have been given out."""
     finished: bool = False
-    solves: list[Solve] = field(default_factory=list)
-    """Blocks under way, the oldest first; each may go as far as the one before it has gone."""
+    failed: bool = False
+    """Its steps hold different frames: nothing goes on from there."""
+    steps_done: list[int] = field(default_factory=list)
+    """Of each block that was begun; each goes no further than the one before it has gone."""
+
+    @property
+    def n_open(self) -> int:
+        """Blocks under way."""
+        return sum(k < len(self.steps) for k in self.steps_done[-MOST_OPEN:])
 
     def nbytes(self) -> int:
         """Bytes of its own, without those of the prompt it shares."""
@@ -58,8 +65,11 @@ class Solve(Trajectory):
     """Frames at its beginning that are the prompt's and are given to nobody."""
     n_tokens: int = 0
     stream: FlowStream | None = None
+    index: int = 0
+    """Among the stream's blocks."""
     voice: FlowPrompt | None = None
-    failed: bool = False
+    stopped: bool = False
+    """A step of it has failed."""
 
     def mel(self) -> Tensor:
         """[1, 80, 2n] float32. Raises ValueError before it is done."""
@@ -74,29 +84,29 @@ class Solve(Trajectory):
         return self.voice
 
     @property
+    def failed(self) -> bool:
+        """It goes no further."""
+        return self.stopped or (self.stream is not None and self.stream.failed)
+
+    @property
     def may_step(self) -> bool:
         """Whether the next step has what it sees: that of the block before it."""
         if self.done or self.failed:
             return False
-        before = self._before()
-        return before is None or before.k > self.k
+        return self.stream is None or self.index == 0 or self.stream.steps_done[self.index - 1] > self.k
+
+    def stepped(self) -> None:
+        """Steps were made: tell the stream, which may end with this block done."""
+        if self.stream is not None:
+            self.stream.steps_done[self.index] = self.k
+            if self.done:
+                self.stream.n_emitted += self.n_tokens
 
     def fail(self) -> None:
         """It goes no further, and neither does its stream: the steps hold different frames."""
-        self.failed = True
+        self.stopped = True
         if self.stream is not None:
-            self.stream.finished = True
-            for solve in self.stream.solves:
-                solve.failed = True
-
-    def _before(self) -> Solve | None:
-        """The block before it, if that is under way too."""
-        before = None
-        for solve in () if self.stream is None else tuple(self.stream.solves):
-            if solve is self:
-                return before
-            before = solve
-        return None
+            self.stream.finished = self.stream.failed = True
 
     def _check_done(self) -> None:
         if not self.done:
