@@ -48,8 +48,13 @@ test: check
 	@$(need-npm)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# schedule.py measures nothing: it computes what would follow from prices that are put in.
+BENCHMARKS := $(filter-out benchmarks/schedule.py,$(wildcard benchmarks/*.py))
+
 bench: $(VENV)/.installed-dev
-	@set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+	@echo "== bench engine"; $(BIN)/telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full \
+	  --concurrency 1,2 --turns 2 --json benchmarks/results/callers.json
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info

@@ -1,6 +1,7 @@
-"""The CosyVoice2 engine on a CPU: what an utterance costs as it grows, when it is first heard, what it holds.
+"""One utterance of the CosyVoice2 engine on a CPU: what it costs as it grows, when it is first heard, what it holds.
 
-Random weights of the official sizes, an utterance of a given length after a prompt that is kept. Six questions:
+Random weights of the official sizes, an utterance of a given length after a prompt that is kept, computed by one lane
+with nobody beside it; many callers are the matter of `telephony-tts bench engine`. Six questions:
 
   chunks       a 50-frame chunk of the flow, from the first to the last: does its time grow by more than attention?
   totals       the whole utterance by the cached stream, and by recomputing every prefix as the reference does
@@ -13,6 +14,7 @@ Random weights of the official sizes, an utterance of a given length after a pro
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import os
 import statistics
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 from harness import report
 from harness.process import give_back_unused, resident_kib
-from harness.synthesis import Rig, Watch, build, chunk_work, progress, sayable
+from harness.synthesis import Rig, Speaker, Watch, build, chunk_work, progress, sayable
 
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
@@ -35,6 +37,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 
@@ -42,15 +45,14 @@ _EXAMPLES = """examples:
   python benchmarks/engine.py                                the full size, 8 s, a quarter of an hour on one core
   python benchmarks/engine.py --seconds 2 --repetitions 1    a first look
   python benchmarks/engine.py --size tiny --seconds 2        does it run? half a minute, figures without meaning
-  python benchmarks/engine.py --dtype bfloat16 --threads 2 --json bfloat16.json
+  python benchmarks/engine.py --dtype bfloat16 --lm-dtype int8 --vocoder-dtype mixed --recompute 0 --json mixed.json
 
 The weights are random, so what is said is noise; times and bytes do not depend on that. It takes 2.6 GB of disk, which
 are given back, and 8 GB of memory. Recomputing every prefix is most of the time: --recompute 0 leaves it out.
 """
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
-CONSTANT = Profile(hops=(BLOCK_TOKENS,))
-"""The default profile in chunks of 50 frames all along."""
+GROWING = Profile(hops=(25, 50, 100))
+"""The default profile with blocks that grow, as upstream's do."""
 UPSTREAM_CONSTANT = Profile(first_tokens=None, hops=(BLOCK_TOKENS,), causal_finish=False, upstream_joint=True)
 
 
@@ -59,7 +61,9 @@ def main() -> None:
     flags.add_argument("--size", choices=("full", "tiny"), default="full", help="of the networks (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=8.0, help="of the utterance (default %(default)s)")
     flags.add_argument("--prompt-seconds", type=float, default=3.5, help="of the voice's prompt (default %(default)s)")
-    flags.add_argument("--dtype", choices=tuple(_DTYPES), default="float32", help="of weights (default %(default)s)")
+    flags.add_argument("--dtype", choices=DTYPES, default="float32", help="of all networks (default %(default)s)")
+    for network, dtypes in (("lm", LM_DTYPES), ("flow", FLOW_DTYPES), ("vocoder", VOCODER_DTYPES)):
+        flags.add_argument(f"--{network}-dtype", choices=dtypes, help="of that one, in place of --dtype")
     flags.add_argument("--threads", type=int, default=1, help="torch may use (default %(default)s)")
     flags.add_argument("--repetitions", type=int, default=3, help="of each measure, interleaved (default %(default)s)")
     flags.add_argument("--recompute", type=int, default=1, help="repetitions of the slow way (default %(default)s)")
@@ -67,13 +71,14 @@ def main() -> None:
     if chosen.quick:
         chosen.size, chosen.seconds, chosen.repetitions = "tiny", 2.4, 1
     torch.set_num_threads(chosen.threads)
-    rig = build(chosen.size, _DTYPES[chosen.dtype])
+    precision = Precision.of(chosen.dtype, chosen.lm_dtype, chosen.flow_dtype, chosen.vocoder_dtype)
+    rig = build(chosen.size, precision)
     n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), sayable(chosen.seconds)
     features = rig.voice(n_prompt)
     results: dict[str, Any] = {
         "utterance": {
             "tokens": n_tokens, "seconds": n_tokens / TOKENS_PER_S, "prompt_tokens": n_prompt,
-            "parameters": rig.n_parameters,
+            "parameters": rig.n_parameters, "precision": dataclasses.asdict(precision),
         }
     }  # fmt: skip
     with torch.inference_mode():
@@ -112,12 +117,12 @@ def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace)
     n_most = sayable(3.0)  # more than any profile's first chunk takes
     for name, profile in PROFILES.items():
         for n_prompt, voice in ((features.speech_tokens.numel(), features), (0, rig.voice(0))):
-            prompt = rig.model.prompt(voice, profile)
+            speaker = rig.speaker(voice, profile)
             seconds, drawn = [], 0
             for _ in range(chosen.repetitions):
                 progress(f"first audio, {name}, prompt of {n_prompt} tokens")
                 begun = time.perf_counter()
-                chunks = rig.speak(prompt, n_most, profile)
+                chunks = speaker.speak(n_most)
                 next(chunks)
                 seconds.append(time.perf_counter() - begun)
                 drawn = int(rig.model.sampler.n_drawn[0])
@@ -130,12 +135,12 @@ def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace)
 def _end_to_end(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> list[dict[str, Any]]:
     """Whole utterances through all stages; the stages' seconds are of the run with the median total."""
     profiles = {"default": DEFAULT, "fast": PROFILES["fast"]}
-    prompts = {name: rig.model.prompt(features, profile) for name, profile in profiles.items()}
+    speakers = {name: rig.speaker(features, profile) for name, profile in profiles.items()}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in profiles}
     for _ in range(n):
-        for name, profile in profiles.items():
+        for name, speaker in speakers.items():
             progress(f"end to end, {name}")
-            runs[name].append(_whole(rig, prompts[name], n_tokens, profile))
+            runs[name].append(_whole(rig, speaker, n_tokens))
     rows = []
     for name, measured in runs.items():
         middle = sorted(measured, key=lambda run: run["total_s"])[len(measured) // 2]
@@ -145,12 +150,12 @@ def _end_to_end(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> li
     return rows
 
 
-def _whole(rig: Rig, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> dict[str, Any]:
+def _whole(rig: Rig, speaker: Speaker, n_tokens: int) -> dict[str, Any]:
     """Raises RuntimeError if the utterance has not the length it was made for."""
     watch, n_samples, first = Watch(), 0, 0.0
     begun = time.perf_counter()
     with watch.on(rig.model):
-        for chunk in rig.speak(prompt, n_tokens, profile):
+        for chunk in speaker.speak(n_tokens):
             first = first or time.perf_counter() - begun
             n_samples += len(chunk.pcm)
     total = time.perf_counter() - begun
@@ -193,8 +198,8 @@ def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: 
 
 def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[str, Any]:
     """Chunks of 25 tokens from the caches. What is expected to grow is attention, as much as it has keys to see."""
-    prompt, tokens = rig.model.prompt(features, CONSTANT), _ids(n_tokens)
-    plan = list(CONSTANT.plan(features.speech_tokens.numel(), n_tokens))[:-1]
+    prompt, tokens = rig.model.prompt(features, DEFAULT), _ids(n_tokens)
+    plan = list(DEFAULT.plan(features.speech_tokens.numel(), n_tokens))[:-1]
     ends = [known - LOOKAHEAD_TOKENS for known, _, _ in plan]
     seen = [prompt.n_flow_tokens + end for end in ends]
     # The first one takes along what of the prompt is not shared, so that all have a block's 25 tokens.
@@ -204,7 +209,7 @@ def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[s
     seconds: list[list[float]] = [[] for _ in ends]
     for _ in range(n):
         progress(f"{len(ends)} chunks of the flow")
-        mels = _cached(rig, prompt, tokens, CONSTANT)
+        mels = _cached(rig, prompt, tokens, DEFAULT)
         for measured in seconds:
             measured.append(_timed(lambda mels=mels: next(mels)))  # type: ignore[misc]
         mels.close()  # type: ignore[attr-defined]
@@ -229,8 +234,8 @@ def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[s
 def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """Flow and vocoder of a whole utterance, four ways; the vocoder joins as its profile does."""
     ways: dict[str, tuple[Profile, Callable[..., Iterator[torch.Tensor]], int]] = {
-        "cached, 25": (CONSTANT, _cached, chosen.repetitions),
-        "cached, 22 25 50 100": (DEFAULT, _cached, chosen.repetitions),
+        "cached, 25": (DEFAULT, _cached, chosen.repetitions),
+        "cached, 22 25 50 100": (GROWING, _cached, chosen.repetitions),
         "recomputed, 25": (UPSTREAM_CONSTANT, _recomputed, chosen.recompute),
         "recomputed, 25+pad 50 100": (UPSTREAM, _recomputed, chosen.recompute),
     }
@@ -262,7 +267,11 @@ def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.
     }
     names = list(ways)
     if chosen.recompute:
-        for ours, theirs, key in ((names[0], names[2], "constant_hops"), (names[1], names[3], "growing_hops")):
+        for ours, theirs, key in (
+            (names[0], names[2], "constant_hops"),
+            (names[1], names[3], "growing_hops"),
+            (names[0], names[3], "default_against_upstream"),
+        ):
             found[f"ratio_{key}"] = {
                 "flow": round(statistics.median(flow[ours]) / statistics.median(flow[theirs]), 4),
                 "flow_and_vocoder": round(statistics.median(both[ours]) / statistics.median(both[theirs]), 4),
@@ -298,9 +307,7 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     n_flow = stream.nbytes()
     seconds = n_tokens / TOKENS_PER_S
     tail_s = prompt.flow.tail_tokens.shape[1] / TOKENS_PER_S
-    kept = [kv for part in [stream.encoder, *stream.steps] for kv in part.kv]
-    exact = sum(kv.own[:, :, :, : kv.n_own].numel() * kv.own.element_size() for kv in kept)
-    del stream, joint, mel, kept
+    del stream, joint, mel
     gc.collect()
     give_back_unused()
     left_kib = resident_kib(os.getpid()) - before_kib
@@ -308,7 +315,7 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     return {
         "LM, bytes per second": round(per_position * TOKENS_PER_S),
         "LM, bytes of a slot, allocated at the start": cache.n_bytes_per_slot,
-        "flow, bytes per second": round(exact / (seconds + tail_s)),
+        "flow, bytes per second": _kept_per_second(rig, prompt, tokens),
         "flow, bytes per second with spare room": round((n_flow - n_start) / (seconds + tail_s)),
         "flow, bytes at the start": n_start,
         "vocoder, bytes at most": vocoder,
@@ -316,6 +323,15 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
         "process, bytes per second": round(held_kib * 1024 / seconds),
         "process, bytes left afterwards": left_kib * 1024,
     }
+
+
+def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:
+    """Bytes that the flow keeps of a second, told by a first block in buffers without room to spare."""
+    stream = rig.model.flow.start(prompt.flow, growth_frames=0)
+    n_start, n_tail = stream.nbytes(), stream.tail_tokens.shape[1]
+    n = rig.model.flow.tokens_to_block_end(stream)
+    rig.model.flow.extend(stream, tokens[:, :n], tokens[:, n : n + LOOKAHEAD_TOKENS])
+    return round((stream.nbytes() - n_start) * TOKENS_PER_S / (n_tail + n))
 
 
 # ---------------------------------------------------------------------------------- report
@@ -346,7 +362,7 @@ def _show(results: dict[str, Any]) -> None:
             if isinstance(found, dict) and "flow_s" in found
         ],
     )
-    for key in ("ratio_constant_hops", "ratio_growing_hops"):
+    for key in ("ratio_constant_hops", "ratio_growing_hops", "ratio_default_against_upstream"):
         if key in totals:
             print(f"  {key.replace('_', ' ')}: {totals[key]}")
     report.table(

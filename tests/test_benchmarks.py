@@ -66,3 +66,21 @@ def test_help_has_examples(name: str) -> None:
         check=True,
     )
     assert f"python benchmarks/{name}.py" in done.stdout
+
+
+def test_make_bench_runs_all_that_measure_with_flags_that_exist() -> None:
+    told = subprocess.run(
+        ["make", "-n", "bench"], cwd=_BENCHMARKS.parent, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    measuring = {path.name for path in _BENCHMARKS.glob("*.py")} - {"schedule.py"}
+    assert set(re.findall(r"benchmarks/(\w+\.py)", told)) == measuring
+    (command,) = re.findall(r"telephony-tts bench engine (.*)", told.replace("\\\n", " "))
+    words = command.split()
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    help_text = subprocess.run(
+        [sys.executable, "-m", "telephony_tts.cli", "bench", "engine", "--help"],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert [flag for flag in flags if flag not in help_text] == []
+    assert (_BENCHMARKS.parent / flags["--config"]).is_file()
+    assert Path(flags["--json"]).parent == Path("benchmarks/results")

@@ -58,10 +58,12 @@ def test_every_part_was_measured(done: tuple[Any, dict[str, Any]]) -> None:
     grown = chunks["gflop_attention"][1] - chunks["gflop_attention"][0]
     assert grown == pytest.approx(chunks["gflop_attention"][0] / 4, rel=0.1)
     totals = results["totals"]
-    assert {"ratio_constant_hops", "ratio_growing_hops"} <= set(totals)
+    assert {"ratio_constant_hops", "ratio_growing_hops", "ratio_default_against_upstream"} <= set(totals)
     assert all(totals[way]["flow_s"]["median"] > 0 for way in totals if "," in way)
     for row in results["end_to_end"]:
         assert row["rtf"]["median"] > 0
+        # What no part has is the engine's own: deciding, handing out, and what lies between the networks.
+        assert min(row["stages"].values()) > 0
         assert {"LM prefill_s", "LM decode_s", "flow_s", "vocoder_s", "LM per token, ms"} <= set(row["stages"])
     memory = results["memory"]
     per_frame = 2 * 2 * 16 * 4 * 10 * 2  # keys and values, 2 heads of 16, 4 layers, 10 steps, 2 branches
@@ -81,3 +83,18 @@ def test_progress_is_told_on_stderr_and_figures_on_stdout(done: tuple[Any, dict[
 def test_help_teaches() -> None:
     told = run("--help").stdout
     assert "python benchmarks/engine.py" in told and "--recompute" in told and "disk" in told
+
+
+def test_each_network_may_have_a_precision_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    networks = ("--dtype", "bfloat16", "--lm-dtype", "int8", "--vocoder-dtype", "float32")
+    ended = run("--quick", "--recompute", "0", *networks, "--json", str(out))
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert results["utterance"]["precision"] == {"lm": "int8", "flow": "bfloat16", "vocoder": "float32"}
+    memory = results["memory"]
+    # Half of what float32 takes for keys and values of the flow; the language model in int8 keeps its own in float32.
+    assert memory["flow, bytes per second"] == 25 * (2 * 32 * (2 + 2 * 2) + 2 * 2 * 2 * 16 * 4 * 10 * 2) * 2
+    assert memory["LM, bytes per second"] == 25 * 2 * 2 * 2 * 16 * 4
+    refused = run("--quick", "--lm-dtype", "mixed")
+    assert refused.returncode == 2 and "--lm-dtype" in refused.stderr and "int8" in refused.stderr

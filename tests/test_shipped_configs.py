@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.app import transport_settings
+from telephony_tts.app import build_catalog, transport_settings
 from telephony_tts.config import load
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -36,3 +36,17 @@ def test_its_comments_name_itself_and_its_model(path: Path) -> None:
     assert Path(settings.cosyvoice2.model).resolve() == (path.parent.parent / pulled[1]).resolve()
     assert settings.cosyvoice2.device == ("cpu" if path.stem.endswith("cpu") else "cuda")
     assert not (path.stem.endswith("v100") and settings.cosyvoice2.dtype == "bfloat16"), "the V100 has none"
+
+
+@pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)
+def test_its_engine_can_be_made_and_fits_its_machine(path: Path) -> None:
+    """The engine itself refuses what the schema cannot know, such as a precision that a network does not have."""
+    config = load(str(path), environ={})
+    build_catalog(config)
+    settings = config.engines.cosyvoice2
+    assert settings.isolation == "process", "a failure of the engine must end no call"
+    if settings.device == "cpu":
+        assert settings.lm_dtype == "int8" and settings.threads == 1
+    else:
+        assert settings.workers == 1, "one lane steps the device; a second one would only wait for it"
+        assert "int8" not in (settings.lm_dtype, settings.flow_dtype), "int8 is for CPUs"

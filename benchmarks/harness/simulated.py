@@ -26,8 +26,9 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Plan, Slots, Stage, Widths, lanes, plan
-from telephony_tts.engines.cosyvoice2.stream import Piece, Request, Stream, UnderWay
+from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -293,8 +294,8 @@ class Simulation:
         assert isinstance(solve, _Solve)
         solve.k += 1
         under_way.is_busy = False
-        while job.blocks and (first := job.blocks[0].solve) is not None and first.done and not job.blocks[0].is_busy:
-            block = job.blocks.pop(0).block
+        while (done := job.done_block()) is not None:
+            block = done.block
             if not job.is_over:
                 _track(job).mels.append((len(block.new), block.ahead is None))
                 _piece(job).n_mels += 1

@@ -1,4 +1,4 @@
-"""A speech model of random weights that says as much as it is told to, and a watch on its parts."""
+"""A speech model of random weights that says as much as it is told to, alone in an engine, and a watch on its parts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.generation import MAX_TOKENS_PER_TEXT
 from telephony_tts.engines.cosyvoice2.model.config import (
-    EOS,
     FRAMES_PER_TOKEN,
     N_MELS,
     N_SPEECH_TOKENS,
     TOKENS_PER_S,
     ModelConfig,
 )
+from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Submit
 from telephony_tts.engines.cosyvoice2.profile import Profile
+from telephony_tts.engines.cosyvoice2.prompting import Request, with_end
 from telephony_tts.engines.cosyvoice2.random_checkpoint import Size, write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request, speak, with_end
+from telephony_tts.engines.cosyvoice2.runner import Runner
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.settings import Precision
+from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.weights import load_model_directory
 
-NEVER = -1e4
-"""Added to the stop ids, so that an utterance is as long as its text allows."""
+VOICE = "measured"
+TAKES_ALL = Ahead(audio_ms=10**9)
+"""Nobody here says that they took what was made."""
 
 
 def progress(what: str) -> None:
@@ -72,11 +77,52 @@ class Rig:
             raise RuntimeError(f"the text has {n_found} tokens, not {n_text}")
         return text
 
-    def speak(self, prompt: SpeakerPrompt, n_tokens: int, profile: Profile) -> Generator[Chunk, None, None]:
-        for chunk in speak(self.model, prompt, Request(self.text(n_tokens), seed=1), profile, lambda: False):
-            if not isinstance(chunk, Chunk):
-                raise RuntimeError("the only slot is taken")
-            yield chunk
+    def speaker(self, features: PromptFeatures, profile: Profile) -> Speaker:
+        """An engine with this one voice, which is ready to speak."""
+        return Speaker(self, features, profile)
+
+
+class Speaker:
+    """The engine's core with one voice and one utterance at a time, stepped by hand: one lane, and nobody beside it."""
+
+    def __init__(self, rig: Rig, features: PromptFeatures, profile: Profile) -> None:
+        self._rig = rig
+        self._n_said = 0
+        self._heard: list[Event] = []
+        self._core = Core(
+            Runner(rig.model, torch.get_num_threads()), {VOICE: features}, profile, self._hear, ahead=TAKES_ALL
+        )
+        # Made here, so that no utterance waits for it.
+        voices = self._core.voices
+        voices.get(VOICE)
+        (making,) = voices.making
+        voices.made(making, rig.model.prompt(features, profile))
+
+    def speak(self, n_tokens: int) -> Generator[Chunk, None, None]:
+        """Chunks as they are made; closing it is the cancel. Raises RuntimeError where the engine stands still."""
+        key = self._n_said
+        self._n_said += 1
+        self._core.receive(Submit(key, VOICE, Request(self._rig.text(n_tokens), seed=1)))
+        try:
+            while True:
+                heard, self._heard = self._heard, []
+                for event in heard:
+                    if isinstance(event, Chunk):
+                        yield event
+                    elif isinstance(event, Ended):
+                        if event.error is not None:
+                            raise event.error
+                        return
+                if not self._core.step():
+                    raise RuntimeError("the engine has nothing to do, and the utterance is not over")
+        finally:
+            self._core.receive(Cancel(key))
+            while self._core.step():
+                pass
+            self._heard.clear()
+
+    def _hear(self, _: int, event: Event) -> None:
+        self._heard.append(event)
 
 
 def sayable(seconds: float) -> int:
@@ -85,19 +131,18 @@ def sayable(seconds: float) -> int:
     return n_text * MAX_TOKENS_PER_TEXT
 
 
-def build(size: Size, dtype: torch.dtype) -> Rig:
-    """Write a random checkpoint, load it, and keep it from ending early."""
+def build(size: Size, precision: Precision) -> Rig:
+    """Write a random checkpoint, which never ends early, and load it."""
     with tempfile.TemporaryDirectory() as folder:
         progress(f"writing random weights, {size} size")
         begun = time.perf_counter()
-        write_random_checkpoint(Path(folder), size=size)
+        write_random_checkpoint(Path(folder), size=size, endless=True)
         write_s = time.perf_counter() - begun
         progress("loading them")
         begun = time.perf_counter()
         checkpoint = load_model_directory(Path(folder))
-        model = SpeechModel.load(checkpoint, device="cpu", dtype=dtype, n_slots=1)
+        model = SpeechModel.load(checkpoint, device="cpu", precision=precision, n_slots=1)
         load_s = time.perf_counter() - begun
-    model.lm.head_bias[EOS:] = NEVER
     states = (checkpoint.lm, checkpoint.flow, checkpoint.hift)
     n_parameters = sum(tensor.numel() for state in states for tensor in state.values())
     return Rig(model, checkpoint.config, LinearWork.of(checkpoint.flow), write_s, load_s, n_parameters)
@@ -147,23 +192,22 @@ def chunk_work(config: ModelConfig, linear: LinearWork, n_tokens: int, n_seen: i
 
 
 class Watch:
-    """Seconds and calls of the model's parts, by wrapping them on the objects at hand."""
+    """Seconds of the model's parts, by wrapping them on the objects at hand."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: dict[str, int] = defaultdict(int)
 
     @contextmanager
     def on(self, model: SpeechModel) -> Iterator[None]:
-        """Time these while the block runs; calls of one part from within another count once, as the outer part's."""
+        """Time these while the block runs. None of them calls another."""
         parts: tuple[tuple[str, Any, str], ...] = (
             ("LM prefill", model.lm, "extend"),
             ("LM decode", model.lm, "decode"),
             ("LM decode", model.lm, "logits"),
             ("LM sampling", model.sampler, "sample"),
-            ("flow", model.flow, "extend"),
-            ("flow", model.flow, "finish"),
-            ("flow", model.flow, "full"),
+            ("flow", model.flow, "begin"),
+            ("flow", model.flow, "begin_full"),
+            ("flow", model.flow, "step"),
             ("vocoder", model.vocoder, "f0"),
             ("vocoder", model.vocoder, "excite"),
             ("vocoder", model.vocoder, "decode"),
@@ -183,6 +227,5 @@ class Watch:
                 return work(*args, **kwargs)
             finally:
                 self.seconds[part] += time.perf_counter() - begun
-                self.calls[part] += 1
 
         return timed

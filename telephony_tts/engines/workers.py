@@ -3,7 +3,7 @@
 Work is an iterator. A worker advances it, item by item, until it ends, is cancelled, something more
 urgent waits, or there are `max_ahead` items that nobody took; then it lets go of it and takes the work
 with the smallest deadline. So a slow consumer costs memory up to a bound and never a thread, and no
-worker ever waits for a consumer, nor for whatever the work itself waits for: it says so with a `Wait`.
+worker ever waits for a consumer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from telephony_tts.engines.api import EngineStats
@@ -30,17 +28,7 @@ Cancelled = Callable[[], bool]
 """True once nobody wants the work any more. Long steps ask it and return early."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Given out by work that cannot go on. `tell` is called with a function to call once when it may be able to.
-
-    The function may be called from any thread, at once, or when nothing has changed: work asks again.
-    """
-
-    tell: Callable[[Callable[[], None]], None]
-
-
-Work = Callable[[Cancelled], Iterator[T | Wait]]
+Work = Callable[[Cancelled], Iterator[T]]
 """Blocking work: its items are made on a worker thread. Between items it must hold no lock."""
 
 MAX_AHEAD = 64
@@ -59,7 +47,6 @@ class _Job(Generic[T]):
         self.error: BaseException | None = None
         self.is_running = False
         self.is_parked = False
-        self.is_waiting = False
         self.is_done = False
         self.loop = asyncio.get_running_loop()
         self.changed = asyncio.Event()
@@ -227,7 +214,7 @@ class WorkerPool:
             return
         job.is_done = True
         job.is_running = False
-        job.is_parked = job.is_waiting = False
+        job.is_parked = False
         job.error = error or job.error
         job.close_steps()
         self._jobs.discard(job)
@@ -259,14 +246,6 @@ class WorkerPool:
         try:
             while not job.cancelled.is_set():
                 item = next(job.steps)
-                if isinstance(item, Wait):
-                    with self._ready:
-                        if job.cancelled.is_set():
-                            break
-                        job.is_running, job.is_waiting = False, True
-                        job.wake()  # a consumer that withdraws waits for the worker to be off it
-                    item.tell(partial(self._go_on, job))
-                    return
                 with self._ready:
                     if job.cancelled.is_set():
                         break
@@ -281,13 +260,6 @@ class WorkerPool:
         job.close_steps()
         with self._ready:
             self._end(job, self._closed_error() if self._is_closed and error is None else error)
-
-    def _go_on(self, job: _Job[Any]) -> None:
-        """What the job waited for may be there. Called on any thread."""
-        with self._ready:
-            if job.is_waiting:
-                job.is_waiting = False
-                self._enqueue(job)
 
     def _lets_go(self, job: _Job[Any]) -> bool:
         """Whether the worker turns to other work; decided with the lock held, after each item."""

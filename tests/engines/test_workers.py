@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.engines.api import EngineStats
-from telephony_tts.engines.workers import Cancelled, Wait, Work, WorkerPool
+from telephony_tts.engines.workers import Cancelled, Work, WorkerPool
 from telephony_tts.errors import EngineError
 
 LIMIT_S = 30.0
@@ -286,132 +286,12 @@ def test_nonsense_sizes_are_refused(n_workers: int, max_ahead: int) -> None:
     run(body)
 
 
-class Tap:
-    """Work that waits until it is given something, as many times as it is asked to."""
-
-    def __init__(self, n_items: int) -> None:
-        self.n_items = n_items
-        self.n_given = self.n_asked = 0
-        self.closed = False
-        self.waiting = threading.Event()
-        self.wake: Callable[[], None] = lambda: None
-
-    def tell(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-        self.waiting.set()
-
-    def work(self, cancelled: Cancelled) -> Iterator[int | Wait]:
-        try:
-            for item in range(self.n_items):
-                while self.n_given <= item:
-                    self.n_asked += 1
-                    yield Wait(self.tell)
-                yield item
-        finally:
-            self.closed = True
-
-    async def is_waiting(self) -> None:
-        assert await asyncio.get_running_loop().run_in_executor(None, self.waiting.wait, LIMIT_S)
-        self.waiting.clear()
-
-
-def test_work_that_waits_leaves_its_worker_to_others_and_goes_on_when_told() -> None:
-    async def body() -> None:
-        pool, tap = WorkerPool(1, "pool"), Tap(3)
-        got = asyncio.create_task(collect(pool.stream(tap.work)))
-        for n in range(3):
-            await tap.is_waiting()
-            assert await collect(pool.stream(count_to(5))) == list(range(5))
-            assert pool.stats() == EngineStats()
-            tap.n_given = n + 1
-            tap.wake()
-        assert await got == [0, 1, 2]
-        assert tap.n_asked == 3 and tap.closed
-        await pool.close()
-
-    run(body)
-
-
-def test_being_told_too_early_too_often_or_too_late_changes_nothing() -> None:
-    async def body() -> None:
-        pool, tap = WorkerPool(1, "pool"), Tap(2)
-        got = asyncio.create_task(collect(pool.stream(tap.work)))
-        await tap.is_waiting()
-        stale = tap.wake
-        stale()  # nothing was given: it asks again
-        await tap.is_waiting()
-        tap.n_given = 2
-        for wake in (stale, tap.wake, tap.wake, stale):
-            wake()
-        assert await got == [0, 1]
-        stale()
-        assert await collect(pool.stream(count_to(3))) == [0, 1, 2]
-        assert pool.stats() == EngineStats()
-        await pool.close()
-
-    run(body)
-
-
-def test_work_told_at_once_goes_on_at_once() -> None:
-    async def body() -> None:
-        def work(cancelled: Cancelled) -> Iterator[int | Wait]:
-            for item in range(100):
-                yield Wait(lambda wake: wake())
-                yield item
-
-        pool = WorkerPool(2, "pool")
-        streams = [collect(pool.stream(work)) for _ in range(4)]
-        assert await asyncio.gather(*streams) == [list(range(100))] * 4
-        await pool.close()
-
-    run(body)
-
-
-@pytest.mark.parametrize("ends", ["cancelled", "pool closed"])
-def test_work_that_waits_for_ever_is_let_go(ends: str) -> None:
-    async def body() -> None:
-        pool, tap = WorkerPool(1, "pool"), Tap(1)
-        got = asyncio.create_task(collect(pool.stream(tap.work)))
-        await tap.is_waiting()
-        if ends == "cancelled":
-            got.cancel()
-            await asyncio.gather(got, return_exceptions=True)
-            assert tap.closed and pool.stats() == EngineStats()
-            assert await collect(pool.stream(count_to(2))) == [0, 1]
-        await pool.close()
-        tap.wake()
-        assert tap.closed
-        if ends == "pool closed":
-            with pytest.raises(EngineError, match="was closed"):
-                await got
-
-    run(body)
-
-
-def test_work_that_raises_where_it_would_wait() -> None:
-    async def body() -> None:
-        def work(cancelled: Cancelled) -> Iterator[int | Wait]:
-            yield Wait(lambda wake: wake())
-            raise ValueError("no")
-
-        pool = WorkerPool(1, "pool")
-        with pytest.raises(ValueError, match="no"):
-            await collect(pool.stream(work))
-        await pool.close()
-
-    run(body)
-
-
-@pytest.mark.parametrize("ends", ["at its end", "closed while it waits", "closed in the middle"])
+@pytest.mark.parametrize("ends", ["at its end", "closed in the middle"])
 def test_work_that_cannot_be_ended_cleanly_takes_neither_worker_nor_consumer_with_it(ends: str) -> None:
     async def body() -> None:
-        waiting = threading.Event()
-
-        def work(cancelled: Cancelled) -> Iterator[int | Wait]:
+        def work(cancelled: Cancelled) -> Iterator[int]:
             try:
                 yield 1
-                if ends == "closed while it waits":
-                    yield Wait(lambda wake: waiting.set())
                 if ends == "closed in the middle":
                     yield 2
             finally:
@@ -424,8 +304,6 @@ def test_work_that_cannot_be_ended_cleanly_takes_neither_worker_nor_consumer_wit
             with pytest.raises(RuntimeError, match="no end"):
                 await anext(stream)
         else:
-            if ends == "closed while it waits":
-                assert await asyncio.get_running_loop().run_in_executor(None, waiting.wait, LIMIT_S)
             await stream.aclose()
         assert await collect(pool.stream(count_to(3))) == [0, 1, 2]
         assert pool.stats() == EngineStats()

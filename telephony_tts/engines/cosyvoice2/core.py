@@ -337,10 +337,9 @@ class Core:
         """Mel of blocks that are done, in their order whichever lane was the last."""
         for job in jobs:
             blocks[job.key].is_busy = False
-            while job.blocks and (solve := job.blocks[0].solve) is not None and solve.done and not job.blocks[0].is_busy:
-                done = job.blocks.pop(0)
+            while (done := job.done_block()) is not None:
                 if not job.is_over:
-                    self.runner.keep(track_of(job), done.block, cast(Solve, solve))
+                    self.runner.keep(track_of(job), done.block, cast(Solve, done.solve))
                     piece_of(job).n_mels += 1
 
     def _fail(self, job: Job, error: Exception) -> None:

@@ -100,6 +100,13 @@ class Job:
         block.is_busy = True
         return block
 
+    def done_block(self) -> UnderWay | None:
+        """Its oldest block, no longer among the others, if all steps of it are made."""
+        first = self.blocks[0] if self.blocks else None
+        if first is None or first.is_busy or first.solve is None or not first.solve.done:
+            return None
+        return self.blocks.pop(0)
+
     def _free_block(self) -> UnderWay | None:
         """The oldest block whose next step could be made now."""
         able = (each for each in self.blocks if not each.is_busy and (each.solve is None or each.solve.may_step))

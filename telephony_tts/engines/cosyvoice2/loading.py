@@ -10,10 +10,10 @@ import torch
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Submit, Told
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Runner
 from telephony_tts.engines.cosyvoice2.settings import Settings
 from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.stream import Request
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.errors import EngineError
 
 

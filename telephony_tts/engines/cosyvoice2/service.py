@@ -19,6 +19,7 @@ from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, V
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.settings import (
     DTYPES,
@@ -28,7 +29,6 @@ from telephony_tts.engines.cosyvoice2.settings import (
     Precision,
     Settings,
 )
-from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.engines.cosyvoice2.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.words import is_speakable, scripts
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText

@@ -17,11 +17,12 @@ from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Push, Submit, Took
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Widths
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Block, Request
+from telephony_tts.engines.cosyvoice2.stream import Block
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import load_model_directory

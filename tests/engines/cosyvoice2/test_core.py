@@ -32,8 +32,8 @@ from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Submit, Took
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, lanes
-from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.errors import EngineError
 
 WAIT_S = 60.0
@@ -147,7 +147,7 @@ def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lanes_make_two_blocks_of_a_stream_at_once_one_behind_the_other(rig: Rig, alone: list[Pcm], seed: int) -> None:
-    """Steps that are found before the last one is made, as threads find them; in every order the samples are the same."""
+    """Steps that are found before the last one is made, as threads find them: the samples are the same in any order."""
     order = random.Random(seed)
     stepped = Stepped(rig)
     keys = say_all(stepped)

@@ -23,9 +23,9 @@ from speaking import (
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.errors import EngineError, UnknownVoice
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, FlowEncoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowPrompt, FlowStream
 from telephony_tts.engines.cosyvoice2.model.flow_encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow_layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowPrompt, FlowStream
 
 VECTORS = Path(__file__).parent / "vectors"
 SAME = 5e-6

@@ -10,11 +10,11 @@ import pytest
 from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, pcm, spoken
 
 from telephony_tts.engines.api import Pcm
-from telephony_tts.engines.cosyvoice2 import stream
+from telephony_tts.engines.cosyvoice2 import prompting, stream
 from telephony_tts.engines.cosyvoice2.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.model.config import FILL
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.stream import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
 from telephony_tts.errors import EngineError
 
@@ -207,7 +207,7 @@ def test_an_endless_word_in_the_feed_is_cut_as_in_any_text(rig: Rig) -> None:
     word = "a" * 200
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.model.tokenizer, "encode", heard)
-        text = stream._GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Oh a")
+        text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Oh a")
         for char in word + " and on":
             text.push(char, last=False)
     assert "".join("".join(seen).split()) == "Oh" + "a" * MAX_WORD_CHARS + "andon"
@@ -219,7 +219,7 @@ def test_the_end_of_the_sentence_is_added_to_what_came(rig: Rig) -> None:
         patch.setattr(rig.model.tokenizer, "encode", lambda text, control=(): seen.append(text) or [])
         for rest in (" there", " there!", ""):
             seen.append("|")
-            text = stream._GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Hello")
+            text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Hello")
             text.push(rest, last=True)
     assert "".join(seen) == "|Hello there.|Hello there!|Hello."
 

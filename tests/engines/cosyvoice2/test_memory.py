@@ -26,10 +26,11 @@ from telephony_tts.engines.cosyvoice2.model.flow_cache import Cache, KeyValues
 from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.runner import Track
 from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt
-from telephony_tts.engines.cosyvoice2.stream import Block, Piece, Request, Stream
+from telephony_tts.engines.cosyvoice2.stream import Block, Piece, Stream
 
 SENTENCE = "a the account number today please."
 N_SLOTS = 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.stream import Request
+from telephony_tts.engines.cosyvoice2.prompting import Request
 
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 

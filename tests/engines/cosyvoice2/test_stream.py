@@ -11,12 +11,12 @@ import torch
 from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2 import stream
+from telephony_tts.engines.cosyvoice2 import prompting, stream
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.prompting import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.speech_model import MAX_POSITIONS
-from telephony_tts.engines.cosyvoice2.stream import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
@@ -48,7 +48,7 @@ def test_cancelled_after_any_step_it_frees_all_and_spares_the_neighbour(
 ) -> None:
     """Nothing is computed for it any more; one step later its slot is free and its listener told."""
     alone = spoken(rig, Request(NEIGHBOUR, seed=2))
-    monkeypatch.setattr(stream, "SOFT_CHARS", 16)
+    monkeypatch.setattr(prompting, "SOFT_CHARS", 16)
     two_pieces = Request("Hello, dear you. Now I am here.")
     runner = Watched(rig)
     stepped = Stepped(rig, ahead=HELD, runner=runner)
@@ -201,8 +201,8 @@ def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.M
 
 def test_the_longest_piece_is_shorter_than_the_limit() -> None:
     """300 Chinese characters, slowly, 4.2 a second; and a slot holds them with 30 s of prompt and its transcript."""
-    assert 25 * stream.HARD_CHARS / 4.2 <= stream.MAX_SPEECH_TOKENS <= 3000
-    assert 30 * 25 + 30 * 15 + stream.HARD_CHARS + stream.MAX_SPEECH_TOKENS + 2 <= MAX_POSITIONS
+    assert 25 * prompting.HARD_CHARS / 4.2 <= stream.MAX_SPEECH_TOKENS <= 3000
+    assert 30 * 25 + 30 * 15 + prompting.HARD_CHARS + stream.MAX_SPEECH_TOKENS + 2 <= MAX_POSITIONS
 
 
 def test_what_does_not_fit_into_a_slot_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_control_tokens_count_where_they_are_allowed(rig: Rig) -> None:
 
 
 def test_a_sentence_without_its_end_gets_one() -> None:
-    assert [stream.with_end(text) for text in ("Hello", "Hello!", "你好", "ok,", "a)", "", "Привет")] == [
+    assert [prompting.with_end(text) for text in ("Hello", "Hello!", "你好", "ok,", "a)", "", "Привет")] == [
         "Hello.", "Hello!", "你好。", "ok,", "a)", "", "Привет.",
     ]  # fmt: skip
 
