@@ -16,9 +16,9 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model import flow_attention
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 from telephony_tts.engines.cosyvoice2.model.flow_attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow_layers import Int8Linear, Linear, mish, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 
 N_STEPS = 10
 ROUNDING = 5e-6
@@ -352,10 +352,10 @@ def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(
     """Huge ones cannot do without the maximum, small ones do; both are the same function."""
     g = torch.Generator().manual_seed(1)
     q, k, v = ((torch.randn(2, 3, n, 16, generator=g) * s).bfloat16() for n, s in ((70, size), (130, size), (130, 1)))
-    calls, shifted = [], flow_attention._shifted
-    monkeypatch.setattr(flow_attention, "_shifted", lambda *args: (calls.append(1), shifted(*args))[1])
+    calls, shifted = [], flow_attention.shifted
+    monkeypatch.setattr(flow_attention, "shifted", lambda *args: (calls.append(1), shifted(*args))[1])
     mask = block_mask(60, 70, 50, q.device) if masked else None
-    ours = attend(q, [(k[:, :, :40].mT, v[:, :, :40]), (k[:, :, 40:].mT, v[:, :, 40:])], mask)
+    ours = attend(q, [(k[:, :, :40], v[:, :, :40]), (k[:, :, 40:], v[:, :, 40:])], mask)
     wanted = exact_attention(q, k, v, mask)
     difference = (ours.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
     # A score is rounded by its own size / 256: by a quarter where it is 64.
@@ -365,7 +365,7 @@ def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(
 
 def test_attention_on_what_is_not_a_number_is_none_either() -> None:
     q = torch.full((1, 1, 2, 4), torch.nan, dtype=torch.bfloat16)
-    assert attend(q, [(q.mT, q)], None).isnan().all()
+    assert attend(q, [(q, q)], None).isnan().all()
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.02)])

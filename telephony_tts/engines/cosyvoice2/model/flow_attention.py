@@ -1,7 +1,7 @@
 """Attention of both flow networks, over keys and values that lie in one or two pieces.
 
-Keys lie transposed, [B, H, D, T], values as they are, [B, H, T, D]: so both products read a piece where it lies, a
-prompt's as well as the filled part of a buffer that has spare room.
+Keys and values lie as they come, [B, H, T, D], and both products read a piece where it lies, a prompt's as well as the
+filled part of a buffer that has spare room.
 
 The pieces are never joined: what a stream shares with others of its voice would have to be copied for each of them. Nor
 are the keys of several streams, padded to one length, for the same reason: that is the larger part of what attention
@@ -21,7 +21,7 @@ SUMS_WITHIN = 2.0**-60, 2.0**100
 """Sums of unshifted exponentials from which nothing that counts was lost, at either end of bfloat16."""
 
 Piece = tuple[Tensor, Tensor]
-"""Keys [B, H, D, T] and values [B, H, T, D]."""
+"""Keys and values [B, H, T, D]."""
 
 
 def heads(x: Tensor, n_heads: int) -> Tensor:
@@ -49,59 +49,70 @@ def attend(q: Tensor, pieces: Sequence[Piece], mask: Tensor | None, bias: Tensor
     """
     n_batch, n_heads, n, d = q.shape
     quick = q.device.type == "cpu" and q.dtype == torch.bfloat16
-    if len(pieces) == 1 and bias is None and not quick and pieces[0][0].stride(2) == 1:
+    if len(pieces) == 1 and bias is None and not quick:
         ((k, v),) = pieces
-        return F.scaled_dot_product_attention(q, k.mT, v, attn_mask=mask).transpose(1, 2).flatten(2)
-    flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in pieces]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    keys, values = ([part.flatten(0, 1) for part in parts] for parts in zip(*pieces, strict=True))
     flat_bias = None if bias is None else bias.flatten(0, 1)
-    out = _unshifted(q, flat, mask, flat_bias) if quick else None
-    if out is None:
-        out = _shifted(q, flat, mask, flat_bias)
+    flat_q = q.flatten(0, 1)
+    out = unshifted(flat_q, keys, values, mask, flat_bias) if quick else shifted(flat_q, keys, values, mask, flat_bias)
     return out.view(n_batch, n_heads, n, d).transpose(1, 2).flatten(2)
 
 
-def _shifted(q: Tensor, pieces: Sequence[Piece], mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The softmax as everybody computes it. -> [B * H, N, D]"""
+def shifted(q: Tensor, keys: list[Tensor], values: list[Tensor], mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The softmax as everybody computes it. q [B * H, N, D], keys and values [B * H, T, D] each -> [B * H, N, D]"""
     # Scaled before the products: in float16 these would otherwise come close to its largest number.
-    scale = q.shape[-1] ** -0.5
-    flat_q = (q * scale).flatten(0, 1)
-    products = [torch.bmm(flat_q, k) for k, _ in pieces]
-    scores = products[0] if len(pieces) == 1 else torch.cat(products, dim=-1)
+    scale = float(q.shape[2]) ** -0.5
+    q = q * scale
+    products = [torch.bmm(q, k.mT) for k in keys]
+    scores = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
     if bias is not None:
         scores += bias * scale
     if mask is not None:
         scores.masked_fill_(~mask, float("-inf"))
-    parts = torch.split(scores.softmax(dim=-1), [v.shape[1] for _, v in pieces], dim=-1)
-    out = torch.bmm(parts[0], pieces[0][1])
-    for p, (_, v) in zip(parts[1:], pieces[1:], strict=True):
-        out += torch.bmm(p, v)
+    weights = scores.softmax(dim=-1)
+    at = values[0].shape[1]
+    out = torch.bmm(weights[:, :, :at], values[0])
+    for v in values[1:]:
+        end = at + v.shape[1]
+        out += torch.bmm(weights[:, :, at:end], v)
+        at = end
     return out
 
 
-def _unshifted(q: Tensor, pieces: Sequence[Piece], mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """The same without looking for each row's largest score first; None where scores are too large or too small for it.
+def unshifted(
+    q: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sums: tuple[float, float] = SUMS_WITHIN,
+    log2_e: float = LOG2_E,
+) -> Tensor:
+    """The same without looking for each row's largest score first, unless scores are too large or too small for it.
 
     bfloat16 has the range of float32, so that 2^score loses nothing while a row's sum stays far from both ends. On a
     CPU the maximum costs more than the exponentials do, and the sum, looked at afterwards, next to nothing.
+
+    Constants are arguments because TorchScript, as which this runs too, sees no others.
     """
-    scale = q.shape[-1] ** -0.5 * LOG2_E
-    flat_q = (q * scale).flatten(0, 1)
-    out, total, at = None, None, 0
-    for k, v in pieces:
-        weights = torch.bmm(flat_q, k)
-        end = at + k.shape[2]
+    scale = float(q.shape[2]) ** -0.5 * log2_e
+    out, total = torch.empty_like(q), torch.zeros(q.shape[0], q.shape[1], 1, dtype=torch.float32, device=q.device)
+    at = 0
+    for i, k in enumerate(keys):
+        weights = torch.empty(q.shape[0], q.shape[1], k.shape[1], dtype=q.dtype, device=q.device)
+        weights.baddbmm_(q, k.mT, beta=0, alpha=scale)
+        end = at + k.shape[1]
         if bias is not None:
             weights.add_(bias[:, :, at:end], alpha=scale)
         if mask is not None:
             weights.masked_fill_(~mask[:, at:end], float("-inf"))
         weights.exp2_()
-        part, product = weights.sum(dim=-1, keepdim=True, dtype=torch.float32), torch.bmm(weights, v)
-        total = part if total is None else total.add_(part)
-        out = product if out is None else out.add_(product)
+        # Summed in float32 and then rounded: as float32 all weights would be converted first.
+        total.add_(weights.sum(dim=2, keepdim=True))
+        out.baddbmm_(weights, values[i], beta=0 if i == 0 else 1)
         at = end
-    if out is None or total is None:
-        raise ValueError("attention over no keys")
     least, most = torch.aminmax(total)
-    if not (float(least) >= SUMS_WITHIN[0] and float(most) <= SUMS_WITHIN[1]):
-        return None
+    if not bool((least >= sums[0]) & (most <= sums[1])):
+        return shifted(q, keys, values, mask, bias)
     return out.div_(total)

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import flow_cache
+from . import flow_cache, flow_quick
 from .config import BLOCK_FRAMES, N_NOISE_FRAMES, FlowDecoderConfig
 from .flow_attention import attend, block_mask, heads
 from .flow_cache import Cache, KeyValues
-from .flow_layers import Int8Linear, Linear, Map, Reader, mish, quick_mish, stacked
+from .flow_layers import Map, Reader, int8, mish, packed, packs, quick_mish, stacked
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -109,7 +109,7 @@ class Transformer:
         self.qkv: Map = qkv
         self.dtype = qkv.weight.dtype
         """Of queries, keys and values."""
-        self.out = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
+        self.out: Map = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
         self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
         self.ff_2: Map = take.linear(f"{key}.ff.net.2", d, 4 * d)
@@ -125,13 +125,14 @@ class Transformer:
     def quantize(self) -> None:
         """Products in int8, but for the output of attention; norms in float32."""
         self.norm_1, self.norm_3 = self.norm_1.to(torch.float32), self.norm_3.to(torch.float32)
-        self.qkv, self.ff_1, self.ff_2 = (
-            Int8Linear(part) for part in (self.qkv, self.ff_1, self.ff_2) if isinstance(part, Linear)
-        )
+        self.qkv, self.ff_1, self.ff_2 = (int8(part) for part in (self.qkv, self.ff_1, self.ff_2))
+
+    def pack(self) -> None:
+        self.qkv, self.out, self.ff_1, self.ff_2 = map(packed, (self.qkv, self.out, self.ff_1, self.ff_2))
 
     def _attend(self, qkv: Tensor, mask: Tensor | None, kv: KeyValues | None) -> Tensor:
         q, k, v = (heads(part, self.n_heads) for part in qkv.chunk(3, dim=-1))
-        return attend(q, [(k.mT, v)] if kv is None else kv.append(k, v), mask)
+        return attend(q, [(k, v)] if kv is None else kv.append(k, v), mask)
 
 
 class Stage:
@@ -177,10 +178,25 @@ class Estimator:
         self.projection = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
         self.dtype = self.time_1.weight.dtype
         """Of activations. Keys and values have that of the weights."""
+        self.quick: flow_quick.OneCall | None = None
+        """How a step of one stream goes, if not layer by layer."""
+        if self.dtype == torch.bfloat16 and self.time_1.weight.device.type == "cpu" and packs():
+            self.pack()
 
     @property
     def stages(self) -> list[Stage]:
         return [self.down, *self.mid, self.up]
+
+    def pack(self) -> None:
+        """Lays the weights out for a CPU, and steps of one stream go through `flow_quick`."""
+        for conv in (self.down_conv, self.up_conv, self.final.conv, self.projection):
+            conv.pack()
+        for stage in self.stages:
+            for conv in (stage.resnet.block_1.conv, stage.resnet.block_2.conv, stage.resnet.skip):
+                conv.pack()
+            for layer in stage.transformers:
+                layer.pack()
+        self.quick = flow_quick.OneCall(self)
 
     def quantize(self) -> None:
         """Turns to int8 what takes the time; activations are float32 from then on.
@@ -189,6 +205,7 @@ class Estimator:
         attention, which is as fast as it is.
         """
         self.dtype = torch.float32
+        self.quick = None
         for stage in self.stages:
             resnet = stage.resnet
             resnet.block_1.quantize(conv=stage is not self.down)
@@ -237,6 +254,8 @@ class Estimator:
         change with the last thing that is done here, all of them.
         """
         n_frames = features.shape[1]
+        if self.quick is not None and caches and len(caches) == 1:
+            return self.quick(features, times, caches[0])
         n_pasts = [cache.n for cache in caches] if caches else [0]
         causal = streaming or caches is not None
         masks = [block_mask(n, n_frames, BLOCK_FRAMES, features.device) if causal else None for n in n_pasts]

@@ -80,7 +80,7 @@ class Block:
         q, k, v = (heads(part, self.n_heads) for part in self.qkv(self.norm_mha(x)).chunk(3, dim=-1))
         position = heads(self.position(r)[None], self.n_heads)
         bias = by_key((q + self.v) @ position.transpose(-1, -2))
-        pieces = [(k.mT, v)] if kv is None else kv.append(k, v)
+        pieces = [(k, v)] if kv is None else kv.append(k, v)
         x = x + self.out(attend(q + self.u, pieces, mask, bias))
         return x + self.w_2(F.silu(self.w_1(self.norm_ff(x))))
 
