@@ -41,7 +41,8 @@ from .flow_stream import MOST_OPEN, FlowPrompt, FlowStream, Solve
 
 Weights = Literal["float", "int8"]
 GROWTH_FRAMES = 4 * BLOCK_FRAMES
-"""How much a stream's buffers grow at a time. Half of it is spare on average: at full size in float16 230 MB (2 s)."""
+"""How much a stream's buffers grow at a time on an accelerator, where half of it is spare on average (at full size in
+float16 230 MB, 2 s), and how much is in one piece on a CPU, where nothing is spare."""
 
 
 class Flow:
