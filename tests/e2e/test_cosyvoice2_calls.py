@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soxr
-from rig import Bot, correlation, decoded, gather, patient, run, serving, until
+from rig import FRAME_MS, Bot, correlation, decoded, gather, get, patient, run, serving, until
 from served import process
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -205,3 +213,158 @@ def test_serve_takes_calls_on_the_shipped_configuration(model_dir: Path) -> None
         assert served.returncode == 0, errors
         assert "voice cosyvoice2/preset" in output
         assert "Traceback" not in errors and "Warning" not in errors
+
+
+def test_calls_live_on_when_the_engines_process_is_killed(model_dir: Path) -> None:
+    """kill -9 while four calls speak: their turns fail and may be said again, calls of another voice notice nothing."""
+    story = "The embedded voice reads on. It has its own engine, and nothing of that engine was lost."
+    lead_ms = 600
+
+    async def until_ready(port: int, status: int) -> None:
+        end_s = time.monotonic() + 20
+        while (answer := await get(port, "/readyz"))[0] != status:
+            assert time.monotonic() < end_s, answer
+            await asyncio.sleep(0.01)
+
+    async def embedded(bot: Bot, turn: str) -> list[bytes]:
+        """A turn of the other engine: whole, and no player ran dry."""
+        n_before = len(bot.log)
+        await bot.say(story, turn)
+        done = await bot.event("done", turn=turn, within_s=30)
+        heard = [(at, entry) for at, entry in bot.log[n_before:] if isinstance(entry, bytes)]
+        late_ms = max(1000 * (at - heard[0][0]) - n * FRAME_MS for n, (at, _) in enumerate(heard))
+        assert done["underruns"] == 0 and late_ms <= 0
+        return [frame for _, frame in heard]
+
+    async def talk(port: int, pid: int) -> None:
+        def call(voice: str) -> Any:
+            options = f"audio=binary&lead_ms={lead_ms}&voice={voice}"
+            return connect(f"ws://127.0.0.1:{port}/v1/stream?{options}", proxy=None, max_queue=None)
+
+        bots = [Bot(await call(f"cosyvoice2/{name}")) for name in ("preset", "prompted", "preset", "prompted")]
+        other = Bot(await call("hibari/heart"))
+        alone = await embedded(other, "alone")
+        for bot in bots:
+            await bot.say(TEXT, "a")
+        for bot in bots:
+            await bot.event("started", turn="a", within_s=20)
+        reading = asyncio.create_task(embedded(other, "beside"))
+        await other.event("started", turn="beside", within_s=20)
+        os.kill(pid, signal.SIGKILL)
+        await until_ready(port, 503)
+        for bot in bots:
+            error = await bot.event("error", turn="a", within_s=2)
+            assert error["code"] == "engine_failed" and error["retryable"] and not error["fatal"]
+            assert "started again" in error["message"]
+            assert error["heard_text"] + error["unheard_text"] == TEXT
+            assert bot.terminals("a") == ["error"] and bot.closed is None
+        await bots[0].say(TEXT, "early")
+        assert (await bots[0].event("error", turn="early", within_s=2))["retryable"]
+        await until_ready(port, 200)
+        for bot in bots:
+            await bot.say("Bye.", "b")
+        for bot in bots:
+            await bot.event("done", turn="b", within_s=20)
+            assert bot.terminals("b") == ["done"]
+        assert await reading == alone
+        for bot in (*bots, other):
+            await bot.aclose()
+
+    async def main(port: int, pid: int) -> None:
+        async with asyncio.timeout(60):
+            await talk(port, pid)
+
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]
+    with process(*arguments) as (served, port):
+        asyncio.run(main(port, engine_pid(served)))
+        served.send_signal(signal.SIGTERM)
+        _, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert "process failed" in errors and "SIGKILL" in errors and "Traceback" not in errors
+
+
+def test_it_listens_while_the_engine_loads(model_dir: Path, tmp_path: Path) -> None:
+    """/readyz says `starting` and calls are refused, until it has loaded. What lies where it was started is not run."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')", encoding="utf-8")
+    with loading(model_dir, tmp_path) as (served, port, pid):
+        assert answer(port, "/readyz") == (503, "starting\n") and answer(port, "/healthz")[0] == 200
+        assert answer(port, "/v1/stream") == (503, "starting: no calls yet\n")
+        os.kill(pid, signal.SIGCONT)
+        end_s = time.monotonic() + 20
+        while answer(port, "/readyz")[0] != 200:
+            assert time.monotonic() < end_s and served.poll() is None
+            time.sleep(0.05)
+        served.send_signal(signal.SIGTERM)
+        output, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert "voice cosyvoice2/preset" in output
+
+
+def test_sigterm_while_the_engine_loads(model_dir: Path) -> None:
+    with loading(model_dir) as (served, _, pid):
+        begun_s = time.monotonic()
+        served.send_signal(signal.SIGTERM)
+        output, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert time.monotonic() - begun_s < 3, "it waited for what it does not need"
+        assert "voice" not in output and "Traceback" not in errors
+        assert not Path(f"/proc/{pid}").exists(), "the engine's process is left"
+
+
+def test_a_broken_checkpoint_ends_serve_with_what_is_wrong(model_dir: Path, tmp_path: Path) -> None:
+    """Although the port was open by then."""
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    (broken / "flow.pt").write_bytes(b"PK no zip")
+    with loading(broken) as (served, port, pid):
+        assert answer(port, "/readyz")[0] == 503
+        os.kill(pid, signal.SIGCONT)
+        _, errors = served.communicate(timeout=20)
+        assert served.returncode == 1, errors
+        assert "flow.pt" in errors and str(broken) in errors and "Traceback" not in errors
+        assert not Path(f"/proc/{pid}").exists(), "the engine's process is left"
+
+
+@contextmanager
+def loading(model_dir: Path, cwd: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A server whose engine is still loading, and stands still until its process gets a SIGCONT; also that one's id."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set",
+               "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    try:
+        pid = engine_pid(served)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield served, port, pid
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    finally:
+        if served.poll() is None:
+            served.kill()
+        served.communicate()
+
+
+def engine_pid(served: subprocess.Popen[str]) -> int:
+    """The process in which its engine runs, once there is one."""
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        assert served.poll() is None, served.communicate()
+        for pid in Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text(encoding="ascii").split():
+            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        time.sleep(0.005)
+    raise AssertionError("the engine has no process")
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    """Status and body of a plain request."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 from queue import SimpleQueue
 from typing import Any
@@ -122,7 +121,3 @@ def _beat(channel: _Channel, loaded: list[Any]) -> None:
         age_s = 0.0 if begun_ns is None else (monotonic_ns() - begun_ns) / NS_PER_S
         counters = loaded[0].counters if loaded else Counters()
         channel.send(Alive(age_s, counters.snapshot(), counters.cost))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -42,17 +42,23 @@ BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before each new start in a row; the last one for all further ones."""
 
 
+_CHILD = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from telephony_tts.engines.cosyvoice2.engine_process import main; main(int(sys.argv[1]))"
+)
+"""Modules come from where they come from here: `-m` would look in the working directory first, whatever lies there."""
+
+
 class _Process:
     """One run of it, from its start to its end."""
 
     def __init__(self, settings: Settings, n_threads: int) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads), "OPENBLAS_NUM_THREADS": "1"}
-        module = "telephony_tts.engines.cosyvoice2.engine_process"
         try:
             with theirs:
                 self.child = subprocess.Popen(
-                    [sys.executable, "-m", module, str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno()), *sys.path],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env=environment,
@@ -181,6 +187,10 @@ class ProcessHost:
             try:
                 process = self._process = _Process(self._settings, self._settings.n_threads)
                 reason = await self._listen(process, first)
+            except asyncio.CancelledError:
+                if process is not None and not self._is_ready:
+                    process.child.kill()  # while it loads it does not look at its socket, and it holds nothing yet
+                raise
             except Exception as error:
                 reason, failure = str(error), error
             finally:
@@ -203,7 +213,9 @@ class ProcessHost:
         reader = await process.connect()
         while True:
             try:
-                message = await asyncio.wait_for(_read(reader), self._hang_s)
+                # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with a message.
+                async with asyncio.timeout(self._hang_s):
+                    message = await _read(reader)
             except TimeoutError:
                 process.child.kill()
                 return f"it said nothing for {self._hang_s:g} s"

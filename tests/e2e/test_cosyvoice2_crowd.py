@@ -1,0 +1,158 @@
+"""Calls on CosyVoice2 that do not hear each other: eight of them beside one that is cleared every 100 ms."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from rig import FRAME_MS, Bot, gather, patient, run, serving
+
+from telephony_tts import metrics, offline
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.cosyvoice2 import random_checkpoint
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.wire.messages import Configure
+
+SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
+"""Of the eight calls: with each of them `TEXT` takes three to four seconds."""
+TEXT = "Thank you for calling."
+SECOND_THOUGHTS = "Your parcel left the depot on Tuesday morning, and the driver calls before he comes."
+SPEED = 0.5
+LEAD_MS = 400
+CLEAR_EVERY_S = 0.1
+VOICES = ("preset", "prompted")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A turn as it came: the frames, when each came, and what `done` said of it."""
+
+    frames: list[bytes]
+    times_s: list[float]
+    underruns: int
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer of everything. A second of this speech is 0.03 s of one core's work here, so that eight calls take a
+    quarter of it and a machine that has other things to do is not what is tested; the tiny model's second is 0.1 s."""
+    tiny = random_checkpoint.SIZES["tiny"]
+    one_layer = replace(
+        tiny,
+        lm=replace(tiny.lm, n_layers=1),
+        flow_encoder=replace(tiny.flow_encoder, n_layers=1, n_up_layers=1),
+        flow_decoder=replace(tiny.flow_decoder, n_mid_stages=1),
+    )
+    path = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_checkpoint.SIZES, "tiny", one_layer)
+        write_random_checkpoint(path, prompt_tokens=25)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: Path) -> list[list[bytes]]:
+    """The frames of each call, spoken with nobody beside it and in no time at all."""
+
+    async def main() -> list[list[bytes]]:
+        catalog = Catalog([CosyVoice2Engine(model_dir)])
+        await catalog.start()
+        try:
+            spoken: list[list[bytes]] = [[] for _ in SEEDS]
+            for seed, frames in zip(SEEDS, spoken, strict=True):
+                how = Configure(voice=VOICES[seed % 2], seed=seed, speed=SPEED)
+                await offline.speak(TEXT, catalog, patient(), how, on_frame=frames.append)
+            return spoken
+        finally:
+            await catalog.close()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def threads_take_turns() -> Iterator[None]:
+    """As `app.run` has it: lanes that are threads here must not keep the event loop waiting."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_eight_calls_do_not_hear_one_that_is_cleared_every_100_ms(
+    model_dir: Path, alone: list[list[bytes]], isolation: str, n_workers: int
+) -> None:
+    """Every frame is what the engine says to that call alone, and there in time; no text of the cleared is lost."""
+
+    async def main() -> None:
+        engine = CosyVoice2Engine(model_dir, n_workers=n_workers, isolation=isolation)
+        async with serving(engine, speech=patient(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
+            bots = [await calls.enter_async_context(rig.bot(audio="binary")) for _ in SEEDS]
+            nervous = await calls.enter_async_context(rig.bot(audio="binary"))
+            n_underruns = metrics.value("telephony_tts_underruns_total")
+            quiet = asyncio.Event()
+            changing = asyncio.create_task(_change_its_mind(nervous, quiet))
+            try:
+                heard = await gather(*(_speak(bot, seed) for bot, seed in zip(bots, SEEDS, strict=True)))
+            finally:
+                quiet.set()
+                n_cleared = await changing
+            assert metrics.value("telephony_tts_underruns_total") == n_underruns
+            for turn, frames in zip(heard, alone, strict=True):
+                assert turn.frames == frames, "it heard its neighbours"
+                assert turn.underruns == 0
+                late_ms = max(1000 * (at - turn.times_s[0]) - n * FRAME_MS for n, at in enumerate(turn.times_s))
+                assert late_ms <= 0, f"a player would have had a gap of {late_ms:.0f} ms"
+            assert n_cleared >= 20
+            _judge_cleared(nervous, n_cleared)
+
+    run(main)
+
+
+async def _speak(bot: Bot, seed: int) -> Heard:
+    await bot.send({"type": "config", "voice": VOICES[seed % 2], "seed": seed, "speed": SPEED})
+    await bot.say(TEXT, "a")
+    done = await bot.event("done", turn="a", within_s=30)
+    frames = [(at, entry) for at, entry in bot.log if isinstance(entry, bytes)]
+    return Heard([entry for _, entry in frames], [at for at, _ in frames], done["underruns"])
+
+
+async def _change_its_mind(bot: Bot, quiet: asyncio.Event) -> int:
+    """Say something every 100 ms and take it back: at once, or up to 80 ms later. How often."""
+    n = 0
+    pauses_s = (0.0, 0.01, 0.02, 0.04, 0.08)
+    begun_s = time.monotonic()
+    while not quiet.is_set():
+        await bot.say(SECOND_THOUGHTS, f"n{n}")
+        await asyncio.sleep(pauses_s[n % len(pauses_s)])
+        await bot.send({"type": "clear"})
+        await bot.event("cleared", turn=f"n{n}")
+        n += 1
+        await asyncio.sleep(max(0.0, begun_s + n * CLEAR_EVERY_S - time.monotonic()))
+    return n
+
+
+def _judge_cleared(bot: Bot, n_turns: int) -> None:
+    """Each turn ended once, with all of its text, and nothing of it was heard afterwards."""
+    turn, n_frames = "", 0
+    for _, entry in bot.log:
+        if isinstance(entry, bytes):
+            assert turn, "a frame of a turn that is over"
+            n_frames += 1
+        elif entry["type"] == "started":
+            turn, n_frames = entry["turn"], 0
+        elif entry["type"] == "cleared":
+            assert entry["heard_text"] + entry["unheard_text"] == SECOND_THOUGHTS
+            assert entry["heard_ms"] <= (n_frames * FRAME_MS if entry["turn"] == turn else 0)
+            assert entry["heard_ms"] or not entry["heard_text"]
+            turn = ""
+    for n in range(n_turns):
+        assert bot.terminals(f"n{n}") == ["cleared"]
