@@ -115,7 +115,8 @@ class Watched(Runner):
         return solve
 
     def flow(self, solves: Sequence[Solve]) -> None:
-        self.calls.append(("flow", tuple(self._slots[id(s)] for s in solves if s.stream is not None or s.voice is None)))
+        of_pieces = [solve for solve in solves if solve.voice is None]
+        self.calls.append(("flow", tuple(self._slots[id(solve)] for solve in of_pieces)))
         super().flow(solves)
 
     def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
