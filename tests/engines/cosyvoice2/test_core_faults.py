@@ -107,10 +107,13 @@ def test_a_batch_that_fails_once_is_made_one_by_one(rig: Rig, alone: list[Pcm], 
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode", "begin", "flow", "vocode", "close"])
-@pytest.mark.parametrize("error", [RuntimeError("out of memory"), EngineError("no room")], ids=["any", "ours"])
-def test_who_cannot_be_computed_fails_alone(rig: Rig, alone: list[Pcm], stage: str, error: Exception) -> None:
+@pytest.mark.parametrize(("kind", "reason"), [(RuntimeError, "out of memory"), (EngineError, "no room")])
+def test_who_cannot_be_computed_fails_alone(
+    rig: Rig, alone: list[Pcm], stage: str, kind: type[Exception], reason: str
+) -> None:
     """In every batch that it is part of, and for whichever reason; its slot can be had again."""
     for nth in (0, 1):
+        error = kind(reason)
         runner = Faulty(rig, stage, nth, 1, error)
         stepped = Stepped(rig, runner=runner)
         keys = say_all(stepped, 3)
