@@ -25,7 +25,8 @@ SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
 TEXT = "Thank you for calling."
 SECOND_THOUGHTS = "Your parcel left the depot on Tuesday morning, and the driver calls before he comes."
 SPEED = 0.5
-LEAD_MS = 400
+LEAD_MS = 800
+"""As a server on a machine with other work would be told: frames go out so far ahead of time, and stalls are ridden out."""
 CLEAR_EVERY_S = 0.1
 VOICES = ("preset", "prompted")
 
