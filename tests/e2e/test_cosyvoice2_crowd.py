@@ -26,7 +26,7 @@ TEXT = "Thank you for calling."
 SECOND_THOUGHTS = "Your parcel left the depot on Tuesday morning, and the driver calls before he comes."
 SPEED = 0.5
 LEAD_MS = 800
-"""As a server on a machine with other work would be told: frames go out so far ahead of time, and stalls are ridden out."""
+"""As a server on a machine with other work would be told: sent so far ahead of time, frames ride out its stalls."""
 CLEAR_EVERY_S = 0.1
 VOICES = ("preset", "prompted")
 
