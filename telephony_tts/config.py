@@ -133,7 +133,7 @@ class CosyVoice2:
     threads: Annotated[int, Between(1, 256)] = 1
     device: str = "cpu"
     dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
-    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
+    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8", "int4"))] = None
     flow_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
     vocoder_dtype: Annotated[str | None, OneOf(("float32", "float16", "mixed"))] = None
     isolation: Annotated[str, OneOf(("process", "thread"))] = "process"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
-from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Submit, Told
+from telephony_tts.engines.cosyvoice2.orders import Ended, Event, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Runner
 from telephony_tts.engines.cosyvoice2.settings import Settings
@@ -27,15 +30,20 @@ MAX_TRANSCRIPT = 1000
 
 
 def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: True) -> Core:
-    """Read, check and warm up. `tell` hears of later utterances only. Raises EngineUnavailable with what to do.
+    """Read, check and warm up. `tell` hears of later utterances only. Raises EngineUnavailable with what to do, and
+    EngineError where it is no longer `wanted`: that is asked between files, tensors and steps."""
 
-    Where it is no longer `wanted` it ends early, with a core that has spoken less."""
+    def look() -> None:
+        if not wanted():
+            raise EngineError("cosyvoice2 was closed while it was loading")
+
+    look()
     name = settings.model_dir
     problem = device_problem(torch.device(settings.device))
     if problem is not None:
         raise EngineUnavailable(f"cosyvoice2 cannot use {settings.device}: {problem}")
     log.info("cosyvoice2 loads %s", name)
-    checkpoint = load_model_directory(name)
+    checkpoint = load_model_directory(name, look)
     if checkpoint.is_random:
         log.warning("%s has random weights: it makes noises, not speech", name)
     features = read_voices(checkpoint, VoiceStore(settings.voice_dir) if settings.voice_dir is not None else None)
@@ -45,7 +53,7 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
             f"recording: telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {name}"
         )
     model = SpeechModel.load(
-        checkpoint, device=settings.device, precision=settings.precision, n_slots=settings.n_slots
+        checkpoint, device=settings.device, precision=settings.precision, n_slots=settings.n_slots, look=look
     )
     core = Core(
         Runner(model, settings.n_threads),
@@ -56,27 +64,37 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
         ahead=settings.ahead,
     )
     log.info("cosyvoice2 has loaded its weights and makes its first sentence; voices: %s", ", ".join(features))
-    _warm_up(core, wanted)
+    _warm_up(core, look, name)
     core.tell = tell
     return core
 
 
-def _warm_up(core: Core, wanted: Callable[[], bool]) -> None:
-    """A sentence of the default voice, heard by nobody. Raises EngineUnavailable where it cannot be made."""
+def _warm_up(core: Core, look: Callable[[], None], directory: Path) -> None:
+    """A sentence of the default voice, thrown away; `look` is called after each step. Raises EngineUnavailable where it
+    cannot be made."""
     failures: list[EngineError] = []
+    n_made = 0
 
     def hear(_: int, event: Event) -> None:
-        if isinstance(event, Ended) and event.error is not None:
+        nonlocal n_made
+        if isinstance(event, Chunk):
+            n_made += len(event.pcm)
+        elif isinstance(event, Ended) and event.error is not None:
             failures.append(event.error)
 
     core.tell = hear
     core.runner.enter()
     core.receive(Submit(0, next(iter(core.voices.features)), Request(WARM_UP)))
     while core.step():
-        if not wanted():
-            core.receive(Cancel(0))
+        look()
+        # Of one that nobody takes, no more than `ahead` is made: it would keep its slot for ever.
+        core.receive(Took(0, n_made))
+        n_made = 0
     if failures:
-        raise EngineUnavailable(f"cosyvoice2 could not make its first sentence: {failures[0]}")
+        raise EngineUnavailable(
+            f"cosyvoice2 could not make its first sentence: {failures[0]}; whether the weights are damaged is told "
+            f"by: telephony-tts models check {shlex.quote(str(directory))}"
+        )
 
 
 def device_problem(device: torch.device) -> str | None:

@@ -9,12 +9,12 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 
 DTYPES = ("float32", "float16", "bfloat16")
-INT8, MIXED = "int8", "mixed"
-LM_DTYPES = (*DTYPES, INT8)
+INT8, INT4, MIXED = "int8", "int4", "mixed"
+LM_DTYPES = (*DTYPES, INT8, INT4)
 FLOW_DTYPES = (*DTYPES, INT8)
 VOCODER_DTYPES = ("float32", "float16", MIXED)
-"""Of each network. int8: weights in whole numbers, on a CPU. mixed: the vocoder's large convolutions in bfloat16, all
-sums in float32."""
+"""Of each network. int8, int4: weights in whole numbers, on a CPU. mixed: the vocoder's large convolutions in bfloat16,
+all sums in float32."""
 
 
 @dataclass(frozen=True, slots=True)

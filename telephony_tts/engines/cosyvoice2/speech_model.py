@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.model.lm import LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.sampling import Sampler
-from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
+from telephony_tts.engines.cosyvoice2.settings import INT4, INT8, MIXED, Precision
 from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint
@@ -62,6 +63,23 @@ class PromptInTheMaking:
         return SpeakerPrompt(ids, speech, self.solve.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
 
 
+class _Watched(Mapping[str, Tensor]):
+    """Tensors by name. `look` is called before each is read; what it raises ends the loading between two of them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], look: Callable[[], object]) -> None:
+        self._tensors, self._look = tensors, look
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._look()
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class SpeechModel:
     """Only the cache's slots, and what the sampler knows of each, change after loading."""
 
@@ -73,16 +91,27 @@ class SpeechModel:
         self.device = lm.device
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, *, device: str, precision: Precision, n_slots: int) -> Self:
-        """Raises ValueError for a precision that the device does not have."""
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        device: str,
+        precision: Precision,
+        n_slots: int,
+        look: Callable[[], object] = lambda: None,
+    ) -> Self:
+        """Raises ValueError for a precision that the device does not have, and what `look` raises: it is called before
+        each tensor."""
 
-        def moved(state: dict[str, Tensor], to: str) -> dict[str, Tensor]:
-            return {name: tensor.to(device, getattr(torch, to)) for name, tensor in state.items()}
+        def moved(state: dict[str, Tensor], to: str) -> Mapping[str, Tensor]:
+            there = {name: tensor.to(device, getattr(torch, to)) for name, tensor in _Watched(state, look).items()}
+            return _Watched(there, look)
 
         config = checkpoint.config
         hift = moved(checkpoint.hift, "float32")  # the pitch is never less, whatever the convolutions are
-        if precision.lm == INT8:
-            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights="int8")
+        if precision.lm == INT8 or precision.lm == INT4:
+            weights: Literal["int8", "int4"] = "int4" if precision.lm == INT4 else "int8"
+            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=weights)
         else:
             lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, precision.lm))
         if precision.flow == INT8:

@@ -44,9 +44,10 @@ from telephony_tts.engines.cosyvoice2.sizes import (
 from telephony_tts.engines.cosyvoice2.tokenizer import tokenizer_problem
 from telephony_tts.engines.cosyvoice2.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info, unreadable
-from telephony_tts.errors import ConfigError, EngineUnavailable
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 
 T = TypeVar("T")
+Look = Callable[[], object]
 
 SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
 """Today's name and that of the first months (December 2024 to April 2025)."""
@@ -98,9 +99,10 @@ class Checkpoint:
         return path if path.is_file() else None
 
 
-def load_model_directory(path: Path) -> Checkpoint:
-    """Read a model directory. Raises EngineUnavailable with every problem it has and what to do."""
-    checkpoint, problems = _read(Path(path), checking=False)
+def load_model_directory(path: Path, look: Look = lambda: None) -> Checkpoint:
+    """Read a model directory. Raises EngineUnavailable with every problem it has and what to do, and the EngineError
+    that `look` raises: it is called for each tensor."""
+    checkpoint, problems = _read(Path(path), checking=False, look=look)
     if checkpoint is None or problems:
         raise EngineUnavailable(
             f"{path} is no complete CosyVoice2 model directory:\n"
@@ -130,7 +132,7 @@ def how_to_mend(directory: Path) -> str:
     return f"telephony-tts models pull {name} fetches what is missing or damaged"
 
 
-def _read(directory: Path, checking: bool) -> tuple[Checkpoint | None, list[str]]:
+def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[Checkpoint | None, list[str]]:
     """`checking`: only problems are wanted, so the files are mapped and each weight is looked at once. A model that
     speaks from a mapped file dies when that is replaced."""
     if not directory.is_dir():
@@ -142,9 +144,9 @@ def _read(directory: Path, checking: bool) -> tuple[Checkpoint | None, list[str]
     for name in (SPEAKER_ONNX, TOKENS_ONNX):
         problems += _file_problems(directory / name, name)
 
-    lm = _state(directory / "llm.pt", checking, problems)
-    flow = _state(directory / "flow.pt", checking, problems)
-    hift = _vocoder_names(_state(directory / "hift.pt", checking, problems))
+    lm = _state(directory / "llm.pt", checking, problems, look)
+    flow = _state(directory / "flow.pt", checking, problems, look)
+    hift = _vocoder_names(_state(directory / "hift.pt", checking, problems, look))
     lm.pop(LM_HEAD, None)
 
     if settings is None:
@@ -246,7 +248,7 @@ def _file_problems(path: Path, name: str) -> list[str]:
     return []
 
 
-def _state(path: Path, mapped: bool, problems: list[str]) -> dict[str, Tensor]:
+def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[str, Tensor]:
     """The tensors of one .pt file; what else it holds (epoch, step) is dropped. Empty where it cannot be read."""
     missing = _file_problems(path, path.name)
     if missing:
@@ -254,9 +256,16 @@ def _state(path: Path, mapped: bool, problems: list[str]) -> dict[str, Tensor]:
             missing.append("flow.cache.pt cannot stand in for flow.pt: it was trained for one chunk of context")
         problems += missing
         return {}
+
+    def stays(storage: Any, _: str) -> Any:
+        look()
+        return storage
+
     try:
         mapped = mapped and zipfile.is_zipfile(path)  # files of torch before 1.6 cannot be mapped
-        data = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        data = torch.load(path, map_location="cpu" if mapped else stays, weights_only=True, mmap=mapped)
+    except EngineError:
+        raise
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
         problems.append(f"{path.name} {unreadable(error)}")
         return {}

@@ -17,12 +17,14 @@ from parity_lm import Run, check_golden, configs, load_state, speak
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Segment, SentenceDecoding, Table, whole_prompt
+from telephony_tts.engines.cosyvoice2.model import lm_int4
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.lm import KvCache, LanguageModel, expected_shapes
 from telephony_tts.engines.cosyvoice2.model.lm_weights import rms_norm
 from telephony_tts.errors import EngineError
 
 VECTORS = Path(__file__).parent / "vectors" / "lm.npz"
+WITH_INT4 = pytest.mark.skipif(not lm_int4.available(), reason="no bfloat16 products on this processor")
 UNLIKELY = -60.0
 ROUNDING = 2e-5
 PROMPT = whole_prompt(range(20), range(30, 50), range(100, 160))
@@ -77,9 +79,9 @@ def model(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
     return LanguageModel.from_state(config, state)
 
 
-@pytest.fixture(scope="module")
-def rounded(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
-    return LanguageModel.from_state(config, state, "int8")
+@pytest.fixture(scope="module", params=["int8", pytest.param("int4", marks=WITH_INT4)])
+def rounded(request: pytest.FixtureRequest, config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
+    return LanguageModel.from_state(config, state, request.param)
 
 
 def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
@@ -234,17 +236,20 @@ def steps_after_a_prompt(model: LanguageModel) -> Tensor:
     return model.logits(torch.cat([model.decode(row, [slot], cache) for row in torch.split(x[-20:], 1)]))
 
 
-def test_int8_stays_near(model: LanguageModel, rounded: LanguageModel) -> None:
+@pytest.mark.parametrize(
+    ("rounded", "most"), [("int8", 0.03), pytest.param("int4", 0.35, marks=WITH_INT4)], indirect=["rounded"]
+)
+def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
     """Of the spread of all likely logits, which nothing but the matrices adds to."""
     exact, near = steps_after_a_prompt(model), steps_after_a_prompt(rounded)
     assert near.dtype == rounded.dtype == torch.float32
     likely = exact > UNLIKELY / 2
     error = (near - exact)[likely]
-    assert 0 < error.square().mean().sqrt() < 0.03 * exact[likely].std()
+    assert 0 < error.square().mean().sqrt() < most * exact[likely].std()
     assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
 
 
-def test_an_int8_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
+def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
     """One, two or five rows, in any order, idle ones among them or not, while lengths differ."""
     lengths = [3, 130, 1, 77, 20]
     alone = []
@@ -270,7 +275,7 @@ def test_an_int8_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageMode
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_breaks_its_own_int8_row_alone(rounded: LanguageModel, bad: float) -> None:
+def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageModel, bad: float) -> None:
     cache, x = filled(rounded, [30, 5, 12])
     clean, _ = filled(rounded, [30, 5, 12])
     x = x.clone()
@@ -282,12 +287,13 @@ def test_what_is_no_number_breaks_its_own_int8_row_alone(rounded: LanguageModel,
     assert torch.equal(cache.data[:, :, [0, 2]], clean.data[:, :, [0, 2]])
 
 
-def test_weights_are_int8_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="int8, or left as they are, not int4"):
-        LanguageModel.from_state(config, state, "int4")  # type: ignore[arg-type]
+def test_weights_are_whole_numbers_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="int8 or int4, or left as they are, not int3"):
+        LanguageModel.from_state(config, state, "int3")  # type: ignore[arg-type]
     half = {name: tensor.half() for name, tensor in state.items()}
-    with pytest.raises(ValueError, match="made of float32 on the CPU"):
-        LanguageModel.from_state(config, half, "int8")
+    for weights in ("int8", "int4"):
+        with pytest.raises(ValueError, match=f"{weights} weights are made of float32 on the CPU"):
+            LanguageModel.from_state(config, half, weights)
 
 
 def test_the_norm_does_not_overflow_in_half_precision() -> None:

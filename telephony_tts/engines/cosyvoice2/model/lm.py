@@ -22,6 +22,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Segment, Table
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
+from telephony_tts.engines.cosyvoice2.model.lm_int4 import Int4Matrix
 from telephony_tts.engines.cosyvoice2.model.lm_weights import FloatMatrix, Int8Matrix, Matrix, Norm, rms_norm
 from telephony_tts.errors import EngineError
 
@@ -255,16 +256,20 @@ class LanguageModel:
 
     @classmethod
     def from_state(
-        cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8"] | None = None
+        cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8", "int4"] | None = None
     ) -> Self:
         """From the official keys, in the dtype and on the device the tensors have. Raises ValueError: `check_state`.
 
         `weights`: "int8" rounds all matrices but the embeddings, of float32 on the CPU; ValueError for other tensors.
+        "int4" does, but for the head, which then is in int8: what is drawn depends on it directly.
         """
         check_state(config, state)
-        if weights not in (None, "int8"):
-            raise ValueError(f"weights can be int8, or left as they are, not {weights}")
-        matrix = Int8Matrix if weights == "int8" else FloatMatrix
+        if weights not in (None, "int8", "int4"):
+            raise ValueError(f"weights can be int8 or int4, or left as they are, not {weights}")
+        matrix: type[Int4Matrix | Int8Matrix | FloatMatrix] = FloatMatrix
+        if weights is not None:
+            matrix = Int4Matrix if weights == "int4" else Int8Matrix
+        head = FloatMatrix if weights is None else Int8Matrix
 
         def block(i: int) -> Block:
             at = f"{BODY}layers.{i}."
@@ -290,7 +295,7 @@ class LanguageModel:
             tables,
             [block(i) for i in range(config.n_layers)],
             state[BODY + "norm.weight"],
-            matrix(state["llm_decoder.weight"]),
+            head(state["llm_decoder.weight"]),
             state["llm_decoder.bias"],
         )
 
