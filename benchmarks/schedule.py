@@ -14,16 +14,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.simulated import NS_PER_S, Cost, Simulation
+from harness.cost import NS_PER_MS, Cost
+from harness.simulated import NS_PER_S, Planner, Simulation
 
 from telephony_tts.bench.measures import Turn, figures
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Stage, Widths
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Stage, Widths, plan
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
   python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  one that computes many rows at once
   python benchmarks/schedule.py --price decode=12,5 --hops 25        what if decoding were dearer, and blocks all short
+  python benchmarks/schedule.py --cost tiny --callers 8 --nervous 1  beside one who changes his mind every 100 ms
+  python benchmarks/schedule.py --cost zen5 --without company        as if nobody waited for others to draw ids with
 
 All prices are inputs, in milliseconds: prefill, decode, flow (one of ten Euler steps) and vocode=BATCH,ROW, where a row
 of flow and vocoder has 25 tokens. Nothing is measured.
@@ -46,9 +49,14 @@ class Machine:
 
 MACHINES = {
     "cpu": Machine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
+    "zen5": Machine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
+    "tiny": Machine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
     "h200-guess": Machine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
 }
-"""`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s."""
+"""`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`, `tiny`: about
+what two cores of one take at full size, and one core for the tiny random checkpoint (docs/experiments.md)."""
+_RULES = ("patience", "company")
+"""Newcomers wait for who would run dry; ids that can wait are drawn together."""
 
 
 def main() -> None:
@@ -62,26 +70,44 @@ def main() -> None:
     flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
     flags.add_argument("--hops", help="other lengths of the blocks after the first, in tokens, by comma")
     flags.add_argument("--ahead-ms", type=int, default=Ahead().audio_ms, help="sound made and not taken, at most")
+    flags.add_argument("--ahead-tokens", type=int, default=Ahead().n_tokens, help="drawn beyond the next block")
+    flags.add_argument("--nervous", type=int, default=0, help="callers more, who ask every 100 ms and take it back")
+    flags.add_argument(
+        "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"
+    )
+    flags.add_argument("--scale", type=float, default=1.0, help="times all prices (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=200.0, help="until new sentences begin (default %(default)s)")
     flags.add_argument("--seed", type=int, default=1, help="of who says how much when (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.callers, chosen.seconds = "1,2", 10.0
     try:
-        machine = _priced(MACHINES[chosen.cost], chosen.price)
+        machine = _scaled(_priced(MACHINES[chosen.cost], chosen.price), chosen.scale)
         runs = [_run(machine, int(word), chosen) for word in chosen.callers.split(",")]
     except ValueError as error:
         flags.error(str(error))
     print("prices are inputs and nothing was measured, in ms of a batch and of a row:", _prices(machine.cost))
     report.table(
         f"what would follow from these prices ({chosen.cost})",
-        ("callers", "sentences", "first audio ms p50", "p95", "C100", "audio s/s", "gap ms max", "busy", "decode rows"),
+        (
+            "callers",
+            "sentences",
+            "first audio ms p50",
+            "p95",
+            "C100",
+            "audio s/s",
+            "gaps",
+            "most",
+            "busy",
+            "decode rows",
+        ),
         [
             (
                 run["callers"],
                 run["turns"],
                 *(run[name] for name in ("first_audio_ms_p50", "first_audio_ms_p95", "c100")),
                 run["audio_seconds_per_second"],
+                run["underruns"],
                 run["underrun_ms_max"] or 0,
                 run["busy"],
                 run["decode_rows"],
@@ -109,6 +135,15 @@ def _priced(machine: Machine, prices: list[str]) -> Machine:
     return replace(machine, cost=cost)
 
 
+def _scaled(machine: Machine, factor: float) -> Machine:
+    """A machine that takes so many times as long. Raises ValueError for no time at all."""
+    if factor <= 0:
+        raise ValueError(f"--scale {factor}: expected more than 0")
+    pairs = {name: getattr(machine.cost, name) for name in ("prefill", "decode", "flow", "vocode")}
+    scaled = {name: (made * factor, row * factor) for name, (made, row) in pairs.items()}
+    return replace(machine, cost=replace(machine.cost, **scaled))
+
+
 def _prices(cost: Cost) -> dict[str, Any]:
     return {field.name: getattr(cost, field.name) for field in fields(cost)}
 
@@ -123,14 +158,19 @@ def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[s
         machine.widths(chosen.slots, chosen.steps),
         n_lanes=chosen.lanes or machine.n_lanes,
         n_slots=chosen.slots,
-        ahead=Ahead(chosen.ahead_ms),
+        ahead=Ahead(chosen.ahead_ms, chosen.ahead_tokens),
         profile=profile,
+        planner=_planner(chosen.without),
     )
+    nervous: set[int] = set()
     for i in range(n_callers):
         chance = random.Random(1000 * chosen.seed + i)
         _talk(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
+    for _ in range(chosen.nervous):
+        nervous |= _change_its_mind(sim, chosen.seconds)
     sim.run()
-    turns = [Turn(said.asked_ns, said.arrivals, said.ended_ns) for said in sim.said.values()]
+    heard = [said for key, said in sim.said.items() if key not in nervous]
+    turns = [Turn(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
     n_batches = max(1, sim.n_batches[Stage.DECODE])
     return {
         "callers": n_callers,
@@ -138,6 +178,26 @@ def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[s
         "busy": round(sum(sim.busy_ns.values()) / (len(sim.lanes) * max(1, sim.now_ns)), 3),
         "decode_rows": round(sim.n_rows[Stage.DECODE] / n_batches, 2),
     }
+
+
+def _planner(without: list[str]) -> Planner:
+    def planned(*arguments: Any) -> Any:
+        needs, lane, widths, n_drawing, wait_ns = arguments
+        return plan(
+            needs, lane, widths, 0 if "company" in without else n_drawing, 0 if "patience" in without else wait_ns
+        )
+
+    return planned
+
+
+def _change_its_mind(sim: Simulation, until_s: float) -> set[int]:
+    """Ask for 8 s of speech every 100 ms, and take it back at once or up to 80 ms later. Which those are."""
+    keys = set()
+    for n in range(round(10 * until_s)):
+        at_ns = n * 100 * NS_PER_MS
+        keys.add(key := sim.say(20, at_ns=at_ns))
+        sim.cancel(key, at_ns=at_ns + (1, 10, 20, 40, 80)[n % 5] * NS_PER_MS)
+    return keys
 
 
 def _talk(sim: Simulation, chance: random.Random, at_ns: int, until_s: float) -> None:

@@ -33,6 +33,33 @@ def test_dearer_prices_make_first_audio_later(tmp_path: Path) -> None:
     assert found[1]["audio_seconds_per_second"] > 2 * found[0]["audio_seconds_per_second"]
 
 
+def test_one_who_changes_his_mind_makes_gaps_where_the_schedule_is_deadlines_alone(tmp_path: Path) -> None:
+    """He is not among those whose figures are told."""
+    found: list[dict[str, Any]] = []
+    nervous = ("--nervous", "1")
+    for more in ((), nervous, (*nervous, "--without", "patience"), ("--without", "patience", "--without", "company")):
+        out = tmp_path / "out.json"
+        done = run("--seconds", "25", "--cost", "zen5", "--callers", "4", "--scale", "0.33", *more, "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        found += json.loads(out.read_text(encoding="utf-8"))["results"]["runs"]
+    quiet, nervous_one, impatient, by_deadline = found
+    assert quiet["turns"] <= nervous_one["turns"] + 3 and nervous_one["cancelled"] == 0
+    assert quiet["underruns"] == 0 and nervous_one["underruns"] < impatient["underruns"]
+    assert quiet["decode_rows"] > by_deadline["decode_rows"]
+
+
+def test_a_slower_machine_is_later(tmp_path: Path) -> None:
+    found = []
+    for scale in ("1", "1.5"):
+        out = tmp_path / "out.json"
+        done = run("--seconds", "10", "--callers", "1", "--scale", scale, "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(out.read_text(encoding="utf-8"))["results"]["runs"][0]["first_audio_ms_p50"])
+    assert abs(found[1] - 1.5 * found[0]) < 1
+    done = run("--quick", "--scale", "0")
+    assert done.returncode == 2 and "--scale 0.0: expected more than 0" in done.stderr
+
+
 def test_a_price_that_is_none_is_refused_with_what_was_expected() -> None:
     for price in ("flow=1", "speak=1,2", "flow=-1,2"):
         done = run("--quick", "--price", price)

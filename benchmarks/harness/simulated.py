@@ -1,8 +1,9 @@
 """The engine without its model: the real plan, slots, jobs and streams on a clock that jumps from event to event.
 
 What the networks would compute is put down as a price for each batch (`Cost`): an input, never a measurement. All that
-decides is the engine's own: `scheduler.plan` and `Slots`, `Job.needs`, and `Stream` and `Piece` with the block lengths
-of a real profile. Restated from `core.Core`, which computes as it goes, are admission and the taking in of results.
+decides is the engine's own: `scheduler.plan` and `Slots`, `Job.needs`, what `Counters` make of the prices, and `Stream`
+and `Piece` with the block lengths of a real profile. Restated from `core.Core`, which computes as it goes, are
+admission and the taking in of results.
 Voices are ready from the start, and lanes do not slow each other.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
+from harness.cost import NS_PER_MS, Cost
+from telephony_tts.engines.cosyvoice2.counters import Counters
 from telephony_tts.engines.cosyvoice2.generation import Feed
 from telephony_tts.engines.cosyvoice2.jobs import Job
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -27,10 +30,20 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Plan, Slots, Stage, Widths, lanes, plan
+from telephony_tts.engines.cosyvoice2.scheduler import (
+    Ahead,
+    Lane,
+    Need,
+    Plan,
+    Slots,
+    Stage,
+    Widths,
+    lanes,
+    newcomers_due_later_ns,
+    plan,
+)
 from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
 
-NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 N_EULER = 10
 TOKENS_PER_WORD = 10
@@ -40,27 +53,8 @@ ROW_TOKENS = 25
 REFILL_NS = 500 * NS_PER_MS
 """Listeners take sound in runs, as `session.supply` does."""
 
-Planner = Callable[[Iterable[Need], Lane, Widths], Plan]
+Planner = Callable[[Sequence[Need], Lane, Widths, int, int], Plan]
 Watch = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Milliseconds of a batch: (for being made, for each row). Of the flow it is the price of one Euler step.
-
-    `run_ahead`: ids drawn by one decode step."""
-
-    prefill: tuple[float, float] = (50.0, 0.0)
-    decode: tuple[float, float] = (6.0, 2.0)
-    flow: tuple[float, float] = (2.0, 20.0)
-    vocode: tuple[float, float] = (2.0, 50.0)
-    run_ahead: int = 1
-
-    def of(self, stage: Stage, rows: float) -> int:
-        """Nanoseconds."""
-        made, row = (self.prefill, self.decode, self.flow, self.vocode)[stage]
-        return round((made + row * rows) * NS_PER_MS)
-
 
 _COST, _WIDTHS, _AHEAD = Cost(), Widths(), Ahead()
 
@@ -160,6 +154,9 @@ class Simulation:
         self.said: dict[int, Said] = {}
         self.live: dict[int, Said] = {}
         """Those that the engine knows."""
+        self.counters = Counters()
+        self.newcomers_wait_ns = 0
+        """As the last plan had it."""
         self.busy_ns = dict.fromkeys(Stage, 0)
         self.n_rows = dict.fromkeys(Stage, 0)
         self.n_batches = dict.fromkeys(Stage, 0)
@@ -193,7 +190,7 @@ class Simulation:
         request = Request(" ".join(["a"] * n_words), grows=grows)
         tokenizer: Any = _Words()
         stream = Stream(request, self._profile, tokenizer, 4000)
-        job = self._job_type(key, "", stream, at_ns + silence_ns)
+        job = self._job_type(key, "", stream, at_ns + silence_ns, follows=silence_ns > 0)
         said = self.said[key] = Said(key, at_ns, at_ns + silence_ns, job, then)
         voice: Any = _Voice()
         job.prompt = voice
@@ -231,10 +228,12 @@ class Simulation:
         self._admit()
         for i in list(self.idle):
             lane = self.lanes[i]
-            needs = [
-                need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)
-            ]
-            made = self._planner(needs, lane, self.widths)
+            needs = [need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)]
+            jobs = [said.job for said in self.live.values()]
+            owed = [each for job in jobs if (each := job.owed()) is not None]
+            self.newcomers_wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self.now_ns)
+            n_drawing = sum(job.is_drawing for job in jobs)
+            made = self._planner(needs, lane, self.widths, n_drawing, self.newcomers_wait_ns)
             if self._watch is not None:
                 self._watch(self, lane, needs, made)
             if made:
@@ -255,6 +254,7 @@ class Simulation:
             self.busy_ns[stage] += price_ns
             self.n_rows[stage] += len(jobs)
             self.n_batches[stage] += 1
+            self.counters.batch(stage, len(jobs), price_ns)
             spent_ns += price_ns
         self.at(self.now_ns + max(1, spent_ns), lambda: self._settle(lane, batches))
 

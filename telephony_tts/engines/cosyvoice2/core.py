@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Order,
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.ready_voices import Making, ReadyVoices
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Runner, Sound
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Slots, Stage, plan
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Need, Slots, Stage, newcomers_due_later_ns, plan
 from telephony_tts.engines.cosyvoice2.stream import BROKEN, Stream, UnderWay
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.errors import EngineError
@@ -89,10 +89,13 @@ class Core:
         with self._changed:
             job = self._jobs.get(order.key)
             if isinstance(order, Submit) and new is not None:
-                if self._is_closed:
-                    self.tell(order.key, Ended(EngineError("cosyvoice2 is closed")))
+                if self._is_closed or isinstance(new, EngineError):
+                    error = new if isinstance(new, EngineError) else EngineError("cosyvoice2 is closed")
+                    self.tell(order.key, Ended(error))
                     return
-                self._jobs[order.key] = Job(order.key, order.voice, new, order.deadline_ns or self._now_ns())
+                now_ns = self._now_ns()
+                deadline_ns = order.deadline_ns or now_ns
+                self._jobs[order.key] = Job(order.key, order.voice, new, deadline_ns, follows=deadline_ns > now_ns)
             elif job is None or job.is_over:
                 return
             elif isinstance(order, Took):
@@ -110,8 +113,14 @@ class Core:
                 self.counters.add("cancelled")
             self._changed.notify_all()
 
-    def _stream(self, order: Submit) -> Stream:
-        return Stream(order.request, self._profile, self.runner.model.tokenizer, self.runner.n_positions)
+    def _stream(self, order: Submit) -> Stream | EngineError:
+        try:
+            return Stream(order.request, self._profile, self.runner.model.tokenizer, self.runner.n_positions)
+        except EngineError as error:
+            return error
+        except Exception as error:
+            log.exception("an utterance could not be read")
+            return EngineError(f"cosyvoice2 failed: {error}")
 
     def close(self) -> None:
         """No step is begun any more; `serve` returns. Idempotent."""
@@ -166,7 +175,12 @@ class Core:
         needs = [need for job in self._jobs.values() for need in job.needs(self.ahead, not self._is_decoding)]
         needs += self._needs_of_voices()
         step.leaving = [job for job in self._jobs.values() if job.lets_go]
-        for stage, keys in plan(needs, lane, self.runner.widths).items():
+        n_drawing = sum(job.is_drawing for job in self._jobs.values())
+        wait_ns = 0
+        if any(need.is_new for need in needs):
+            owed = [each for job in self._jobs.values() if (each := job.owed()) is not None]
+            wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self._now_ns())
+        for stage, keys in plan(needs, lane, self.runner.widths, n_drawing, wait_ns).items():
             step.makings += [making for making in self.voices.making if making.key in keys]
             jobs = [self._jobs[key] for key in keys if key >= 0]
             if jobs:
@@ -209,7 +223,7 @@ class Core:
         job.stream.begin(slot)
         if not job.has_begun:
             job.has_begun = True
-            self.tell(job.key, Began())
+            self.tell(job.key, Began(self._now_ns()))
 
     def _needs_of_voices(self) -> list[Need]:
         """Steps of voices that are waited for, as urgent as the most urgent who waits; others are given up."""
@@ -218,10 +232,13 @@ class Core:
             if making.is_busy:
                 continue
             waiting = [job for job in self._jobs.values() if not (job.prompt or job.is_over)]
-            due_ns = [job.due_ns for job in waiting if job.voice == making.name]
-            if due_ns:
-                needs.append(Need(making.key, Stage.FLOW, min(due_ns)))
-            else:
+            for_them = [
+                Need(making.key, Stage.FLOW, job.due_ns, is_new=job.is_new)
+                for job in waiting
+                if job.voice == making.name
+            ]
+            needs += for_them
+            if not for_them:
                 self.voices.give_up(making)
         return needs
 

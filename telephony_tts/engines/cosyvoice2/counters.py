@@ -1,13 +1,15 @@
-"""What the engine has done so far: steps, rows and seconds by stage, for metrics and benchmarks."""
+"""What the engine has done so far: steps, rows and seconds by stage, for metrics and benchmarks; and what it costs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from telephony_tts.clock import NS_PER_S
-from telephony_tts.engines.cosyvoice2.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.scheduler import Price, Stage
 
 _HALF_LIFE_S = 5.0
+_NEW = 1 / 16
+"""What the last batch counts in the mean of a stage's batches."""
 
 
 class Counters:
@@ -16,12 +18,18 @@ class Counters:
     def __init__(self) -> None:
         self._values: dict[str, float] = defaultdict(float)
         self._recent_s = self._recent_audio_s = 0.0
+        self.prices: dict[Stage, Price] = {}
+        """Of the stages of which a batch was computed; prices of lately count most."""
 
     def batch(self, stage: Stage, n_rows: int, spent_ns: int) -> None:
         """A batch of one stage was computed."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows
+        batch_ns, row_ns = self.prices.get(stage, Price(spent_ns, spent_ns / n_rows))
+        self.prices[stage] = Price(
+            batch_ns + _NEW * (spent_ns - batch_ns), row_ns + _NEW * (spent_ns / n_rows - row_ns)
+        )
         spent_s = spent_ns / NS_PER_S
         self._values[f"{name}_s"] += spent_s
         kept = 0.5 ** (spent_s / _HALF_LIFE_S)

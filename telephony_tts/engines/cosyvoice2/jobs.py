@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Need, Stage, due_after_ns
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S, FlowDecoderConfig
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Need, Owed, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
 from telephony_tts.errors import EngineError
 
@@ -19,6 +19,7 @@ MOST_OPEN = 2
 """Blocks of a stream under way at once, see `model.flow`."""
 MOST_MELS = 2
 """Blocks of a stream that are in the flow or wait for the vocoder; its flow rests then."""
+N_EULER = FlowDecoderConfig().n_steps
 WORDS = frozenset({Stage.PREFILL, Stage.DECODE})
 
 
@@ -30,6 +31,8 @@ class Job:
     voice: str
     stream: Stream
     deadline_ns: int
+    follows: bool = False
+    """Speech before it is still heard, until its deadline."""
     prompt: SpeakerPrompt | None = None
     track: Track | None = None
     """Of the piece under way, once it has been fed."""
@@ -51,6 +54,32 @@ class Job:
     def due_ns(self) -> int:
         """When its listener hears silence if nothing more comes."""
         return self.deadline_ns if self.dry_ns is None else self.dry_ns
+
+    @property
+    def is_new(self) -> bool:
+        """Whoever asked for it hears nothing yet."""
+        return self.dry_ns is None and not self.follows
+
+    def owed(self) -> Owed | None:
+        """What is still to be done for who hears it. None where that is nothing: it is new, or waits for words."""
+        piece = self.stream.piece
+        if self.is_new or self.is_over or piece is None or piece.is_over:
+            return None
+        if piece.n_mels:
+            return Owed(self.due_ns, (0, 0, 0, 1))
+        if self.blocks:
+            solve = self.blocks[0].solve
+            return Owed(self.due_ns, (0, 0, N_EULER - (solve.k if solve is not None else 0), 1))
+        n_missing = 0 if piece.decoding.done else max(0, -piece.n_waiting)
+        if piece.all_begun or (n_missing and not self.is_drawing):
+            return None
+        return Owed(self.due_ns, (int(self.track is None), n_missing, N_EULER, 1))
+
+    @property
+    def is_drawing(self) -> bool:
+        """Whether there are ids to be drawn for it, now or when it has less ahead. Asked after `needs`."""
+        piece = self.stream.piece
+        return not self.is_over and piece is not None and not piece.is_over and piece.feed() is not None
 
     def made(self, n_samples: int, now_ns: int) -> None:
         """So much audio is given out. Who has run dry hears it from now on: the silence before it is lost time, and to
@@ -85,7 +114,7 @@ class Job:
         if self.is_over or piece is None or piece.is_over:
             return []
         try:
-            return [Need(self.key, stage, due_ns) for stage, due_ns in self._stages(piece, ahead, may_decode)]
+            return self._needs(piece, ahead, may_decode)
         except Exception as error:
             self.fail(error)
             return []
@@ -123,21 +152,21 @@ class Job:
         is_behind = self.held_ms + on_its_way_ms < ahead.audio_ms
         return is_behind and piece.n_mels + len(self.blocks) < MOST_MELS and piece.has_block()
 
-    def _stages(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[tuple[Stage, int]]:
+    def _needs(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[Need]:
         """What could be done, and when it is heard that it was not."""
-        stages, due_ns = [], self.due_ns
+        needs, due_ns, is_new = [], self.due_ns, self.is_new
         if not self.busy & WORDS and piece.n_waiting < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):
-                stages.append((Stage.PREFILL, due_ns))
+                needs.append(Need(self.key, Stage.PREFILL, due_ns, is_new=is_new))
             elif feed is not None and may_decode:
-                stages.append((Stage.DECODE, due_ns))
+                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_waiting >= 0, is_new))
         if self.track is not None:
             block = self._free_block()
             if block is not None or self._may_begin(piece, ahead):
                 # What is behind another block is heard after it.
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
-                stages.append((Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S))
+                needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S, is_new=is_new))
         if Stage.VOCODE not in self.busy and piece.n_mels:
-            stages.append((Stage.VOCODE, due_ns))
-        return stages
+            needs.append(Need(self.key, Stage.VOCODE, due_ns, is_new=is_new))
+        return needs

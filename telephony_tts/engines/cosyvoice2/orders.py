@@ -49,7 +49,9 @@ Order = Submit | Push | Took | Cancel
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The utterance has a slot: it is being computed."""
+    """The utterance has a slot: from this moment, on the monotonic clock, it is being computed."""
+
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from speaking import (
     spoken,
 )
 
+from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Submit, Took
@@ -192,6 +193,33 @@ def test_more_than_there_are_slots_for_are_served_by_urgency(rig: Rig) -> None:
     for key in keys:
         np.testing.assert_array_equal(stepped.pcm(key), stepped.pcm(keys[0]))
     assert stepped.is_empty()
+
+
+def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(rig: Rig) -> None:
+    """And whose speech before it is still heard is no newcomer: he is due when that is over."""
+    for left_ms, follows_ms, expected in ((900, None, 1), (100, None, 0), (100, 900, 0), (100, 50, 1)):
+        runner = Watched(rig)
+        stepped = Stepped(rig, runner=runner)
+        stepped.say(Request("no"))
+        stepped.run()
+        stepped.core.ahead = Ahead(audio_ms=1)
+        heard = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
+        stepped.run()
+        assert stepped.heard[heard] and heard not in stepped.ended
+        stepped.take(heard)
+        job = stepped.core._jobs[heard]
+        assert job.dry_ns is not None
+        stepped.now_ns = job.dry_ns - left_ms * NS_PER_MS
+        deadline_ns = 0 if follows_ms is None else stepped.now_ns + follows_ms * NS_PER_MS
+        asks = stepped.say(Request("Yes.", 3), "prompted", deadline_ns)
+        runner.calls.clear()
+        stepped.core.step()
+        slots = [stepped.core._jobs[key].stream.slot for key in (heard, asks)]
+        first = runner.calls[0][1]
+        for key in (heard, asks):
+            stepped.cancel(key)
+        stepped.run()
+        assert stepped.is_empty() and first == (slots[expected],), (left_ms, follows_ms)
 
 
 # -------------------------------------------------------------------------------- ahead

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))  # where the simulator is shared with a tool
 
-from harness.simulated import NS_PER_MS, NS_PER_S, ROW_TOKENS, TOKENS_PER_WORD, Cost, Simulation
+from harness.cost import NS_PER_MS, Cost
+from harness.simulated import NS_PER_S, ROW_TOKENS, TOKENS_PER_WORD, Simulation
 
 from telephony_tts.engines.cosyvoice2.jobs import MOST_MELS, WORDS
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.scheduler import (
+    PATIENCE_NS,
     Ahead,
     Lane,
     Need,
@@ -59,7 +61,9 @@ engines = st.fixed_dictionaries(
     }
 )
 needs = st.lists(
-    st.builds(Need, st.integers(-1, 5), st.sampled_from(Stage), st.sampled_from([0, 5, 5, 900])),
+    st.builds(
+        Need, st.integers(-1, 5), st.sampled_from(Stage), st.sampled_from([0, 5, 5, 900]), st.booleans(), st.booleans()
+    ),
     unique_by=lambda need: (need.key, need.stage),
     max_size=20,
 )
@@ -81,23 +85,43 @@ class Judge:
                 (need,) = (need for need in needs if (need.key, need.stage) == (key, stage))
                 # A block behind another one is heard after it.
                 assert need.due_ns == said.job.due_ns or (stage is Stage.FLOW and need.due_ns > said.job.due_ns)
-        self.first_audio_first(sim, lane, needs, made)
+        self.first_audio_first_but_for_who_is_near_dry(sim, lane, needs, made)
+        self.nobody_draws_alone_without_need(sim, lane, needs, made)
         self.slots(sim)
         self.nobody_runs_away(sim)
 
     @staticmethod
-    def first_audio_first(sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
-        """Whom nobody has heard yet waits for none who has sound left by the engine's book."""
+    def first_audio_first_but_for_who_is_near_dry(
+        sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan
+    ) -> None:
+        """Whom nobody has heard yet waits for none who has sound left by the engine's book, unless others would run
+        dry: then for those who do within a second of his asking."""
+        wait_ns = sim.newcomers_wait_ns
+        assert wait_ns in (0, PATIENCE_NS)
         for stage, keys in made.items():
-            unheard = [
+            rivals = [
                 need
                 for need in needs
-                if need.due_ns <= sim.now_ns
-                and (need.stage == stage or (need.stage in lane.value and not sim.widths.all_stages))
-                and sim.live[need.key].job.dry_ns is None
+                if need.stage == stage or (need.stage in lane.value and not sim.widths.all_stages)
             ]
-            if unheard:
-                assert sim.live[keys[0]].job.due_ns <= sim.now_ns
+            first = sim.live[keys[0]].job
+            if first.is_new and wait_ns:
+                assert all(need.is_new or need.can_wait or need.due_ns >= first.due_ns + wait_ns for need in rivals)
+            elif any(need.is_new and not need.can_wait and need.due_ns + wait_ns <= sim.now_ns for need in rivals):
+                assert first.due_ns <= sim.now_ns
+
+    @staticmethod
+    def nobody_draws_alone_without_need(sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
+        """Ids that can wait are drawn beside others', or where the lane has nothing else to do."""
+        keys = made.get(Stage.DECODE, ())
+        may = [need for need in needs if need.stage is Stage.DECODE]
+        if sim.widths.all_stages or not keys:
+            return
+        assert len(keys) == min(len(may), sim.widths.decode), "somebody is left out"
+        if not all(need.can_wait for need in may):
+            return
+        n_drawing = sum(said.job.is_drawing for said in sim.live.values())
+        assert len(keys) >= min(n_drawing, sim.widths.decode) or len(may) == len(needs)
 
     @staticmethod
     def slots(sim: Simulation) -> None:
@@ -287,6 +311,30 @@ def test_a_plan_names_the_most_urgent_once_and_does_not_depend_on_the_order_of_n
         # Of a stream's own, what is heard soonest; and what a lane prefers it does first.
         assert stage == max(need.stage for need in own if (need.key, need.due_ns) == (keys[0], most_urgent))
         assert stage in lane.value or not any(need.stage in lane.value for need in needs)
+
+
+@settings(max_examples=100)
+@given(needs, st.sampled_from(Lane), widths, st.integers(0, 10**9))
+def test_newcomers_who_wait_are_planned_as_if_they_were_due_later(
+    needs: list[Need], lane: Lane, widths: Widths, wait_ns: int
+) -> None:
+    later = [replace(need, due_ns=need.due_ns + (wait_ns if need.is_new else 0)) for need in needs]
+    assert plan(needs, lane, widths, newcomers_wait_ns=wait_ns) == plan(later, lane, widths)
+
+
+@settings(max_examples=200)
+@given(needs, st.sampled_from(Lane), widths, st.integers(0, 6))
+def test_ids_that_can_wait_are_drawn_in_company_or_when_there_is_nothing_else(
+    needs: list[Need], lane: Lane, widths: Widths, n_drawing: int
+) -> None:
+    made, at_once = plan(needs, lane, widths, n_drawing), plan(needs, lane, widths)
+    words = [need for need in needs if need.stage is Stage.DECODE]
+    others = [need for need in needs if need.stage is not Stage.DECODE]
+    is_small = len(words) < min(n_drawing, widths.decode)
+    if words and is_small and all(need.can_wait for need in words) and not widths.all_stages and others:
+        assert made == plan(others, lane, widths)
+    else:
+        assert made == at_once
 
 
 # --------------------------------------------------------------------------------- slots

@@ -1,0 +1,27 @@
+"""What a simulated machine takes for a batch: prices that are put in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from telephony_tts.engines.cosyvoice2.scheduler import Stage
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of a batch: (for being made, for each row). Of the flow it is the price of one Euler step.
+
+    `run_ahead`: ids drawn by one decode step."""
+
+    prefill: tuple[float, float] = (50.0, 0.0)
+    decode: tuple[float, float] = (6.0, 2.0)
+    flow: tuple[float, float] = (2.0, 20.0)
+    vocode: tuple[float, float] = (2.0, 50.0)
+    run_ahead: int = 1
+
+    def of(self, stage: Stage, rows: float) -> int:
+        """Nanoseconds."""
+        made, row = (self.prefill, self.decode, self.flow, self.vocode)[stage]
+        return round((made + row * rows) * NS_PER_MS)
