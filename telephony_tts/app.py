@@ -253,6 +253,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         async with server.running(ready=False):
             _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
             if not await _unless(stop, catalog.start()):
+                _log.info("stopped_before_ready")
                 return
             catalog.resolve(settings.speech.voice, None, "")
             server.ready = True

@@ -79,7 +79,6 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.doctor": EVERYTHING,
-    "telephony_tts.__main__": row("cli"),
     "sip_bridge": row("wire audio errors clock metrics logs"),
 }
 
@@ -188,12 +187,22 @@ def test_a_file_is_short_and_named_for_what_is_in_it(path: Path) -> None:
     assert name_problems(path) == []
 
 
+def test_the_table_names_nothing_that_there_is_not() -> None:
+    of_ours = [name for name in TABLE if within(name, PACKAGE)]
+    missing = [name for name in of_ours if not within_tree(ROOT.joinpath(*name.split(".")))]
+    assert missing == [], "rows without a module"
+
+
+def within_tree(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
     page = ROOT / "ARCHITECTURE.md"
     text = page.read_text(encoding="utf-8") if page.exists() else None
     if text is not None:
         folders = {f"{path.parent.name}/" for path in FILES if path.name == "__init__.py"}
-        files = {path.name for path in FILES if path.parent == Path(PACKAGE)} - {"__init__.py", "__main__.py"}
+        files = {path.name for path in FILES if path.parent == Path(PACKAGE)} - {"__init__.py"}
         assert [name for name in sorted(folders | files) if name not in text] == []
 
 

@@ -154,11 +154,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """PCM of any length, and the timings that became known with it (never repeated)."""
+    """PCM of any length, and the timings that became known with it (never repeated).
+
+    `queued_ns`, of an utterance's first chunk: how long it waited for the engine to take it up, where the engine knows.
+    """
 
     pcm: Pcm
     sample_rate_hz: int
     timings: tuple[Timing, ...] = ()
+    queued_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

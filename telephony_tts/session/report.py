@@ -15,8 +15,8 @@ def latency(turn: Turn) -> dict[str, float | None]:
     first = turn.parts[0]
     return {
         "text_to_sentence_ms": _span_ms(turn.begun_ns, first.ready_ns),
-        "queue_ms": _span_ms(first.ready_ns, first.submitted_ns),
-        "first_pcm_ms": _span_ms(first.submitted_ns, first.first_pcm_ns),
+        "queue_ms": _span_ms(first.ready_ns, first.begun_ns),
+        "first_pcm_ms": _span_ms(first.begun_ns, first.first_pcm_ns),
         "first_audio_ms": turn.first_audio_ms,
     }
 

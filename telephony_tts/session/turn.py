@@ -45,6 +45,8 @@ class Part:
     spans: list[Span] = field(default_factory=list)
     utterance: Utterance | None = None
     submitted_ns: int | None = None
+    begun_ns: int | None = None
+    """When the engine took it up; known with its first audio."""
     first_pcm_ns: int | None = None
     start_sample: int | None = None
     end_sample: int | None = None
@@ -317,6 +319,8 @@ class Turn:
         """Audio of `part`; it may only come for one part at a time."""
         if part.start_sample is None:
             part.first_pcm_ns = now_ns
+            assert part.submitted_ns is not None
+            part.begun_ns = min(part.submitted_ns + chunk.queued_ns, now_ns)
             part.start_sample = self.encoder.begin(gain_db)
         self.is_dry = False
         if not self.encoder.n_ready_frames:

@@ -468,6 +468,17 @@ def test_done_tells_where_the_time_went() -> None:
     assert world.of(m.Started)[0].first_audio_ms == 120
 
 
+def test_the_wait_for_a_place_in_the_engine_is_told_apart_from_the_making() -> None:
+    """Whoever fills every place says so with the first audio; it cannot have waited longer than until then."""
+    for queued_ms, told in ((0, 0), (90, 90), (500, 120)):
+        world = World(first_audio_ms=120, queued_ms=queued_ms)
+        world.send(m.Text("Hello there.", "a", last=True))
+        world.run(5000)
+        latency = world.of(m.Done)[0].latency
+        assert (latency["queue_ms"], latency["first_pcm_ms"]) == (told, 120 - told)
+        assert latency["first_audio_ms"] == 120
+
+
 def test_clearing_the_turn_before_an_empty_one() -> None:
     """Pinned: the empty turn had been sent to its end without ever having had a schedule."""
     world = World()

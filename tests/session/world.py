@@ -34,6 +34,7 @@ class World:
         settings: SessionSettings | None = None,
         *,
         first_audio_ms: float = 0,
+        queued_ms: int = 0,
         chunk_interval_ms: float = 0,
         ms_per_char: int = 50,
         timings: bool = True,
@@ -45,6 +46,7 @@ class World:
         self.start_ns = self.now_ns
         self.session = Session(settings or SessionSettings(first_clause_chars=0), self.now_ns, media=media)
         self.first_audio_ms = first_audio_ms
+        self.queued_ns = queued_ms * MS
         self.chunk_interval_ms = chunk_interval_ms
         self.ms_per_char = ms_per_char
         self.timings = timings
@@ -220,7 +222,8 @@ class World:
                 Timing(t.start_char + n_before, t.end_char + n_before, t.start_sample + n_first, t.end_sample + n_first)
                 for t in known
             )
-            chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, tuple(moved)))
+            queued_ns = 0 if chunks else self.queued_ns
+            chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, tuple(moved), queued_ns))
         return chunks
 
 

@@ -1,7 +1,8 @@
 """The engine in a process of its own: what runs there. Its parent is `process_host`.
 
 It reads orders from a socket that it inherits and writes events to it, each a length and a pickle; both ends are this
-program, started from the same files. It ends when the socket is closed, so it never outlives its parent.
+program, started from the same files. It ends when the socket is closed, also while it loads, so it never outlives its
+parent by more than the second between two signs of life.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Channel:
             while (message := self._out.get()) is not None:
                 self._connection.sendall(packed(message))
         except OSError:
-            pass  # the parent is gone, and the reader sees it too
+            os._exit(0)  # the parent is gone, and who loads meanwhile does not read
 
 
 class _ToParent(logging.handlers.QueueHandler):

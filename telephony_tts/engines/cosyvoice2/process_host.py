@@ -40,6 +40,8 @@ TERM_S = 5.0
 """A process whose socket was closed may take so long to end."""
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before each new start in a row; the last one for all further ones."""
+STEADY_S = 60.0
+"""A process that was ready for so long begins a new row when it fails."""
 
 
 _CHILD = (
@@ -122,18 +124,21 @@ class ProcessHost:
         """Utterances that have not ended."""
         self._process: _Process | None = None
         self._is_ready = False
+        self._ready_s = 0.0
+        """Since when, on the loop's clock."""
         self._life: asyncio.Task[None] | None = None
-        self._first: asyncio.Future[tuple[str, ...]] | None = None
-        """The names of the voices, once they are known."""
+        self._first: asyncio.Future[None] | None = None
+        """Done when it has been ready for the first time, or could not be."""
+        self.voices: tuple[str, ...] = ()
         self._counters: dict[str, float] = {}
         self._cost = 0.0
 
-    async def start(self) -> tuple[str, ...]:
-        """Load; returns the names of the voices. Raises what loading raises."""
-        first: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+    async def start(self) -> None:
+        """Load. Raises what loading raises."""
+        first: asyncio.Future[None] = self._loop.create_future()
         self._life = asyncio.create_task(self._live(first))
         self._first = first
-        return await first
+        await first
 
     @property
     def is_ready(self) -> bool:
@@ -178,7 +183,7 @@ class ProcessHost:
         if self._process is not None and order.key in self._open:
             self._process.send(order)
 
-    async def _live(self, first: asyncio.Future[tuple[str, ...]]) -> None:
+    async def _live(self, first: asyncio.Future[None]) -> None:
         """Run the process, and another one when it ends."""
         n_failed = 0
         while True:
@@ -202,13 +207,15 @@ class ProcessHost:
                 first.set_exception(failure or gone)
             if first.cancelled() or first.exception() is not None:
                 return
-            n_failed = 0 if was_ready else n_failed + 1
+            if was_ready and self._loop.time() - self._ready_s >= STEADY_S:
+                n_failed = 0
             self._end_all(EngineError("the speech engine failed and is being started again; say it again in a moment"))
             pause_s = BACKOFF_S[min(n_failed, len(BACKOFF_S) - 1)]
+            n_failed += 1
             log.error("the speech engine's process failed (%s, %s); starting it again in %g s", reason, how, pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _listen(self, process: _Process, first: asyncio.Future[tuple[str, ...]]) -> str:
+    async def _listen(self, process: _Process, first: asyncio.Future[None]) -> str:
         """Take in what it says until it ends or hangs; why."""
         reader = await process.connect()
         while True:
@@ -223,9 +230,10 @@ class ProcessHost:
                 case None:
                     return "it ended"
                 case Ready():
-                    self._is_ready = True
+                    # Others than before, where some were stored or removed meanwhile.
+                    self._is_ready, self._ready_s, self.voices = True, self._loop.time(), message.voices
                     if not first.done():
-                        first.set_result(message.voices)
+                        first.set_result(None)
                     else:
                         log.info("the speech engine is ready again")
                 case Failed():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
@@ -47,8 +48,12 @@ ISOLATIONS = ("process", "thread")
 class Host(Protocol):
     """Where the core runs."""
 
-    async def start(self) -> tuple[str, ...]:
-        """Load; returns the names of the voices. Raises what loading raises."""
+    async def start(self) -> None:
+        """Load. Raises what loading raises."""
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Their names, as of the last time it loaded; none before."""
 
     def send(self, order: Order) -> None:
         """From any thread. Raises EngineError where no new utterance can be taken."""
@@ -83,19 +88,23 @@ class Limits:
 class _Listener:
     """Who waits for an utterance."""
 
+    submitted_ns: int
     chunks: deque[Chunk] = field(default_factory=deque)
-    has_begun: bool = False
+    queued_ns: int | None = None
+    """How long it waited for a slot; None before it has one."""
+    is_heard: bool = False
     ended: Ended | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hear(self, event: Event) -> None:
         match event:
             case Began():
-                self.has_begun = True
+                self.queued_ns = max(0, event.at_ns - self.submitted_ns)
             case Ended():
                 self.ended = event
             case Chunk():
-                self.chunks.append(event)
+                self.chunks.append(event if self.is_heard else replace(event, queued_ns=self.queued_ns or 0))
+                self.is_heard = True
         self.news.set()
 
 
@@ -161,13 +170,17 @@ class CosyVoice2Engine:
         self._isolation = isolation
         self._control = frozenset(control_tokens)
         self._host: Host | None = None
-        self._voices: tuple[str, ...] = ()
         self._listeners: dict[int, _Listener] = {}
         self._keys = itertools.count()
 
     @property
+    def _voices(self) -> tuple[str, ...]:
+        return self._host.voices if self._host is not None else ()
+
+    @property
     def voices(self) -> tuple[Voice, ...]:
-        """Those of the model directory, then those of the store. None before `start`."""
+        """Those of the model directory, then those of the store, as they were when it was loaded: by `start`, or later
+        in a new process. None before."""
         return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in self._voices)
 
     async def start(self) -> None:
@@ -175,7 +188,7 @@ class CosyVoice2Engine:
             return
         self._host = _host(self._isolation, self._settings, self._hear)
         try:
-            self._voices = await self._host.start()
+            await self._host.start()
         except BaseException as failure:
             await self.close()
             if isinstance(failure, Exception) and not isinstance(failure, EngineUnavailable):
@@ -186,10 +199,9 @@ class CosyVoice2Engine:
         host, self._host = self._host, None
         if host is not None:
             await host.close()
-        self._voices = ()
 
     def stats(self) -> EngineStats:
-        n_running = sum(listener.has_begun for listener in self._listeners.values())
+        n_running = sum(listener.queued_ns is not None for listener in self._listeners.values())
         n_queued, host = len(self._listeners) - n_running, self._host
         if host is None:
             return EngineStats(n_queued, n_running)
@@ -228,7 +240,7 @@ class CosyVoice2Engine:
             utterance.more is not None,
             self._control,
         )
-        key, listener = next(self._keys), _Listener()
+        key, listener = next(self._keys), _Listener(monotonic_ns())
         # Who is refused has nothing to wait for.
         host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns))
         self._listeners[key] = listener

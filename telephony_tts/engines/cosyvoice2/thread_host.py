@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from telephony_tts.engines.cosyvoice2.core import Core
-from telephony_tts.engines.cosyvoice2.loading import load
 from telephony_tts.engines.cosyvoice2.orders import Event, Order, Told
 from telephony_tts.engines.cosyvoice2.scheduler import lanes
 from telephony_tts.engines.cosyvoice2.settings import Settings
 from telephony_tts.errors import EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.core import Core
 
 
 class ThreadHost:
@@ -25,21 +27,21 @@ class ThreadHost:
         self._is_closed = False
         self._threads: list[tuple[threading.Thread, asyncio.Event]] = []
         self.core: Core | None = None
+        self.voices: tuple[str, ...] = ()
 
-    async def start(self) -> tuple[str, ...]:
-        """Load; returns the names of the voices. Raises what loading raises."""
+    async def start(self) -> None:
+        """Load. Raises what loading raises."""
         done: list[Core | BaseException] = []
         self._begin("load", lambda: done.append(self._load()))
         await self._joined()
         (result,) = done
-        if isinstance(result, BaseException):
-            raise result
         if self._is_closed:
             raise EngineError("cosyvoice2 was closed while it was loading")
-        self.core = result
+        if isinstance(result, BaseException):
+            raise result
+        self.core, self.voices = result, tuple(result.voices.features)
         for i, lane in enumerate(lanes(self._settings.n_lanes)):
             self._begin(str(i), partial(result.serve, lane))
-        return tuple(result.voices.features)
 
     def send(self, order: Order) -> None:
         """From any thread. Raises EngineError where the engine is not running."""
@@ -72,6 +74,8 @@ class ThreadHost:
 
     def _load(self) -> Core | BaseException:
         try:
+            from telephony_tts.engines.cosyvoice2.loading import load  # torch: seconds, and the loop has work meanwhile
+
             return load(self._settings, self._tell, lambda: not self._is_closed)
         except BaseException as error:
             return error

@@ -162,7 +162,8 @@ def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFi
         speaking = engine.synthesize(Utterance("a", LONG))
         await anext(speaking)
         pid = host.pid
-        host._hang_s = 1.5
+        host._hang_s = 3.0
+        await anext(speaking)  # whatever is waited for from now on is waited for so long
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="started again") as error:
             async for _ in speaking:

@@ -1,0 +1,206 @@
+"""Faults of CosyVoice2 as callers and operators see them: a real `serve`, a tiny model, broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from rig import Bot, gather, get
+from served import process
+from websockets.asyncio.client import connect
+
+from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
+
+WAIT_S = 30.0
+BAD, GOOD = "Zebras.", "Your parcel left the depot on Tuesday morning."
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    write_random_checkpoint(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def without_numbers_for(text: str, model_dir: Path) -> None:
+    """A row of the embedding that `text` needs, and the other texts here do not, has no numbers."""
+    tokenizer = TextTokenizer(model_dir / "CosyVoice-BlankEN")
+    others = {n for other in (GOOD, "Hello.", "Bye.") for n in tokenizer.encode(other)}
+    (bad, *_) = [n for n in tokenizer.encode(text) if n not in others]
+    state = torch.load(model_dir / "llm.pt", weights_only=True)
+    state["llm.model.model.embed_tokens.weight"][bad] = math.nan
+    torch.save(state, model_dir / "llm.pt")
+
+
+def engine_pid(served: subprocess.Popen[str]) -> int:
+    for pid in Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text(encoding="ascii").split():
+        if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(pid)
+    raise AssertionError("the engine has no process")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def ready_is(port: int, status: int) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while (answer := await get(port, "/readyz"))[0] != status:
+        assert time.monotonic() < end_s, answer
+        await asyncio.sleep(0.02)
+
+
+async def called(port: int, voice: str) -> Bot:
+    url = f"ws://127.0.0.1:{port}/v1/stream?audio=binary&voice={voice}"
+    return Bot(await connect(url, proxy=None, max_queue=None))
+
+
+def test_a_word_without_numbers_and_then_a_checkpoint_that_is_damaged(model_dir: Path) -> None:
+    """The word ends its turns, not its call nor its neighbours. Then half of a file goes and the engine dies: calls of
+    the other engine go on, /readyz tells, the log says which file it is; mended, all is well again."""
+    without_numbers_for(BAD, model_dir)
+    whole = (model_dir / "flow.pt").read_bytes()
+
+    async def word(one: Bot, two: Bot) -> None:
+        for n in range(2):
+            await gather(one.say(BAD, f"bad{n}"), two.say(GOOD, f"good{n}"))
+            error = await one.event("error", turn=f"bad{n}", within_s=WAIT_S)
+            assert error["code"] == "engine_failed" and not error["fatal"] and "out of range" in error["message"]
+            assert error["heard_text"] + error["unheard_text"] == BAD
+            assert (await two.event("done", turn=f"good{n}", within_s=WAIT_S))["audio_ms"] > 500
+        await one.say("Bye.", "after")
+        await one.event("done", turn="after", within_s=WAIT_S)
+        assert one.closed is None and two.closed is None
+
+    async def damage(port: int, pid: int, one: Bot, other: Bot) -> None:
+        (model_dir / "flow.pt").write_bytes(whole[: len(whole) // 2])
+        os.kill(pid, signal.SIGKILL)
+        await ready_is(port, 503)
+        await one.say(GOOD, "early")
+        error = await one.event("error", turn="early", within_s=WAIT_S)
+        assert error["retryable"] and not error["fatal"] and "started again" in error["message"]
+        await other.say("The other voice speaks on.", "other")
+        assert (await other.event("done", turn="other", within_s=WAIT_S))["underruns"] == 0
+        await asyncio.sleep(3.0)  # it has been tried by now
+        assert (await get(port, "/readyz"))[0] == 503 and (await get(port, "/healthz"))[0] == 200
+        (model_dir / "flow.pt").write_bytes(whole)
+        await ready_is(port, 200)
+        await one.say("Bye.", "again")
+        await one.event("done", turn="again", within_s=WAIT_S)
+
+    async def main(port: int, pid: int) -> None:
+        async with asyncio.timeout(100):
+            bots = [await called(port, voice) for voice in ("cosyvoice2/preset", "cosyvoice2/prompted", "hibari/heart")]
+            await word(*bots[:2])
+            await damage(port, pid, bots[0], bots[2])
+            for bot in bots:
+                await bot.aclose()
+
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]
+    with process(*arguments) as (served, port):
+        asyncio.run(main(port, engine_pid(served)))
+        served.send_signal(signal.SIGTERM)
+        _, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert "flow.pt cannot be read" in errors and "starting it again in 1 s" in errors
+        assert "Traceback" not in errors
+
+
+def test_the_report_of_a_turn_tells_its_wait_for_a_slot(model_dir: Path) -> None:
+    """One slot and two calls that begin together: one of them says in `queue_ms` how long it waited for the other."""
+
+    async def main(port: int) -> None:
+        async with asyncio.timeout(60):
+            bots = [await called(port, "cosyvoice2/preset") for _ in range(2)]
+            for turn in "ab":  # the first time the voice is made ready, too
+                await gather(*(bot.say(GOOD, turn) for bot in bots))
+                done = [await bot.event("done", turn=turn, within_s=WAIT_S) for bot in bots]
+            for bot in bots:
+                await bot.aclose()
+        first, second = sorted((event["latency"] for event in done), key=lambda latency: latency["queue_ms"])
+        assert 0 <= first["queue_ms"] < second["queue_ms"] < second["first_audio_ms"]
+        assert second["queue_ms"] > first["queue_ms"] + first["first_pcm_ms"], "it began after the other had audio"
+        for latency in (first, second):
+            assert latency["queue_ms"] + latency["first_pcm_ms"] <= latency["first_audio_ms"] + 1
+
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}",
+                 "--set", "engines.cosyvoice2.slots=1"]  # fmt: skip
+    with process(*arguments) as (_, port):
+        asyncio.run(main(port))
+
+
+def test_a_server_that_is_killed_leaves_no_engine(model_dir: Path) -> None:
+    arguments = ["--set", "engines.default=cosyvoice2", "--set", f"engines.cosyvoice2.model={model_dir}"]
+    with process(*arguments) as (served, _):
+        pid = engine_pid(served)
+        served.kill()
+        served.wait(WAIT_S)
+        end_s = time.monotonic() + WAIT_S
+        while is_alive(pid):
+            assert time.monotonic() < end_s, "the engine's process outlives the server"
+            time.sleep(0.02)
+
+
+@contextmanager
+def starting(model_dir: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server that has just said that it is starting, and its port."""
+    command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *arguments,
+               "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert served.stderr is not None
+    try:
+        line = served.stderr.readline()
+        assert '"starting"' in line, line
+        found = re.search(r'"port": (\d+)', line)
+        assert found is not None
+        yield served, int(found[1])
+    finally:
+        if served.poll() is None:
+            served.kill()
+        served.communicate()
+
+
+def test_sigterm_while_the_engine_loads_in_threads(model_dir: Path) -> None:
+    """It answers meanwhile, does not wait for weights that nobody needs, and says that it never was ready."""
+    in_threads = ["--set", "engines.default=cosyvoice2", "--set", "engines.cosyvoice2.isolation=thread"]
+    with starting(model_dir, *in_threads) as (served, port):
+        assert asyncio.run(get(port, "/readyz"))[::2] == (503, "starting\n")
+        begun_s = time.monotonic()
+        served.send_signal(signal.SIGTERM)
+        output, errors = served.communicate(timeout=20)
+        assert served.returncode == 0, errors
+        assert time.monotonic() - begun_s < 8, "it waited for what it does not need"
+        assert "stopped_before_ready" in errors and "makes its first sentence" not in errors
+        assert "voice" not in output and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_checkpoint_that_is_broken_from_the_start_is_told_whoever_is_the_default(
+    model_dir: Path, isolation: str
+) -> None:
+    """`serve` ends with the file and what to do, also where another engine is the default: nobody would notice that a
+    voice is missing."""
+    whole = (model_dir / "llm.pt").read_bytes()
+    (model_dir / "llm.pt").write_bytes(whole[: len(whole) // 2])
+    with starting(
+        model_dir, "--set", "engines.default=hibari", "--set", f"engines.cosyvoice2.isolation={isolation}"
+    ) as (served, _):
+        _, errors = served.communicate(timeout=30)
+        assert served.returncode == 1
+        told = errors[errors.index("telephony-tts: ") :]
+        assert "llm.pt cannot be read" in told and str(model_dir) in told and "models check" in told
+        assert "Traceback" not in errors

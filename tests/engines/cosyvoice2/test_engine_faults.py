@@ -1,0 +1,262 @@
+"""Faults of a running engine, in its own process and with the real networks: no memory, storms, voices that go, a
+model that never ends, a checkpoint that is damaged meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conformance import joined, speak
+from service_rig import core_of, started
+from speaking import NEIGHBOUR, SENTENCE
+
+from telephony_tts.engines.api import EngineStats, Utterance
+from telephony_tts.engines.cosyvoice2 import core, process_host
+from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
+from telephony_tts.errors import EngineError, UnknownVoice
+
+WAIT_S = 60.0
+LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
+
+
+@pytest.fixture
+def directory(model_dir: Path, tmp_path: Path) -> Path:
+    """A copy that may be broken."""
+    shutil.copytree(model_dir, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def apart(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], **how: Any) -> Any:
+    """Run `use` on an engine in a process of its own."""
+    return started(CosyVoice2Engine(model_dir, isolation="process", **how), use)
+
+
+def host_of(engine: CosyVoice2Engine) -> ProcessHost:
+    assert isinstance(engine._host, ProcessHost)
+    return engine._host
+
+
+def pid_of(engine: CosyVoice2Engine) -> int:
+    pid = host_of(engine).pid
+    assert pid is not None
+    return pid
+
+
+def size_of(pid: int) -> int:
+    """Bytes of its address space."""
+    n_pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0])
+    return n_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def until(is_so: Callable[[], bool], what: str) -> None:
+    for _ in range(int(WAIT_S * 100)):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {WAIT_S:g} s: {what}")
+
+
+async def killed_and_back(engine: CosyVoice2Engine) -> None:
+    pid = pid_of(engine)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: host_of(engine).is_ready and host_of(engine).pid != pid, "it is ready again")
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: Path) -> None:
+    """The system gives its process no more: whoever comes is told, and when there is memory again all is as it was. It
+    may die of it too, and is then replaced."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        pid = pid_of(engine)
+        resource.prlimit(pid, resource.RLIMIT_AS, (size_of(pid), resource.RLIM_INFINITY))
+        crowd = [Utterance(str(i), LONG, voice="prompted", seed=i) for i in range(12)]
+        told = await asyncio.gather(*(speak(engine, utterance) for utterance in crowd), return_exceptions=True)
+        errors = [error for error in told if isinstance(error, BaseException)]
+        assert errors, "it had memory enough"
+        for error in errors:
+            assert isinstance(error, EngineError) and error.retryable and "\n" not in str(error)
+        assert engine.stats().n_queued == engine.stats().n_running == 0
+        if pid_of(engine) == pid:
+            resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await until(lambda: host_of(engine).is_ready, "it is ready")
+        again = [speak(engine, Utterance(str(i), SENTENCE, seed=1)) for i in range(5)]
+        assert all((joined(chunks) == alone).all() for chunks in await asyncio.gather(*again))
+
+    apart(model_dir, use, limits=Limits(n_slots=4))
+
+
+@pytest.mark.parametrize("when", ["taken in", "begun"])
+@pytest.mark.parametrize("error", [MemoryError("no room"), EngineError("no room")])
+def test_text_that_cannot_be_read_fails_alone(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+) -> None:
+    """Also before the utterance has a place in the core: whoever takes in orders must outlive it."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", NEIGHBOUR)))
+        tokenizer = core_of(engine).runner.model.tokenizer
+        where, name = (core, "Stream") if when == "taken in" else (tokenizer, "encode")
+        works = getattr(where, name)
+
+        def fails_for_one(of: Any, *args: Any, **named: Any) -> Any:
+            if "zebra" in str(of):
+                raise error
+            return works(of, *args, **named)
+
+        monkeypatch.setattr(where, name, fails_for_one)
+        bad, good = await asyncio.gather(
+            speak(engine, Utterance("b", "A zebra.")), speak(engine, Utterance("g", NEIGHBOUR)), return_exceptions=True
+        )
+        assert isinstance(bad, EngineError) and "no room" in str(bad)
+        assert not isinstance(good, BaseException) and (joined(good) == alone).all()
+        assert engine.stats() == EngineStats()
+
+    started(CosyVoice2Engine(model_dir), use)
+
+
+# ------------------------------------------------------------------------------ storms
+
+
+def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
+    """Given up before they begin, while they wait for a slot, in the middle; some are heard to their end, and these say
+    what they say alone. Two slots, so that one that is lost would be missed."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", "Yes.", seed=1)))
+        order = random.Random(1)
+        n_heard = 0
+
+        async def one(i: int) -> None:
+            nonlocal n_heard
+            if i % 100 == 0:
+                assert (joined(await speak(engine, Utterance(str(i), "Yes.", seed=1, deadline_ns=1))) == alone).all()
+                n_heard += 1
+                return
+            stream = engine.synthesize(Utterance(str(i), "Yes.", seed=1))
+            asking = asyncio.ensure_future(anext(stream))
+            for _ in range(order.randrange(30)):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await stream.aclose()
+
+        for begin in range(0, 10_000, 200):
+            await asyncio.wait_for(asyncio.gather(*(one(i) for i in range(begin, begin + 200))), WAIT_S)
+            assert engine.stats().n_queued == engine.stats().n_running == 0
+        assert n_heard == 100
+        both = await asyncio.gather(*(speak(engine, Utterance(str(i), "Yes.", seed=1)) for i in range(4)))
+        assert all((joined(chunks) == alone).all() for chunks in both)
+
+    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=2))
+
+
+def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
+    """Long sentences given up at every stage, from the first id to the last block, while two others are heard whole."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", f"{SENTENCE} {NEIGHBOUR}", seed=1)))
+        speaking = [
+            asyncio.create_task(speak(engine, Utterance(str(i), f"{SENTENCE} {NEIGHBOUR}", seed=1))) for i in range(2)
+        ]
+        n_given_up = 0
+        while not all(task.done() for task in speaking) or n_given_up < 40:
+            streams = [engine.synthesize(Utterance("x", LONG, seed=n, deadline_ns=1)) for n in range(4)]
+            for n_taken, stream in enumerate(streams):
+                for _ in range(n_taken):
+                    await anext(stream)
+                await asyncio.wait_for(stream.aclose(), WAIT_S)
+                n_given_up += 1
+        for task in speaking:
+            assert (joined(task.result()) == alone).all()
+        assert engine.stats().n_queued == engine.stats().n_running == 0
+
+    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=4))
+
+
+# ------------------------------------------------------------------------------ voices
+
+
+def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: Path) -> None:
+    """Who has it speaks on in it, and so does everyone until the engine is loaded again; then it is not there, and one
+    that was stored meanwhile is."""
+    store = VoiceStore(tmp_path)
+    features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
+    store.save("anna", features)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        anna = Utterance("u", SENTENCE, voice="anna", seed=1)
+        alone = joined(await speak(engine, anna))
+        speaking = engine.synthesize(anna)
+        heard = [await anext(speaking)]
+        store.remove("anna")
+        store.save("bert", features)
+        heard += [chunk async for chunk in speaking]
+        assert (joined(heard) == alone).all() and (joined(await speak(engine, anna)) == alone).all()
+        await killed_and_back(engine)
+        assert [voice.name for voice in engine.voices] == ["preset", "prompted", "bert"]
+        with pytest.raises(UnknownVoice, match="'anna'; it has preset, prompted, bert"):
+            await speak(engine, anna)
+        assert (joined(await speak(engine, Utterance("u", SENTENCE, voice="bert", seed=1))) == alone).all()
+
+    apart(model_dir, use, voice_dir=tmp_path)
+
+
+# ------------------------------------------------------------------------- checkpoints
+
+
+def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
+    """Its sentences are cut at their longest length, and a neighbour gets its turn: one slot for all."""
+    state = torch.load(directory / "llm.pt", weights_only=True)
+    state["llm_decoder.bias"][6561:] = -50.0
+    torch.save(state, directory / "llm.pt")
+    n_text = len(TextTokenizer(directory / "CosyVoice-BlankEN").encode("no."))
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        heard = await asyncio.gather(*(speak(engine, Utterance(str(i), "no", seed=i)) for i in range(3)))
+        assert [len(joined(chunks)) for chunks in heard] == [20 * n_text * 960] * 3
+        assert engine.stats().n_queued == engine.stats().n_running == 0
+
+    apart(directory, use, limits=Limits(n_slots=1))
+
+
+def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was read is not read again: it speaks on. A new process cannot load it, says which file it is, and is tried
+    again until somebody has mended it."""
+    monkeypatch.setattr(process_host, "BACKOFF_S", (0.0, 0.1))
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        whole = (directory / "flow.pt").read_bytes()
+        (directory / "flow.pt").write_bytes(whole[: len(whole) // 2])
+        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until(lambda: caplog.text.count("flow.pt cannot be read") >= 2, "it was tried twice")
+        assert not engine.stats().is_ready
+        with pytest.raises(EngineError, match="being started again") as refused:
+            await speak(engine, Utterance("u", SENTENCE))
+        assert refused.value.retryable
+        (directory / "flow.pt").write_bytes(whole)
+        await until(lambda: engine.stats().is_ready, "it is ready again")
+        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+
+    with caplog.at_level(logging.INFO):
+        apart(directory, use)

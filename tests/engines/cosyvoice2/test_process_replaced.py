@@ -1,0 +1,374 @@
+"""The host while its process is replaced: on a clock that jumps, with processes that do what they are told; and real
+ones whose parent is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from virtual_loop import run
+
+from telephony_tts.engines.api import TextFeed, Utterance
+from telephony_tts.engines.cosyvoice2 import process_host
+from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Order, Push, Submit
+from telephony_tts.engines.cosyvoice2.process_host import BACKOFF_S, STEADY_S, ProcessHost
+from telephony_tts.engines.cosyvoice2.process_messages import Alive, Failed, Heard, Message, Ready, packed
+from telephony_tts.engines.cosyvoice2.prompting import Request
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.settings import Settings
+from telephony_tts.errors import EngineError, EngineUnavailable
+
+WAIT_S = 30.0
+MOST = 200
+"""Processes of a test."""
+
+
+class Staged:
+    """In the place of a process: says and does what it is told, and keeps what it was sent."""
+
+    made: list[Staged]
+    first_words: Callable[[Staged], None]
+    """What each one does as soon as it runs."""
+
+    def __init__(self, *_: object) -> None:
+        self.born_s = asyncio.get_running_loop().time()
+        self.reader = asyncio.StreamReader()
+        self.orders: list[Order] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.child = SimpleNamespace(pid=1000 + len(self.made), kill=lambda: None)
+        self.made.append(self)
+        if len(self.made) > MOST:
+            pytest.fail("it is started again and again without a pause")
+        type(self).first_words(self)
+
+    async def connect(self) -> asyncio.StreamReader:
+        return self.reader
+
+    def send(self, order: Order) -> None:
+        self.orders.append(order)
+
+    async def end(self) -> str:
+        await self.may_end.wait()
+        return "exit status 1"
+
+    def says(self, message: Message) -> None:
+        self.reader.feed_data(packed(message))
+
+    def dies(self) -> None:
+        self.reader.feed_eof()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Staged]:
+    """The processes in their order; each is ready at once."""
+    Staged.made = []
+    Staged.first_words = lambda staged: staged.says(Ready(("anna",)))
+    monkeypatch.setattr(process_host, "_Process", Staged)
+    return Staged.made
+
+
+def hosted(use: Callable[[ProcessHost, list[tuple[int, Event]]], Awaitable[None]]) -> None:
+    """Run `use` on a host that is ready, and close it. Where anything waits for ever, the loop raises."""
+
+    async def main() -> None:
+        heard: list[tuple[int, Event]] = []
+        host = ProcessHost(Settings(Path("nowhere")), lambda key, event: heard.append((key, event)))
+        await host.start()
+        try:
+            await use(host, heard)
+        finally:
+            await host.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    run(main())
+
+
+def submit(key: int) -> Submit:
+    return Submit(key, "anna", Request("yes"))
+
+
+async def some_turns() -> None:
+    """Let whatever can go on without time passing go on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def pauses_s(made: list[Staged]) -> list[float]:
+    return [later.born_s - earlier.born_s for earlier, later in itertools.pairwise(made)]
+
+
+# ----------------------------------------------------------------------------- orders
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one(
+    made: list[Staged], in_a_thread: bool
+) -> None:
+    """Sent when the process is dead and not yet cleared away, when the next one loads, and when that is ready."""
+
+    async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
+        def send(order: Order) -> None:
+            if in_a_thread:
+                thread = threading.Thread(target=host.send, args=(order,))
+                thread.start()
+                thread.join()
+            else:
+                host.send(order)
+
+        Staged.first_words = lambda staged: None
+        for key in range(4):
+            host.send(submit(key))
+        (first,) = made
+        first.may_end.clear()
+        first.dies()
+        await some_turns()
+        assert not host.is_ready and heard == []
+        send(Cancel(0))
+        await some_turns()
+        first.may_end.set()
+        await some_turns()
+        send(Cancel(1))
+        await some_turns()
+        (_, second) = made
+        assert not host.is_ready
+        second.says(Ready(("anna",)))
+        await some_turns()
+        assert host.is_ready
+        send(Cancel(2))
+        send(Push(3, "more", True))
+        host.send(submit(4))
+        send(Cancel(4))
+        await some_turns()
+        assert [key for key, _ in heard] == [0, 1, 2, 3], "each has ended, and once"
+        for _, event in heard:
+            assert isinstance(event, Ended) and event.error is not None and event.error.retryable
+        assert first.orders == [submit(key) for key in range(4)] + [Cancel(0)]
+        assert second.orders == [submit(4), Cancel(4)]
+
+    hosted(use)
+
+
+def test_what_was_cancelled_in_a_thread_when_it_died_reaches_no_new_one(made: list[Staged]) -> None:
+    """The order is on its way to the loop while the process is replaced."""
+
+    async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
+        host.send(submit(0))
+        made[0].dies()
+        late: list[Order] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "_pass_on", late.append)
+            for order in (Push(0, "x", False), Cancel(0)):
+                thread = threading.Thread(target=host.send, args=(order,))
+                thread.start()
+                thread.join()
+            await some_turns()
+        assert len(made) == 2 and host.is_ready and len(late) == 2
+        for order in late:
+            host._pass_on(order)
+        assert made[1].orders == [] and [key for key, _ in heard] == [0]
+
+    hosted(use)
+
+
+def test_closing_a_stream_while_it_is_replaced_returns(made: list[Staged]) -> None:
+    """As the service does it: at every moment of the replacement, and nothing of the stream is left."""
+
+    async def main() -> None:
+        engine = CosyVoice2Engine(Path("nowhere"), isolation="process")
+        await engine.start()
+        streams = [engine.synthesize(Utterance(str(i), "Yes.", more=TextFeed() if i == 2 else None)) for i in range(3)]
+        asking = [asyncio.create_task(anext(stream)) for stream in streams]
+        await some_turns()
+        Staged.first_words = lambda staged: None
+        made[0].may_end.clear()
+        made[0].dies()
+        await some_turns()
+        asking[0].cancel()
+        await some_turns()
+        assert not asking[0].done(), "it may not return before its end is known"
+        made[0].may_end.set()
+        await asyncio.wait(asking)
+        for task in asking[1:]:
+            assert isinstance(task.exception(), EngineError)
+        assert asking[0].cancelled()
+        assert engine.stats().n_queued == engine.stats().n_running == 0 and not engine.stats().is_ready
+        made[1].says(Ready(("anna",)))
+        await some_turns()
+        assert engine.stats().is_ready and made[1].orders == []
+        again = asyncio.create_task(anext(engine.synthesize(Utterance("again", "Yes."))))
+        await some_turns()
+        (order,) = made[1].orders
+        made[1].says(Heard(order.key, Ended()))
+        await asyncio.wait([again])
+        assert isinstance(again.exception(), StopAsyncIteration)
+        await engine.close()
+
+    run(main())
+
+
+def test_closed_in_the_moment_in_which_it_says_something(made: list[Staged]) -> None:
+    """The waiting task is cancelled when its message is there already: it may not go on as if nothing was."""
+
+    async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
+        host.send(submit(0))
+        made[0].says(Alive(0.0, {}, 0.0))
+        async with asyncio.timeout(1):
+            await host.close()
+        assert len(made) == 1 and [key for key, _ in heard] == [0]
+
+    hosted(use)
+
+
+def test_voices_are_those_of_the_last_time_it_loaded(made: list[Staged]) -> None:
+    """One was removed and another stored while it ran: who asks for none gets one that there is."""
+
+    async def main() -> None:
+        engine = CosyVoice2Engine(Path("nowhere"), isolation="process")
+        await engine.start()
+        assert [voice.name for voice in engine.voices] == ["anna"]
+        Staged.first_words = lambda staged: staged.says(Ready(("bert", "carl")))
+        made[0].dies()
+        await some_turns()
+        assert [voice.name for voice in engine.voices] == ["bert", "carl"]
+        speaking = asyncio.create_task(anext(engine.synthesize(Utterance("u", "Yes."))))
+        await some_turns()
+        (order,) = made[1].orders
+        assert isinstance(order, Submit) and order.voice == "bert"
+        speaking.cancel()
+        await some_turns()
+        made[1].says(Heard(order.key, Ended()))
+        await asyncio.wait([speaking])
+        await engine.close()
+        assert engine.voices == ()
+
+    run(main())
+
+
+# ------------------------------------------------------------------------------ pauses
+
+
+@pytest.mark.parametrize("how", ["dead at once", "cannot load", "ready and dead"])
+def test_one_that_fails_again_and_again_is_started_ever_more_slowly(made: list[Staged], how: str) -> None:
+    def fail(staged: Staged) -> None:
+        if how == "cannot load":
+            staged.says(Failed(EngineUnavailable("flow.pt is missing")))
+        elif how == "ready and dead":
+            staged.says(Ready(("anna",)))
+        staged.dies()
+
+    async def use(host: ProcessHost, _: object) -> None:
+        Staged.first_words = fail
+        made[0].dies()
+        await asyncio.sleep(sum(BACKOFF_S) + 3 * BACKOFF_S[-1] + 1)
+        assert pauses_s(made) == [*BACKOFF_S, BACKOFF_S[-1], BACKOFF_S[-1], BACKOFF_S[-1]]
+        assert pauses_s(made)[:6] == [0, 1, 2, 5, 10, 30], "and after half a minute it is tried for ever"
+        Staged.first_words = lambda staged: staged.says(Ready(("anna",)))
+        await asyncio.sleep(BACKOFF_S[-1])
+        assert host.is_ready
+
+    hosted(use)
+
+
+def test_one_that_was_steady_is_started_again_at_once(made: list[Staged]) -> None:
+    async def use(host: ProcessHost, _: object) -> None:
+        for _ in range(3):
+            made[-1].dies()
+            await asyncio.sleep(3.0)
+        assert pauses_s(made) == [0, 3 + 1, 2 + 2], "3 s of life are not steady"
+        for _ in range(int(STEADY_S)):
+            made[-1].says(Alive(0.0, {}, 0.0))
+            await asyncio.sleep(1.0)
+        n_made = len(made)
+        made[-1].dies()
+        await some_turns()
+        assert len(made) == n_made + 1 and host.is_ready
+
+    hosted(use)
+
+
+def test_one_that_never_loaded_is_not_tried_again(made: list[Staged]) -> None:
+    async def main() -> None:
+        Staged.first_words = Staged.dies
+        host = ProcessHost(Settings(Path("nowhere")), lambda *_: None)
+        with pytest.raises(EngineError, match="ended while it was loading"):
+            await host.start()
+        await asyncio.sleep(100)
+        assert len(made) == 1
+        await host.close()
+
+    run(main())
+
+
+# ----------------------------------------------------------------------------- orphans
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+
+async def main():
+    engine = CosyVoice2Engine(Path(sys.argv[1]), isolation="process")
+    await engine.start()
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("while_it_loads", [False, True])
+def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Path, while_it_loads: bool) -> None:
+    """kill -9: nobody tells the engine. It sees that its socket is closed, also while it loads and reads nothing."""
+    environment = dict(os.environ)
+    if while_it_loads:
+        (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+        environment["PYTHONPATH"] = str(tmp_path)
+    command = [sys.executable, "-c", PARENT, str(model_dir)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pid = 0
+    try:
+        pid = only_child(parent.pid)
+        if not while_it_loads:
+            assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+        parent.wait(WAIT_S)
+        end_s = time.monotonic() + WAIT_S
+        while is_alive(pid):
+            assert time.monotonic() < end_s, "the engine's process outlives its parent"
+            time.sleep(0.02)
+    finally:
+        parent.kill()
+        if pid and is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        parent.communicate()
+
+
+def only_child(parent_pid: int) -> int:
+    """The engine's process, once it runs its program."""
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        for pid in Path(f"/proc/{parent_pid}/task/{parent_pid}/children").read_text(encoding="ascii").split():
+            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        time.sleep(0.01)
+    raise AssertionError("the engine has no process")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; whoever has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

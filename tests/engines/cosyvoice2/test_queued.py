@@ -1,0 +1,58 @@
+"""How long an utterance waited for the engine, as its first chunk tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from conformance import speak
+from service_rig import started
+from speaking import NEIGHBOUR, SENTENCE
+
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.api import Chunk, Utterance
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+
+LONG = f"{SENTENCE} {NEIGHBOUR} " * 3
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_first_chunk_tells_how_long_it_waited_for_a_slot(model_dir: Path, isolation: str) -> None:
+    """One slot: the second cannot begin before the first has ended, and has waited for all of that."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        begun_ns = monotonic_ns()
+        times_ns: dict[str, list[int]] = {"first": [], "second": []}
+        chunks: dict[str, list[Chunk]] = {"first": [], "second": []}
+
+        async def heard(name: str) -> None:
+            async for chunk in engine.synthesize(Utterance(name, SENTENCE, seed=1)):
+                times_ns[name].append(monotonic_ns() - begun_ns)
+                chunks[name].append(chunk)
+
+        first = asyncio.create_task(heard("first"))
+        await asyncio.sleep(0)
+        await asyncio.gather(first, heard("second"))
+        waited_ns = {name: heard[0].queued_ns for name, heard in chunks.items()}
+        assert 0 <= waited_ns["first"] < times_ns["first"][0], "before its first audio"
+        assert times_ns["first"][0] < waited_ns["second"] < times_ns["second"][0]
+        for name in chunks:
+            assert all(chunk.queued_ns == 0 for chunk in chunks[name][1:]), "told once"
+        assert engine.stats().n_running == engine.stats().n_queued == 0
+
+    started(CosyVoice2Engine(model_dir, isolation=isolation, limits=Limits(n_slots=1)), use)
+
+
+def test_who_waits_is_queued_and_who_is_spoken_runs(model_dir: Path) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        speaking = engine.synthesize(Utterance("a", LONG))
+        await anext(speaking)
+        waiting = asyncio.create_task(speak(engine, Utterance("b", "Yes.")))
+        await asyncio.sleep(0)
+        assert (engine.stats().n_running, engine.stats().n_queued) == (1, 1)
+        await speaking.aclose()
+        (first, *_) = await waiting
+        assert first.queued_ns > 0
+
+    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=1)), use)
