@@ -14,6 +14,8 @@ MODEL       ?= models/CosyVoice2-0.5B
 PULL_ARGS   ?=
 SERVE_ARGS  ?=
 PYTEST_ARGS ?=
+# How many tests run at a time, those aside that must run alone.
+PROCESSES   ?= 2
 
 # OpenBLAS threads spin against onnxruntime's: without this a sentence takes twice as long.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -44,9 +46,16 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
+# Two passes: what must run alone comes last. One that finds nothing to do (5) is no failure, both are; what is neither
+# passed nor failed, but broken off, ends it.
 test: check
 	@$(need-npm)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@status=5; \
+	for pass in "--only beside -n $(PROCESSES) --dist loadfile --no-loadscope-reorder" "--only alone"; do \
+	  $(BIN)/python -m pytest $$pass $(PYTEST_ARGS); passed=$$?; \
+	  case $$passed in 0) [ $$status = 1 ] || status=0;; 1) status=1;; 5) ;; *) exit $$passed;; esac; \
+	done; \
+	exit $$status
 
 # schedule.py measures nothing: it computes what would follow from prices that are put in.
 BENCHMARKS := $(filter-out benchmarks/schedule.py,$(wildcard benchmarks/*.py))

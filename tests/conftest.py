@@ -1,14 +1,64 @@
-"""What every test runs under."""
+"""What every test runs under, and which of them run beside others."""
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
 
 # The same examples on every run, and no verdict by the clock of a shared machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of its own, and no `-m`, of which the last would hide the one before it."""
+    parser.addoption(
+        "--only",
+        choices=("beside", "alone"),
+        help="only the tests that may run beside others, or only those that must run alone; all if it is not given",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After the folders have marked theirs."""
+    only = config.getoption("--only")
+    if only is None:
+        return
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        alone = item.get_closest_marker("alone") is not None
+        (chosen if alone == (only == "alone") else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """What a process reports travels as UTF-8, and what hostile texts leave in a log or a message has to as well."""
+    return encodable((yield))
+
+
+def encodable(told: object) -> object:
+    """The same, with lone surrogates written out."""
+    if isinstance(told, str):
+        return told.encode("utf-8", "backslashreplace").decode()
+    if isinstance(told, dict):
+        return {encodable(key): encodable(value) for key, value in told.items()}
+    if isinstance(told, list | tuple):
+        return type(told)(map(encodable, told))
+    return told
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end; a collector that walks through them each time takes a fifth of a second."""
+    gc.collect()
+    gc.freeze()

@@ -169,7 +169,7 @@ async def interleaved_utterances_equal_each_alone(engine: Engine, subject: Subje
 
 async def many_at_once_equal_each_alone(engine: Engine, subject: Subject) -> None:
     texts = [f"{subject.sentence} {subject.neighbour}", subject.neighbour, subject.sentence] * 4
-    alone = {text: joined(await speak(engine, Utterance("alone", text))) for text in texts}
+    alone = {text: joined(await speak(engine, Utterance("alone", text))) for text in set(texts)}
     together = await asyncio.gather(*(speak(engine, Utterance(str(i), text)) for i, text in enumerate(texts)))
     for text, chunks in zip(texts, together, strict=True):
         assert subject.same(joined(chunks), alone[text])
@@ -222,9 +222,10 @@ async def ten_thousand_characters_are_bounded(engine: Engine, subject: Subject) 
 
 
 async def many_cancels_leave_it_working(engine: Engine, subject: Subject) -> None:
+    """More of them than an engine has slots or threads: one lost each time would be felt."""
     utterance = Utterance("u", subject.sentence)
     alone = joined(await speak(engine, utterance))
-    for _ in range(40):
+    for _ in range(24):
         stream = engine.synthesize(utterance)
         await anext(stream)
         await stream.aclose()

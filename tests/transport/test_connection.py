@@ -18,6 +18,8 @@ from telephony_tts.transport.connection import CallConnection
 
 Handler = Callable[[CallConnection], Awaitable[None]]
 
+pytestmark = pytest.mark.alone
+
 
 @asynccontextmanager
 async def served(handler: Handler) -> AsyncIterator[int]:
@@ -111,7 +113,9 @@ def test_a_callback_that_breaks_ends_its_own_connection(caplog: pytest.LogCaptur
     assert crash.exc_info is not None and crash.exc_info[0] is ZeroDivisionError
 
 
-@pytest.mark.parametrize("farewell", [Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True), b"\x81\x02hi"])
+@pytest.mark.parametrize(
+    "farewell", [Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True), b"\x81\x02hi"], ids=["close", "unmasked"]
+)
 def test_a_goodbye_counts_when_it_is_said_not_when_the_socket_is_gone(farewell: bytes) -> None:
     """A close frame, or bytes that are no WebSocket; then the peer keeps its socket open and does nothing."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -52,20 +53,64 @@ def prompt(rig: Rig) -> SpeakerPrompt:
     return rig.prompt("prompted")
 
 
+KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptInTheMaking,
+         SentenceDecoding)  # fmt: skip
+"""What only an utterance has."""
+
+
+class Census:
+    """What lives, asked for again and again without a walk through the whole process.
+
+    Nothing is collected meanwhile, so whatever is made since stays among the youngest, and only what was there before
+    has to be kept in mind.
+    """
+
+    def __init__(self) -> None:
+        gc.collect()
+        gc.disable()
+        self._n_collections = self._collections()
+        there = gc.get_objects()
+        self._left_over = [o for o in there if type(o) in KINDS]
+        self._old = [weakref.ref(o) for o in there if issubclass(type(o), Tensor)]
+
+    def storages(self) -> dict[int, int]:
+        """What `live_storages` would find, by the same rules."""
+        old = [tensor for reference in self._old if (tensor := reference()) is not None]
+        tensors = [*old, *(o for o in self._young() if issubclass(type(o), Tensor))]
+        dense = [t for t in tensors if t.layout == torch.strided and t.device.type == "cpu"]
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in dense}
+
+    def objects(self) -> list[object]:
+        """Of the kinds above, those included that an earlier test has left."""
+        return [*self._left_over, *(o for o in self._young() if type(o) in KINDS)]
+
+    def _young(self) -> list[object]:
+        assert self._collections() == self._n_collections, "what was collected meanwhile is not found here"
+        return gc.get_objects(generation=0)
+
+    @staticmethod
+    def _collections() -> int:
+        return sum(generation["collections"] for generation in gc.get_stats())
+
+
 @pytest.fixture(autouse=True)
-def uncollected() -> Iterator[None]:
+def census() -> Iterator[Census]:
     """What is freed here is freed at once, and not by a collector that comes when it comes."""
-    gc.collect()
-    gc.disable()
-    yield
+    yield Census()
     gc.enable()
 
 
-def objects() -> list[object]:
-    """What only an utterance has."""
-    kinds = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptInTheMaking,
-             SentenceDecoding)  # fmt: skip
-    return [o for o in gc.get_objects() if type(o) in kinds]
+def test_the_census_misses_nothing(rig: Rig, prompt: SpeakerPrompt, census: Census) -> None:
+    """With an utterance under way it finds what a walk through everything finds."""
+    stepped = Stepped(rig)
+    key = stepped.say(Request(SENTENCE))
+    stepped.run(60)
+    storages, objects = live_storages(), [o for o in gc.get_objects() if type(o) in KINDS]
+    assert census.storages() == storages
+    assert objects and {id(o) for o in census.objects()} == {id(o) for o in objects}
+    stepped.cancel(key)
+    stepped.run()
+    assert stepped.is_empty()
 
 
 def elements_per_token(config: ModelConfig) -> tuple[int, int]:
@@ -128,18 +173,18 @@ def test_the_spare_room_is_no_more_than_it_is_said_to_be(rig: Rig, prompt: Speak
 
 
 @pytest.mark.parametrize("kind", ["exact", "early", "upstream"])
-def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str) -> None:
+def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str, census: Census) -> None:
     noise = CounterNoise(1, rig.config.vocoder.n_harmonics + 1)
     hold = {"exact": None, "early": 8}.get(kind)
     joint = UpstreamJoint(rig.model.vocoder, noise) if kind == "upstream" else ContinuousJoint(
         rig.model.vocoder, noise, hold
     )  # fmt: skip
     mel = torch.randn(1, 80, 50, generator=torch.Generator().manual_seed(0)) - 5
-    n_before, held = sum(live_storages().values()), []
+    n_before, held = sum(census.storages().values()), []
     for _ in range(12):
         audio = joint.push(mel)
         del audio
-        held.append(sum(live_storages().values()) - n_before)
+        held.append(sum(census.storages().values()) - n_before)
         if isinstance(joint, ContinuousJoint):
             # Beside what is counted, the phases and voicing of the last frames.
             assert 0 <= held[-1] - joint.n_bytes <= mel.shape[2] * (8 * (rig.config.vocoder.n_harmonics + 1) + 1)
@@ -188,20 +233,20 @@ class Ready(Stepped):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str) -> None:
+def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str, census: Census) -> None:
     """Looked at after every third step: all live storages, of which the ids, the clock, a block under way and mel or
     audio not yet given out are the rest."""
     ready = Ready(rig, PROFILES[name])
-    before = sum(live_storages().values())
+    before = sum(census.storages().values())
     key = ready.say_at_length()
     most, n_looks, n_steps = 0, 0, 0
     while ready.step_unheard(key):
         n_steps += 1
         if n_steps % 3:
             continue
-        held = sum(live_storages().values()) - before
+        held = sum(census.storages().values()) - before
         counted = 0
-        for item in objects():
+        for item in census.objects():
             if isinstance(item, FlowStream):
                 counted += item.nbytes()
             elif isinstance(item, ContinuousJoint):
@@ -216,39 +261,39 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: str) -> None:
+def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: str, census: Census) -> None:
     """At the end, and cancelled after steps all along: before the first token, between Euler steps, at the end. It is
     freed where it is dropped: nothing of it refers to itself, and no collector has to come."""
     ready = Ready(rig, PROFILES[name])
-    before = live_storages()
-    assert objects() == [] and ready.is_empty()
+    before = census.storages()
+    assert census.objects() == [] and ready.is_empty()
     whole = ready.say_at_length()
     n_steps = ready.run()
     ready.heard[whole].clear()
-    assert objects() == [] and live_storages() == before
+    assert census.objects() == [] and census.storages() == before
     for n in (0, 1, 2, 30, n_steps // 2, n_steps // 2 + 5, n_steps - 3, n_steps - 1):
         key = ready.say_at_length()
         assert ready.run(n) == n
-        assert objects() != []
+        assert census.objects() != []
         ready.cancel(key)
         assert ready.run() == 1
         ready.heard[key].clear()
-        assert objects() == [], n
+        assert census.objects() == [], n
         assert ready.is_empty()
-        assert live_storages() == before, n
+        assert census.storages() == before, n
 
 
-def test_a_voice_that_is_given_up_is_free(rig: Rig) -> None:
+def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
     """Cancelled after any of the steps that make it ready."""
     stepped = Stepped(rig)
-    before = live_storages()
+    before = census.storages()
     for n in range(10):
         key = stepped.say(Request(SENTENCE))
         assert (stepped.run(n) == n and stepped.core.voices.making == []) or n
         stepped.cancel(key)
         stepped.run()
-        assert stepped.core.voices.making == [] and objects() == [], n
-        assert live_storages() == before, n
+        assert stepped.core.voices.making == [] and census.objects() == [], n
+        assert census.storages() == before, n
     key = stepped.say(Request(SENTENCE))
     stepped.run()
     assert stepped.voice("prompted").n_flow_tokens > 0
@@ -259,15 +304,15 @@ def storages(cache: Cache) -> Iterator[tuple[int, int]]:
         yield tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
 
 
-def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig, prompt: SpeakerPrompt) -> None:
+def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig, prompt: SpeakerPrompt, census: Census) -> None:
     flow, tokens = rig.model.flow, ids(50)
-    alone = sum(live_storages().values())
+    alone = sum(census.storages().values())
     streams = [flow.start(prompt.flow) for _ in range(2)]
     for stream in streams:
         mel = flow.extend(stream, tokens[:, :22], tokens[:, 22:25])
     del mel
     own = sum(stream.nbytes() for stream in streams)
-    assert sum(live_storages().values()) - alone == own
+    assert sum(census.storages().values()) - alone == own
     reached = dict(pair for s in streams for cache in [s.encoder, *s.steps] for pair in storages(cache))
     of_prompt = dict(pair for cache in [prompt.flow.encoder, *prompt.flow.steps] for pair in storages(cache))
     shared = {at: n for at, n in of_prompt.items() if at in reached}

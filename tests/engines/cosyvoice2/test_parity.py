@@ -87,6 +87,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def right(directories: dict[str, Path]) -> dict[str, list[Row]]:
+    """What comparing each directory gives as long as nothing is wrong."""
+    return {name: rows_of(directory) for name, directory in directories.items()}
+
+
 @pytest.fixture
 def golden(directories: dict[str, Path], tmp_path: Path) -> Path:
     """A copy of the first directory, to be damaged."""
@@ -110,28 +116,30 @@ def skipped(rows: list[Row]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_stage_of_any_directory_is_compared_and_passes(directories: dict[str, Path], name: str) -> None:
-    rows = rows_of(directories[name])
+def test_every_stage_of_any_directory_is_compared_and_passes(right: dict[str, list[Row]], name: str) -> None:
+    rows = right[name]
     assert missed(rows) == []
     compared = [row.name for row in rows if isinstance(row, Stage)]
     assert [stage for stage in STAGES if not any(one.startswith(stage) for one in compared)] == []
 
 
 def test_a_chunk_that_ends_within_a_block_is_recomputed_and_refused_by_the_cached_stream(
-    directories: dict[str, Path],
+    right: dict[str, list[Row]],
 ) -> None:
-    rows = rows_of(directories["no prompt, a chunk within a block"])
+    rows = right["no prompt, a chunk within a block"]
     chunk = [row.name for row in rows if row.name.startswith("flow chunk 1")]
     assert chunk == ["flow chunk 1 recomputed", "flow chunk 1 refused by the cached stream", "flow chunk 1 cached"]
     assert "within a block" in skipped(rows)["flow chunk 1 cached"]
     assert "flow chunk 2 cached" in [row.name for row in rows if isinstance(row, Stage)]
 
 
-def test_past_the_reference_s_failure_this_engine_goes_on(directories: dict[str, Path]) -> None:
+def test_past_the_reference_s_failure_this_engine_goes_on(
+    directories: dict[str, Path], right: dict[str, list[Row]]
+) -> None:
     for name, directory in directories.items():
         with np.load(directory / "llm_bistream.npz") as file:
             assert str(file["fails__error"]) == "ValueError", name
-        compared = [row.name for row in rows_of(directory) if "past it" in row.name and isinstance(row, Stage)]
+        compared = [row.name for row in right[name] if "past it" in row.name and isinstance(row, Stage)]
         assert compared == ["lm bistream fails, up to where the reference fails, and past it"]
 
 
@@ -290,11 +298,13 @@ def test_a_wrong_weight_is_seen(golden: Path) -> None:
 # ------------------------------------------------------------- what is missing or broken
 
 
-def test_what_is_missing_is_skipped_and_the_rest_compared(golden: Path, directories: dict[str, Path]) -> None:
+def test_what_is_missing_is_skipped_and_the_rest_compared(
+    golden: Path, directories: dict[str, Path], right: dict[str, list[Row]]
+) -> None:
     every = sorted(path.name for path in golden.iterdir())
     vectors, weights = ([name for name in every if name.endswith(".pt") == of] for of in (False, True))
     vectors.remove("tiny_config.json")
-    whole = {row.name for row in rows_of(golden) if isinstance(row, Stage)}
+    whole = {row.name for row in right[FIRST] if isinstance(row, Stage)}
     for removed in (vectors[::2], vectors[1::2], weights, ["tiny_config.json"]):
         shutil.rmtree(golden)
         shutil.copytree(directories[FIRST], golden)
@@ -345,10 +355,12 @@ def test_an_exception_is_a_miss_of_its_stage_alone(golden: Path, monkeypatch: py
 # ------------------------------------------------------------------------- the command
 
 
-def test_status_0_and_a_line_for_each_stage(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_0_and_a_line_for_each_stage(
+    golden: Path, right: dict[str, list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert parity.main([str(golden)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(rows_of(golden)) + 1
+    assert len(lines) == len(right[FIRST]) + 1
     assert {line.split()[0] for line in lines[:-1]} == {"ok", "skip"}
     n = sum(line.startswith("ok") for line in lines)
     assert lines[-1] == f"{n} of {n} stages within tolerance, {len(lines) - 1 - n} skipped"

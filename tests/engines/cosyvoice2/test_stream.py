@@ -47,17 +47,20 @@ def test_cancelled_after_any_step_it_frees_all_and_spares_the_neighbour(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is computed for it any more; one step later its slot is free and its listener told."""
-    alone = spoken(rig, Request(NEIGHBOUR, seed=2))
     monkeypatch.setattr(prompting, "SOFT_CHARS", 16)
-    two_pieces = Request("Hello, dear you. Now I am here.")
+    monkeypatch.setattr(prompting, "HARD_CHARS", 20)
+    alone = spoken(rig, Request(NEIGHBOUR, seed=2))
+    two_pieces = Request("No, thank you. Goodbye.")
     runner = Watched(rig)
     stepped = Stepped(rig, ahead=HELD, runner=runner)
     neighbour = stepped.say(Request(NEIGHBOUR, seed=2))
     stepped.run()
     assert stepped.heard[neighbour] and neighbour not in stepped.ended
+    runner.calls.clear()
     whole = stepped.say(two_pieces)
     n_steps = stepped.run(taking=[whole])
     assert stepped.ended[whole].error is None and n_steps > 60
+    assert sum(stage == "prefill" for stage, _ in runner.calls) == 2
     for n in range(n_steps):
         key = stepped.say(two_pieces)
         assert stepped.run(n, taking=[key]) == n
