@@ -68,6 +68,18 @@ def _invert(weights: Tensor, u: Tensor) -> Tensor:
     return index.clamp(max=weights.shape[-1] - 1)
 
 
+def _likeliest(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The `n` largest of `probs` [B, V], none negative, and their ids, by falling probability and rising id: [B, n].
+
+    Bits of floats that are not negative rank as the floats do. With the id below them no two keys are equal, and the
+    few wanted are found without all being sorted, which on a CPU takes as long as a layer of the model.
+    """
+    from_last = torch.arange(probs.shape[-1] - 1, -1, -1, device=probs.device)
+    keys = (probs.float().view(torch.int32).long() << 32) | from_last
+    ids = keys.topk(min(n, probs.shape[-1]), dim=-1).indices
+    return probs.gather(-1, ids).double(), ids
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """A draw and how it came about; all [B]."""
@@ -85,8 +97,7 @@ def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: Samp
     `top_k`. Second draws, from all of the vocabulary but the repeated id, are made for every row and used where needed:
     a branch would have to ask the device.
     """
-    probs, ids = torch.softmax(log_probs, dim=-1).sort(dim=-1, descending=True, stable=True)
-    probs, ids = probs[:, : config.top_k].double(), ids[:, : config.top_k]
+    probs, ids = _likeliest(torch.softmax(log_probs, dim=-1), config.top_k)
     inside = probs.cumsum(dim=-1) - probs < config.top_p
     # Rounding of the difference above must never empty it.
     inside[:, 0] = True

@@ -56,6 +56,7 @@ def test_few_rows_go_by_the_integers_and_many_by_the_weights() -> None:
     x = randn(MOST_STEPS + 1, 4 * GROUP, seed=2)
     few, many = matrix(x[:MOST_STEPS], bias), matrix(x, bias)
     assert few.dtype == many.dtype == torch.float32
+    assert matrix(x).dtype == matrix(x.bfloat16()).dtype == torch.bfloat16
     assert relative_error(few, x[:MOST_STEPS] @ integers.t() + bias) < 0.005
     assert relative_error(many, x @ weight.t() + bias) < 0.005
     assert relative_error(few, many[:MOST_STEPS]) > 0.03

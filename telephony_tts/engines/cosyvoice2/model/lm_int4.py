@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .flow_layers import PACKED_FOR, packs
-from .lm_weights import Norm
+from .lm_weights import Norm, rms_norm
 
 GROUP = 32
 ROWS = 16
@@ -30,8 +29,10 @@ _SMALLEST = 1e-30
 
 
 class Int4Matrix:
-    """Weights [N, K] of float32 on the CPU; takes and gives float32. Raises ValueError for others, for sizes that
-    are no whole number of ROWS and GROUP, and where this processor or PyTorch cannot do it (`available`).
+    """Weights [N, K] of float32 on the CPU; takes float32 or bfloat16 and gives bfloat16, with a bias of float32 that.
+
+    Raises ValueError for other weights, for sizes that are no whole number of ROWS and GROUP, and where this processor
+    or PyTorch cannot do it (`available`).
 
     A row's result depends on no other row: a test holds it to the bit.
     """
@@ -53,14 +54,15 @@ class Int4Matrix:
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if self._norm is not None:
-            rows = F.rms_norm(rows, rows.shape[1:], self._norm.weight, self._norm.eps)
+            rows = rms_norm(rows, self._norm.weight, self._norm.eps)
         narrow = rows.bfloat16()
         if len(rows) <= MOST_STEPS:
-            y = _few(narrow, self._packed, self._steps).float()
+            y = _few(narrow, self._packed, self._steps)
         else:
-            y = torch.ops.mkldnn._linear_pointwise(narrow, self._wide, None, "none", [], "").float()
+            y = torch.ops.mkldnn._linear_pointwise(narrow, self._wide, None, "none", [], "")
+        # In float32 where it is: on its own the product stays as it came, which is how the next matrix takes it.
         if bias is not None:
-            y.add_(bias)
+            y = y + bias
         return y.view(*x.shape[:-1], -1)
 
 
