@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,15 @@ EXAMPLES = """examples:
 """
 ENGINE_EXAMPLES = """examples:
   telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2         does it run? half a minute
-  telephony-tts bench engine --model models/CosyVoice2-0.5B --device cuda --dtype float16 --json l20.json
+  telephony-tts bench engine --config configs/cosyvoice2-l20.yaml --concurrency 1,2,4,8,16 --json l20.json
   telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
-  telephony-tts bench engine --random full --dtype bfloat16 --mode open --concurrency 1,2 --cancel-every 3
+  telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
+  telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
   telephony-tts bench plot l20.json -o l20.png
 
 What is measured is the engine as a server has it, without sockets. A real model speaks English and Chinese sentences of
-about --seconds; a random one makes noises of that length, which take the same time. In the closed loop each caller
+about --seconds; a random one makes noises, which take the same time, of the next length it can make (a multiple of 0.8
+seconds). With --config it has that file's slots, and callers beyond them wait. In the closed loop each caller
 speaks again when it has heard the former turn to its end (all begin at once); in the open loop turns begin at random
 times, one every seconds / concurrency on average. Either way a caller takes the next chunk when it has a second left to
 hear, as a call does, unless --no-pacing is given.
@@ -90,13 +92,18 @@ def add_bench(command: Commands) -> None:
 
 
 def _engine_flags(flags: argparse.ArgumentParser) -> None:
-    what = flags.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="DIR", help="a model directory")
+    what = flags.add_mutually_exclusive_group()
+    what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
     what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB as the official ones, or 6 MB")
     flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there, and take them from there")
     flags.add_argument("--device", metavar="D", help="cpu or cuda (default cpu, or that of --config)")
-    flags.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="of the weights (default float32)")
-    flags.add_argument("--threads", metavar="N", type=int, help="PyTorch may use on a CPU (default 1)")
+    flags.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"),
+        help="of the weights (default float32, or that of --config)",
+    )
+    flags.add_argument(
+        "--threads", metavar="N", type=int, help="PyTorch may use on a CPU (default 1, or that of --config)"
+    )
     flags.add_argument("--profile", metavar="P", help="schedule of the chunks: default, fast or upstream")
     flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
     flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
@@ -154,6 +161,7 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     """The runs in their order. Raises ConfigError for flags that make no sense."""
+    from telephony_tts import config
     from telephony_tts.bench.load import Load
 
     for flag, value, least, most in (
@@ -164,6 +172,10 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     ):
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{flag} is {value}; expected {least:g} to {most:g}")
+    if arguments.model is None and arguments.random is None:
+        arguments.model = None if arguments.config is None else config.load(arguments.config).engines.cosyvoice2.model
+        if arguments.model is None:
+            raise ConfigError("what is to be measured? --model DIR, --random full or tiny, or --config with a model")
     if arguments.keep is not None and arguments.random is None:
         raise ConfigError("--keep goes with --random")
     if arguments.voice is not None and arguments.random is not None:
@@ -224,6 +236,13 @@ def _model(arguments: argparse.Namespace) -> Iterator[Path]:
         yield directory
 
 
+def _seconds(arguments: argparse.Namespace) -> float:
+    """Of speech in a turn, as it is made."""
+    from telephony_tts.bench.subject import random_seconds
+
+    return arguments.seconds if arguments.random is None else random_seconds(arguments.seconds)
+
+
 def _at_its_pace(load: Load) -> Load:
     """The load with turns as long as a random model can make them: the open loop's rate goes by it."""
     from telephony_tts.bench.subject import random_seconds
@@ -234,6 +253,7 @@ def _at_its_pace(load: Load) -> Load:
 def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
     """Everything of the result but the figures. A model is told by its directory's name, not by where it is."""
     from telephony_tts.bench import machine
+    from telephony_tts.engines.cosyvoice2.settings import Precision
 
     own = settings.engines.cosyvoice2
     return {
@@ -243,16 +263,16 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
             "model": f"random {arguments.random}" if arguments.random else Path(arguments.model).resolve().name,
             "device": own.device,
             "dtype": own.dtype,
-            "lm_dtype": own.lm_dtype,
-            "flow_dtype": own.flow_dtype,
-            "vocoder_dtype": own.vocoder_dtype,
+            "precision": asdict(Precision.of(own.dtype, own.lm_dtype, own.flow_dtype, own.vocoder_dtype)),
+            "finish": own.finish,
+            "ready_voices": own.ready_voices,
             "isolation": own.isolation,
             "ahead_ms": own.ahead_ms,
             "profile": own.profile,
             "threads": own.threads,
             "workers": own.workers,
             "slots": own.slots,
-            "seconds": arguments.seconds,
+            "seconds": _seconds(arguments),
             "prompt_seconds": arguments.prompt_seconds if arguments.random else None,
             "concurrency": concurrencies(arguments.concurrency),
             "mode": arguments.mode,

@@ -144,6 +144,11 @@ class CosyVoice2:
     ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000
     control_tokens: tuple[str, ...] = ()
 
+    def conflicts(self) -> Iterator[str]:
+        for name, dtype in (("lm_dtype", self.lm_dtype), ("flow_dtype", self.flow_dtype)):
+            if dtype in ("int8", "int4") and self.device != "cpu":
+                yield f"{name}: {dtype} is for device cpu; on {self.device} leave it null, or take float16 or bfloat16"
+
 
 @dataclass(frozen=True, slots=True)
 class Engines:

@@ -119,7 +119,7 @@ ENGINE_RUNNING = Gauge(
 )
 ENGINE_LOAD = Gauge(
     "telephony_tts_engine_load",
-    "Work under way over what the engine can do in time; above 1 callers hear gaps. 0 where it does not know.",
+    "Speech under way, and one sentence more, over what the engine can make in time; 0 at rest or where it is unknown.",
     ["engine"],
     registry=REGISTRY,
 )

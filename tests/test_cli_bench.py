@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from telephony_tts import cli_bench
+from telephony_tts.bench import runs
 from telephony_tts.bench.load import Load
 from telephony_tts.bench.runs import run, table
 from telephony_tts.cli import main
@@ -58,6 +59,7 @@ def test_the_result_has_the_shape_that_programs_read(done: tuple[Any, Path]) -> 
     assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["torch"][0].isdigit()
     assert document["commit"] is None or re.fullmatch(r"[0-9a-f]{7,}(\+changes)?", document["commit"])
     wanted = {"model": "random tiny", "device": "cpu", "dtype": "float32", "concurrency": [1, 2], "prompt_seconds": 3.5}
+    wanted |= {"seconds": 1.6, "precision": {"lm": "float32", "flow": "float32", "vocoder": "float32"}}
     assert wanted.items() <= document["settings"].items()
     rows = document["results"]
     loads = [("closed", 1), ("closed", 2), ("open", 1), ("open", 2)]
@@ -133,7 +135,7 @@ class Counting(FakeEngine):
     n_left = 0
 
     def counters(self) -> dict[str, float]:
-        self.n_steps += 7
+        self.n_steps += 7  # a look; two are taken before a run and two after it, the second of which count
         return {"steps": self.n_steps, "flow_s": 0.5}
 
     def stats(self) -> EngineStats:
@@ -171,9 +173,10 @@ def test_a_run_that_is_broken_off_has_a_row_of_its_turns() -> None:
     assert row["interrupted"] is True and (row["turns"], row["failed"], row["first_audio_ms_p50"]) == (3, 0, None)
 
 
-def test_what_an_engine_counts_is_kept_as_what_the_run_added() -> None:
+def test_what_an_engine_counts_is_kept_as_what_the_run_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
     row, _ = row_of(Counting(first_audio_ms=1, sleep=lambda seconds: asyncio.sleep(0)))
-    assert row["counters"] == {"steps": 7, "flow_s": 0}
+    assert row["counters"] == {"steps": 14, "flow_s": 0}
     assert row["queued_max"] == 1, "the second caller found the first waiting"
     assert "counters" not in row_of(FakeEngine())[0]
 
@@ -239,7 +242,21 @@ def test_weights_are_kept_of_random_models_only(tmp_path: Path, capsys: pytest.C
     assert "--keep goes with --random" in told(capsys)
 
 
-@pytest.mark.parametrize("flags", [[], ["--model", "a", "--random", "tiny"], ["--random", "huge"]])
+def test_the_model_is_that_of_the_configuration_if_no_other_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "engine"]) == 2
+    assert "--random full or tiny, or --config with a model" in told(capsys)
+    written = tmp_path / "server.yaml"
+    written.write_text("engines: {cosyvoice2: {device: cpu}}\n")
+    assert main(["bench", "engine", "--config", str(written)]) == 2
+    assert "--random full or tiny, or --config with a model" in told(capsys)
+    written.write_text("engines: {cosyvoice2: {model: nowhere}}\n")
+    assert main(["bench", "engine", "--config", str(written)]) == 1
+    assert f"telephony-tts models pull {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--model", "a", "--random", "tiny"], ["--random", "huge"]])
 def test_there_is_one_model(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", "engine", *flags])
@@ -294,7 +311,7 @@ def test_the_examples_are_commands_that_are_understood(monkeypatch: pytest.Monke
                 assert main(words[1:]) == 0
                 if words[2] == "engine":
                     cli_bench._loads(cli_args(words[1:]))
-    assert len(asked) == 9
+    assert len(asked) == 10
 
 
 def cli_args(words: list[str]) -> Any:

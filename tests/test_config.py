@@ -188,6 +188,8 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("server: [1]", "server: [1] is not a section; expected the keys host, port"),
         ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),
         ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),
+        ("engines: {cosyvoice2: {device: cuda, lm_dtype: int4}}", "engines.cosyvoice2.lm_dtype: int4 is for"),
+        ("engines: {cosyvoice2: {device: cuda, flow_dtype: int8}}", "engines.cosyvoice2.flow_dtype: int8 is for"),
         ("speech: {rate_hz: 16000}", "speech.rate_hz: 16000 does not go with codec ulaw; G.711 is 8000 Hz"),
         ("speech: {lead_ms: 900, ahead_ms: 800}", "speech.ahead_ms: 800 is less than lead_ms (900)"),
         ("speech: {pause_chars: 5, resume_chars: 5}", "speech.resume_chars: 5 is not below pause_chars (5)"),

@@ -230,7 +230,8 @@ class Simulation:
             lane = self.lanes[i]
             needs = [need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)]
             jobs = [said.job for said in self.live.values()]
-            owed = [each for job in jobs if (each := job.owed()) is not None]
+            per = self.ahead, N_EULER, self.cost.run_ahead
+            owed = [each for job in jobs if (each := job.owed(*per)) is not None]
             self.newcomers_wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self.now_ns)
             n_drawing = sum(job.is_drawing for job in jobs)
             made = self._planner(needs, lane, self.widths, n_drawing, self.newcomers_wait_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ COLUMNS = (
     ("energy, J", "energy_j"),
 )  # fmt: skip
 
+TOLD_WITHIN_S = 1.5
+"""An engine in a process of its own tells its counters every second."""
+
 
 async def run(
     engine: Engine,
@@ -29,7 +33,7 @@ async def run(
     tell: Callable[[str], None],
 ) -> None:
     """Run a load to its end, append its row, tell it in a line. One that is broken off has a row of what there is."""
-    callers, meter, before = Callers(engine, say, load), Meter(device), _counters(engine)
+    callers, meter, before = Callers(engine, say, load), Meter(device), await _counters(engine)
     n_left: int | None = None
     try:
         async with meter:
@@ -41,7 +45,7 @@ async def run(
             row: dict[str, Any] = {"mode": "open" if load.is_open else "closed", "concurrency": load.concurrency}
             row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_most}
             row |= meter.figures()
-            if counted := _counters(engine):
+            if counted := await _counters(engine):
                 row["counters"] = {name: round(value - before.get(name, 0.0), 6) for name, value in counted.items()}
             if row["failed"]:
                 row["errors"] = errors(callers.turns)
@@ -53,10 +57,13 @@ async def run(
             tell(_line(row))
 
 
-def _counters(engine: Engine) -> dict[str, float]:
-    """What the engine counts of itself; empty for one that does not."""
+async def _counters(engine: Engine) -> dict[str, float]:
+    """What the engine counts of itself; empty for one that does not. Waits until the engine has told all of it."""
     counters: Callable[[], Mapping[str, float]] | None = getattr(engine, "counters", None)
-    return dict(counters()) if counters is not None else {}
+    if counters is None or not counters():
+        return {}
+    await asyncio.sleep(TOLD_WITHIN_S)
+    return dict(counters())
 
 
 def _line(row: dict[str, Any]) -> str:

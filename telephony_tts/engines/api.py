@@ -136,6 +136,8 @@ class Utterance:
     call: str = ""
     turn: str = ""
     deadline_ns: int = 0
+    follows: bool = False
+    """Sentences of its turn came before it: silence before it is a gap, not a wait."""
     more: TextFeed | None = field(default=None, compare=False, repr=False)
 
 

@@ -307,6 +307,7 @@ class Turn:
             call=self.settings.call,
             turn=self.id,
             deadline_ns=deadline_ns,
+            follows=self.n_submitted > 0,
             more=TextFeed() if part.is_open else None,
         )
         part.submitted_ns = now_ns

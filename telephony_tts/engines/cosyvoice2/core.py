@@ -95,7 +95,9 @@ class Core:
                     return
                 now_ns = self._now_ns()
                 deadline_ns = order.deadline_ns or now_ns
-                self._jobs[order.key] = Job(order.key, order.voice, new, deadline_ns, follows=deadline_ns > now_ns)
+                self._jobs[order.key] = Job(
+                    order.key, order.voice, new, deadline_ns, follows=order.follows or deadline_ns > now_ns
+                )
             elif job is None or job.is_over:
                 return
             elif isinstance(order, Took):
@@ -174,11 +176,12 @@ class Core:
         self._admit()
         needs = [need for job in self._jobs.values() for need in job.needs(self.ahead, not self._is_decoding)]
         needs += self._needs_of_voices()
-        step.leaving = [job for job in self._jobs.values() if job.lets_go]
         n_drawing = sum(job.is_drawing for job in self._jobs.values())
+        step.leaving = [job for job in self._jobs.values() if job.lets_go]
         wait_ns = 0
         if any(need.is_new for need in needs):
-            owed = [each for job in self._jobs.values() if (each := job.owed()) is not None]
+            per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
+            owed = [each for job in self._jobs.values() if (each := job.owed(*per)) is not None]
             wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self._now_ns())
         for stage, keys in plan(needs, lane, self.runner.widths, n_drawing, wait_ns).items():
             step.makings += [making for making in self.voices.making if making.key in keys]
@@ -270,7 +273,8 @@ class Core:
                 else:
                     voiced += self._batches.vocode(jobs)
                 with self._changed:
-                    self.counters.batch(stage, n_rows, self._now_ns() - begun_ns)
+                    # A whole prompt is far dearer than a block, and says nothing about one.
+                    self.counters.batch(stage, n_rows, self._now_ns() - begun_ns, is_usual=not step.makings)
         finally:
             self._settle(step, drawn, voiced)
             del self._steps_ns[lane]

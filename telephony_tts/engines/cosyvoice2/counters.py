@@ -21,15 +21,16 @@ class Counters:
         self.prices: dict[Stage, Price] = {}
         """Of the stages of which a batch was computed; prices of lately count most."""
 
-    def batch(self, stage: Stage, n_rows: int, spent_ns: int) -> None:
-        """A batch of one stage was computed."""
+    def batch(self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True) -> None:
+        """A batch of one stage was computed; its price is remembered if it `is_usual`."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
         self._values[f"{name}_rows"] += n_rows
-        batch_ns, row_ns = self.prices.get(stage, Price(spent_ns, spent_ns / n_rows))
-        self.prices[stage] = Price(
-            batch_ns + _NEW * (spent_ns - batch_ns), row_ns + _NEW * (spent_ns / n_rows - row_ns)
-        )
+        if is_usual:
+            batch_ns, row_ns = self.prices.get(stage, Price(spent_ns, spent_ns / n_rows))
+            self.prices[stage] = Price(
+                batch_ns + _NEW * (spent_ns - batch_ns), row_ns + _NEW * (spent_ns / n_rows - row_ns)
+            )
         spent_s = spent_ns / NS_PER_S
         self._values[f"{name}_s"] += spent_s
         kept = 0.5 ** (spent_s / _HALF_LIFE_S)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S, FlowDecoderConfig
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Need, Owed, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
 from telephony_tts.errors import EngineError
@@ -19,7 +19,6 @@ MOST_OPEN = 2
 """Blocks of a stream under way at once, see `model.flow`."""
 MOST_MELS = 2
 """Blocks of a stream that are in the flow or wait for the vocoder; its flow rests then."""
-N_EULER = FlowDecoderConfig().n_steps
 WORDS = frozenset({Stage.PREFILL, Stage.DECODE})
 
 
@@ -60,8 +59,10 @@ class Job:
         """Whoever asked for it hears nothing yet."""
         return self.dry_ns is None and not self.follows
 
-    def owed(self) -> Owed | None:
-        """What is still to be done for who hears it. None where that is nothing: it is new, or waits for words."""
+    def owed(self, ahead: Ahead, n_flow_steps: int, n_run_ahead: int) -> Owed | None:
+        """What is still to be done for who hears it: a block takes `n_flow_steps`, a batch draws `n_run_ahead` ids.
+
+        None where that is nothing: it is new, waits for words, or its listener takes no more."""
         piece = self.stream.piece
         if self.is_new or self.is_over or piece is None or piece.is_over:
             return None
@@ -69,17 +70,24 @@ class Job:
             return Owed(self.due_ns, (0, 0, 0, 1))
         if self.blocks:
             solve = self.blocks[0].solve
-            return Owed(self.due_ns, (0, 0, N_EULER - (solve.k if solve is not None else 0), 1))
+            return Owed(self.due_ns, (0, 0, n_flow_steps - (solve.k if solve is not None else 0), 1))
         n_missing = 0 if piece.decoding.done else max(0, -piece.n_waiting)
-        if piece.all_begun or (n_missing and not self.is_drawing):
+        if piece.all_begun or not self._is_behind(piece, ahead) or (n_missing and not self.is_drawing):
             return None
-        return Owed(self.due_ns, (int(self.track is None), n_missing, N_EULER, 1))
+        return Owed(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
     @property
     def is_drawing(self) -> bool:
-        """Whether there are ids to be drawn for it, now or when it has less ahead. Asked after `needs`."""
+        """Whether there are ids to be drawn for it, now or when it has less ahead. Asked after `needs`. Where nothing
+        can come of it, it fails."""
         piece = self.stream.piece
-        return not self.is_over and piece is not None and not piece.is_over and piece.feed() is not None
+        if self.is_over or piece is None or piece.is_over:
+            return False
+        try:
+            return piece.feed() is not None
+        except Exception as error:
+            self.fail(error)
+            return False
 
     def made(self, n_samples: int, now_ns: int) -> None:
         """So much audio is given out. Who has run dry hears it from now on: the silence before it is lost time, and to
@@ -148,9 +156,12 @@ class Job:
             # An end that is computed over the whole again does not go on from what the steps have kept.
             if len(self.blocks) == MOST_OPEN or not self.stream.profile.causal_finish or first is None or not first.k:
                 return False
+        return self._is_behind(piece, ahead) and piece.n_mels + len(self.blocks) < MOST_MELS and piece.has_block()
+
+    def _is_behind(self, piece: Piece, ahead: Ahead) -> bool:
+        """Whether its listener may have more than is made and on its way."""
         on_its_way_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
-        is_behind = self.held_ms + on_its_way_ms < ahead.audio_ms
-        return is_behind and piece.n_mels + len(self.blocks) < MOST_MELS and piece.has_block()
+        return self.held_ms + on_its_way_ms < ahead.audio_ms
 
     def _needs(self, piece: Piece, ahead: Ahead, may_decode: bool) -> list[Need]:
         """What could be done, and when it is heard that it was not."""

@@ -18,6 +18,8 @@ class Submit:
     voice: str
     request: Request
     deadline_ns: int = 0
+    follows: bool = False
+    """Its listener has heard what came before it."""
 
 
 @dataclass(frozen=True, slots=True)

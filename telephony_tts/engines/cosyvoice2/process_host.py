@@ -38,6 +38,8 @@ HANG_S = 60.0
 """A step that takes longer, or a silence of a process that speaks every second: it hangs."""
 TERM_S = 5.0
 """A process whose socket was closed may take so long to end."""
+POLL_S = 0.02
+"""Between looks at whether a killed process has ended, where nothing tells it."""
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before each new start in a row; the last one for all further ones."""
 STEADY_S = 60.0
@@ -97,7 +99,13 @@ class _Process:
     async def _exit(self) -> None:
         exited = asyncio.Event()
         loop = asyncio.get_running_loop()
-        fd = os.pidfd_open(self.child.pid)
+        try:
+            fd = os.pidfd_open(self.child.pid)
+        except OSError:  # no file is left, or a kernel without it
+            self.child.kill()
+            while self.child.poll() is None:  # noqa: ASYNC110 - there is nothing that would tell it
+                await asyncio.sleep(POLL_S)
+            return
         loop.add_reader(fd, exited.set)
         try:
             await asyncio.wait_for(exited.wait(), TERM_S)

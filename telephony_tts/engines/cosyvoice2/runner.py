@@ -100,6 +100,7 @@ class Runner:
         on_device = Widths(prefill=4, decode=n_slots, flow=n_slots, vocode=n_slots)
         self.widths = widths or (Widths(decode=min(4, n_slots)) if is_cpu else on_device)
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
+        self.n_flow_steps = len(model.flow.decoder.times)
 
     @property
     def n_slots(self) -> int:

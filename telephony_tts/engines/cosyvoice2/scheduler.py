@@ -155,18 +155,6 @@ def _keys(queue: Sequence[Need], stage: Stage, widths: Widths) -> tuple[int, ...
     return tuple(keys)[: widths.of(stage)]
 
 
-def expected_late_ns(due_ns: Iterable[int], cost_ns: int, now_ns: int) -> int:
-    """How late the latest of these streams would be heard if each takes the engine `cost_ns`, earliest deadline first.
-
-    The last of the queue waits for all before it; where no order keeps every deadline, this one keeps the worst delay
-    least (Jackson 1955)."""
-    late, at = 0, now_ns
-    for due in sorted(due_ns):
-        at += cost_ns
-        late = max(late, at - due)
-    return late
-
-
 class Slots:
     """The language model's slots, each had by one stream at a time, lowest first.
 

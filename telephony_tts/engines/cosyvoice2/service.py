@@ -242,7 +242,7 @@ class CosyVoice2Engine:
         )
         key, listener = next(self._keys), _Listener(monotonic_ns())
         # Who is refused has nothing to wait for.
-        host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns))
+        host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns, utterance.follows))
         self._listeners[key] = listener
         try:
             if utterance.more is not None:

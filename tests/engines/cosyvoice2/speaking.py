@@ -152,11 +152,11 @@ class Stepped:
             now_ns=lambda: self.now_ns,
         )
 
-    def say(self, request: Request, voice: str = "prompted", deadline_ns: int = 0) -> int:
+    def say(self, request: Request, voice: str = "prompted", deadline_ns: int = 0, *, follows: bool = False) -> int:
         """A new utterance; its key."""
         key = len(self.heard)
         self.heard[key] = []
-        self.core.receive(Submit(key, voice, request, deadline_ns))
+        self.core.receive(Submit(key, voice, request, deadline_ns, follows))
         return key
 
     def push(self, key: int, text: str, *, last: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 import weakref
@@ -34,7 +35,7 @@ from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Submit, Took
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, lanes
+from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Stage, lanes
 from telephony_tts.errors import EngineError
 
 WAIT_S = 60.0
@@ -196,8 +197,9 @@ def test_more_than_there_are_slots_for_are_served_by_urgency(rig: Rig) -> None:
 
 
 def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(rig: Rig) -> None:
-    """And whose speech before it is still heard is no newcomer: he is due when that is over."""
-    for left_ms, follows_ms, expected in ((900, None, 1), (100, None, 0), (100, 900, 0), (100, 50, 1)):
+    """And whose speech before it is still heard, or was, is no newcomer: he is due when that is over, or now."""
+    cases = ((900, None, False, 1), (100, None, False, 0), (100, 900, False, 0), (100, 50, False, 1))
+    for left_ms, follows_ms, follows, expected in (*cases, (100, None, True, 1)):
         runner = Watched(rig)
         stepped = Stepped(rig, runner=runner)
         stepped.say(Request("no"))
@@ -211,7 +213,7 @@ def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(r
         assert job.dry_ns is not None
         stepped.now_ns = job.dry_ns - left_ms * NS_PER_MS
         deadline_ns = 0 if follows_ms is None else stepped.now_ns + follows_ms * NS_PER_MS
-        asks = stepped.say(Request("Yes.", 3), "prompted", deadline_ns)
+        asks = stepped.say(Request("Yes.", 3), "prompted", deadline_ns, follows=follows)
         runner.calls.clear()
         stepped.core.step()
         slots = [stepped.core._jobs[key].stream.slot for key in (heard, asks)]
@@ -219,7 +221,60 @@ def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(r
         for key in (heard, asks):
             stepped.cancel(key)
         stepped.run()
-        assert stepped.is_empty() and first == (slots[expected],), (left_ms, follows_ms)
+        assert stepped.is_empty() and first == (slots[expected],), (left_ms, follows_ms, follows)
+
+
+def test_who_takes_no_more_puts_no_newcomer_back(rig: Rig) -> None:
+    """His audio is over by the clock, and still nothing is owed to him: he has not taken what he was given."""
+    runner = Watched(rig)
+    stepped = Stepped(rig, runner=runner, ahead=Ahead(audio_ms=1))
+    stalled = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
+    stepped.run()
+    job = stepped.core._jobs[stalled]
+    assert job.dry_ns is not None and stepped.heard[stalled]
+    stepped.now_ns = job.dry_ns + 10**10
+    per = stepped.core.ahead, runner.n_flow_steps, runner.n_run_ahead
+    assert job.owed(*per) is None
+    stepped.take(stalled)
+    owed = job.owed(*per)
+    assert owed is not None and owed.due_ns == job.dry_ns and owed.n_batches[2:] == (10, 1)
+    stepped.cancel(stalled)
+    stepped.run()
+    assert stepped.is_empty()
+
+
+def test_words_that_fail_while_it_is_only_counted_fail_their_own_utterance(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ids enough ahead, so that nothing is asked of it but whether it draws any more."""
+    stepped = Stepped(rig, ahead=Ahead(audio_ms=1, n_tokens=0))
+    broken, other = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3)), stepped.say(Request("Yes.", 3))
+    job = stepped.core._jobs[broken]
+    while (piece := job.stream.piece) is None or piece.n_waiting < 0 or piece._feed is not None:
+        assert stepped.core.step()
+
+    def failing() -> None:
+        raise RuntimeError("no such word")
+
+    monkeypatch.setattr(piece.decoding, "next_feed", failing)
+    stepped.run(taking=[other])
+    error = stepped.ended[broken].error
+    assert error is not None and "no such word" in str(error)
+    assert stepped.ended[other].error is None and stepped.is_empty()
+    np.testing.assert_array_equal(stepped.pcm(other), spoken(rig, Request("Yes.", 3)))
+
+
+def test_the_price_of_a_block_knows_nothing_of_voices(rig: Rig) -> None:
+    stepped = Stepped(rig)
+    ticks = itertools.count(1, 1000)
+    stepped.core._now_ns = lambda: next(ticks)
+    stepped.say(Request("Yes."))
+    while Stage.PREFILL not in stepped.core.counters.prices:
+        assert stepped.core.step()
+    assert stepped.core.counters.snapshot()["flow_batches"] > 0, "of the voice"
+    assert Stage.FLOW not in stepped.core.counters.prices
+    stepped.run()
+    assert stepped.core.counters.prices[Stage.FLOW].batch_ns > 0 and stepped.is_empty()
 
 
 # -------------------------------------------------------------------------------- ahead

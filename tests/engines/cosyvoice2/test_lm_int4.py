@@ -61,6 +61,9 @@ def test_few_rows_go_by_the_integers_and_many_by_the_weights() -> None:
     assert relative_error(many, x @ weight.t() + bias) < 0.005
     assert relative_error(few, many[:MOST_STEPS]) > 0.03
     assert torch.equal(matrix(x[None, :3]), matrix(x[:3])[None])
+    for n in (3, MOST_STEPS + 1):
+        assert torch.equal(matrix(x.t().contiguous().t()[:n]), matrix(x[:n]))
+    assert matrix(x[:0]).shape == (0, 48)
 
 
 @HERE
@@ -90,8 +93,9 @@ def test_rows_are_normed_before_they_are_rounded() -> None:
     [
         (torch.zeros(16, GROUP, dtype=torch.bfloat16), "made of float32 on the CPU, not of torch.bfloat16"),
         (torch.zeros(16, GROUP, device="meta"), "on meta"),
-        (torch.zeros(16, GROUP + 8), r"\[16, 40\] is no whole number of 16 rows and 32 columns: take int8"),
+        (torch.zeros(16, GROUP + 8), r"\[16, 40\] is no whole number of 16 rows and 32 columns: .*lm_dtype: int8"),
         (torch.zeros(24, GROUP), r"\[24, 32\] is no whole number"),
+        (torch.full((16, GROUP), torch.nan), "weights that are no numbers"),
     ],
 )
 def test_other_weights_are_refused(weight: Tensor, problem: str) -> None:

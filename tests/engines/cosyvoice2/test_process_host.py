@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -198,6 +199,19 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
                 await asyncio.wait_for(speaking, WAIT_S)
         await until(lambda: host.is_ready and host.pid != first_pid, "it is ready again")
         assert await speak(engine, Utterance("u", "yes"))
+
+    started(model_dir, use)
+
+
+def test_it_ends_where_no_file_is_left_to_wait_by(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`started` sees that the process is gone."""
+
+    def no_file(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        assert await speak(engine, Utterance("u", "yes"))
+        monkeypatch.setattr(process_host.os, "pidfd_open", no_file)
 
     started(model_dir, use)
 

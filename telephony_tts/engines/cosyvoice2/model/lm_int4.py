@@ -17,6 +17,7 @@ from torch import Tensor
 from .flow_layers import PACKED_FOR, packs
 from .lm_weights import Norm, rms_norm
 
+INSTEAD = "take engines.cosyvoice2.lm_dtype: int8"
 GROUP = 32
 ROWS = 16
 MOST_STEPS = 16
@@ -42,10 +43,12 @@ class Int4Matrix:
             raise ValueError(f"int4 weights are made of float32 on the CPU, not of {weight.dtype} on {weight.device}")
         if weight.shape[0] % ROWS or weight.shape[1] % GROUP:
             raise ValueError(
-                f"{list(weight.shape)} is no whole number of {ROWS} rows and {GROUP} columns: take int8 for this model"
+                f"{list(weight.shape)} is no whole number of {ROWS} rows and {GROUP} columns: {INSTEAD}"
             )
+        if not weight.isfinite().all():
+            raise ValueError("weights that are no numbers cannot be rounded (see models check)")
         if not available():
-            raise ValueError("int4 needs bfloat16 products of this processor and PyTorch: take int8")
+            raise ValueError(f"int4 needs bfloat16 products of this processor and PyTorch: {INSTEAD}")
         integers, self._steps = grouped(weight)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, _INNER_TILES)
         self._wide = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), PACKED_FOR)
@@ -55,7 +58,7 @@ class Int4Matrix:
         rows = x.reshape(-1, x.shape[-1])
         if self._norm is not None:
             rows = rms_norm(rows, self._norm.weight, self._norm.eps)
-        narrow = rows.bfloat16()
+        narrow = rows.bfloat16().contiguous()
         if len(rows) <= MOST_STEPS:
             y = _few(narrow, self._packed, self._steps)
         else:
@@ -63,7 +66,7 @@ class Int4Matrix:
         # In float32 where it is: on its own the product stays as it came, which is how the next matrix takes it.
         if bias is not None:
             y = y + bias
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _few(rows: Tensor, packed: Tensor, steps: Tensor) -> Tensor:
