@@ -103,9 +103,9 @@ def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: P
 
 
 @pytest.mark.parametrize("when", ["taken in", "begun"])
-@pytest.mark.parametrize("error", [MemoryError("no room"), EngineError("no room")])
+@pytest.mark.parametrize("kind", [MemoryError, EngineError])
 def test_text_that_cannot_be_read_fails_alone(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], when: str
 ) -> None:
     """Also before the utterance has a place in the core: whoever takes in orders must outlive it."""
 
@@ -117,7 +117,7 @@ def test_text_that_cannot_be_read_fails_alone(
 
         def fails_for_one(of: Any, *args: Any, **named: Any) -> Any:
             if "zebra" in str(of):
-                raise error
+                raise kind("no room")
             return works(of, *args, **named)
 
         monkeypatch.setattr(where, name, fails_for_one)
