@@ -130,6 +130,8 @@ def _engine(arguments: argparse.Namespace) -> int:
     from telephony_tts.bench import machine
     from telephony_tts.bench.runs import table
 
+    if arguments.model is None and arguments.random is None:
+        arguments.model = _configured_model(arguments.config)
     loads = _loads(arguments)
     out = None if arguments.json is None else _writable(Path(arguments.json))
     settings = _settings(arguments, "of the run", loads)  # what is wrong is told before the weights are written
@@ -161,7 +163,6 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
     """The runs in their order. Raises ConfigError for flags that make no sense."""
-    from telephony_tts import config
     from telephony_tts.bench.load import Load
 
     for flag, value, least, most in (
@@ -172,10 +173,6 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     ):
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{flag} is {value}; expected {least:g} to {most:g}")
-    if arguments.model is None and arguments.random is None:
-        arguments.model = None if arguments.config is None else config.load(arguments.config).engines.cosyvoice2.model
-        if arguments.model is None:
-            raise ConfigError("what is to be measured? --model DIR, --random full or tiny, or --config with a model")
     if arguments.keep is not None and arguments.random is None:
         raise ConfigError("--keep goes with --random")
     if arguments.voice is not None and arguments.random is not None:
@@ -234,6 +231,16 @@ def _model(arguments: argparse.Namespace) -> Iterator[Path]:
     _progress(f"random weights, {arguments.random} size")
     with random_model(arguments.random, arguments.prompt_seconds, keep) as directory:
         yield directory
+
+
+def _configured_model(file: str | None) -> str:
+    """The model directory of a configuration. Raises ConfigError where there is none."""
+    from telephony_tts import config
+
+    model = None if file is None else config.load(file).engines.cosyvoice2.model
+    if model is None:
+        raise ConfigError("what is to be measured? --model DIR, --random full or tiny, or --config with a model")
+    return model
 
 
 def _seconds(arguments: argparse.Namespace) -> float:

@@ -35,17 +35,19 @@ async def run(
     """Run a load to its end, append its row, tell it in a line. One that is broken off has a row of what there is."""
     callers, meter, before = Callers(engine, say, load), Meter(device), await _counters(engine)
     n_left: int | None = None
+    counted: dict[str, float] = {}
     try:
         async with meter:
             await callers.run()
             stats = engine.stats()
             n_left = stats.n_running + stats.n_queued
+        counted = await _counters(engine)
     finally:
         if callers.turns:
             row: dict[str, Any] = {"mode": "open" if load.is_open else "closed", "concurrency": load.concurrency}
             row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_most}
             row |= meter.figures()
-            if counted := await _counters(engine):
+            if counted:
                 row["counters"] = {name: round(value - before.get(name, 0.0), 6) for name, value in counted.items()}
             if row["failed"]:
                 row["errors"] = errors(callers.turns)

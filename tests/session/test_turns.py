@@ -70,6 +70,18 @@ def test_turns_speak_in_the_order_of_their_first_mention() -> None:
     assert [utterance.turn for _, utterance in world.submitted][-1] == "b", "the engine was not given b first either"
 
 
+def test_the_engine_is_told_which_sentences_follow_others_of_their_turn() -> None:
+    """However late they come: before the first of a turn silence is a wait, before the others a gap."""
+    world = World()
+    world.send(m.Text("One. Two. ", "a"))
+    world.run(5000)
+    world.send(m.Text("Three.", "a", last=True))
+    world.send(m.Text("Four.", "b", last=True))
+    world.run(9000)
+    told = [(utterance.turn, utterance.text.strip(), utterance.follows) for _, utterance in world.submitted]
+    assert told == [("a", "One.", False), ("a", "Two.", True), ("a", "Three.", True), ("b", "Four.", False)]
+
+
 def test_a_whole_turn_ends_the_one_left_open() -> None:
     world = World()
     world.send(m.Text("Left open"))

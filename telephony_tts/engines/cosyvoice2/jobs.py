@@ -31,7 +31,7 @@ class Job:
     stream: Stream
     deadline_ns: int
     follows: bool = False
-    """Speech before it is still heard, until its deadline."""
+    """Its listener has heard what came before it, or hears it until the deadline."""
     prompt: SpeakerPrompt | None = None
     track: Track | None = None
     """Of the piece under way, once it has been fed."""

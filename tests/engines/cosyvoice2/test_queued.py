@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conformance import speak
-from service_rig import started
+from service_rig import core_of, started
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.clock import monotonic_ns
@@ -42,6 +42,18 @@ def test_the_first_chunk_tells_how_long_it_waited_for_a_slot(model_dir: Path, is
         assert engine.stats().n_running == engine.stats().n_queued == 0
 
     started(CosyVoice2Engine(model_dir, isolation=isolation, limits=Limits(n_slots=1)), use)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_the_core_is_told_whether_a_listener_has_heard_the_sentence_before(model_dir: Path, follows: bool) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        chunks = engine.synthesize(Utterance("u", LONG, follows=follows))
+        await anext(chunks)
+        (job,) = core_of(engine)._jobs.values()
+        assert job.follows is follows
+        await chunks.aclose()
+
+    started(CosyVoice2Engine(model_dir), use)
 
 
 def test_who_waits_is_queued_and_who_is_spoken_runs(model_dir: Path) -> None:
