@@ -65,7 +65,10 @@ def main() -> None:
     flags.add_argument("--price", action="append", default=[], metavar="STAGE=BATCH,ROW", help="another price, in ms")
     flags.add_argument("--callers", default="1,2,3,4", help="at once, by comma (default %(default)s)")
     flags.add_argument("--lanes", type=int, help="threads that make steps (default: as the prices are meant)")
-    flags.add_argument("--steps", choices=("all", "one"), default="all", help="stages of a step on a wide machine")
+    flags.add_argument(
+        "--steps", choices=("one", "all"), default="one",
+        help="stages of a step on a wide machine (default %(default)s, as in the engine)",
+    )  # fmt: skip
     flags.add_argument("--slots", type=int, default=64, help="of the language model (default %(default)s)")
     flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
     flags.add_argument("--hops", help="other lengths of the blocks after the first, in tokens, by comma")

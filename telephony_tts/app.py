@@ -21,10 +21,11 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.errors import ConfigError, EngineUnavailable
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.session.settings import BargeIn, Limits, SessionSettings
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.voice_model import VOICE_MODEL
 
 _log = logs.get(__name__)
 _SAME_SIGNAL_NS = 300_000_000
@@ -101,7 +102,7 @@ def _cosyvoice2(config: Config) -> Engine:
         settings.profile,
         finish=settings.finish,
         control_tokens=settings.control_tokens,
-        limits=EngineLimits(settings.slots, settings.ready_voices),
+        limits=EngineLimits(settings.slots, settings.ready_voices, settings.flow_memory_mb),
         n_threads=settings.threads,
         isolation=settings.isolation,
         lm_dtype=settings.lm_dtype,
@@ -151,7 +152,7 @@ def installed(engine: str) -> bool:
 
 def session_settings(config: Config) -> SessionSettings:
     """What a call starts with."""
-    speech, limits = config.speech, config.limits
+    speech, limits, barge_in = config.speech, config.limits, config.barge_in
     return SessionSettings(
         codec=speech.codec,
         rate_hz=speech.rate_hz,
@@ -166,6 +167,13 @@ def session_settings(config: Config) -> SessionSettings:
         text_timeout_ms=speech.text_timeout_ms,
         text_mode=speech.text_mode,
         control_tokens=config.engines.cosyvoice2.control_tokens,
+        barge_in=BargeIn(
+            enabled=barge_in.enabled,
+            min_speech_ms=barge_in.min_speech_ms,
+            hold_off_ms=barge_in.hold_off_ms,
+            silence_ms=barge_in.silence_ms,
+            floor_dbov=barge_in.floor_dbov,
+        ),
         limits=Limits(
             turn_chars=limits.turn_chars,
             queued_turns=limits.queued_turns,
@@ -197,6 +205,7 @@ def transport_settings(config: Config) -> TransportSettings:
         tls=tls,
         public_url=server.public_url,
         twilio_auth_token=config.twilio.auth_token,
+        asterisk_urls=config.asterisk.dial,
         drain_s=server.drain_s,
         max_message_bytes=server.max_message_bytes,
         slow_reader_s=server.slow_reader_s,
@@ -227,6 +236,8 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
     It listens before its engines are there, so that a port in use is told at once and /readyz can say that it loads.
     """
     settings = transport_settings(config)
+    if settings.speech.barge_in.enabled:
+        _load_voice_model()
     catalog = build_catalog(config)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -268,6 +279,14 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
             loop.remove_signal_handler(number)
         await catalog.close()
     _log.info("stopped")
+
+
+def _load_voice_model() -> None:
+    """Raises ConfigError: a server that is to listen to its callers and cannot must not start as if it did."""
+    try:
+        VOICE_MODEL.load()
+    except AudioError as error:
+        raise ConfigError(f"barge_in.enabled: {error.message}") from error
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -58,6 +58,7 @@ _LONG_TEXT_CHARS = 400
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 good, 1 failed, 2 wrong use)."""
     given = list(sys.argv[1:] if argv is None else argv)
+    _check_benchmark(given)
     arguments = _parser().parse_args(cli_cosyvoice2.with_action(given))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -74,6 +75,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _check_benchmark(given: list[str]) -> None:
+    """Ends the program where a benchmark is asked for that there is not: argparse would not tell of the scripts."""
+    if given[:1] != ["bench"] or not given[1:] or given[1].startswith("-") or given[1] in cli_bench.NAMES:
+        return
+    others = ", ".join(sorted({file.stem for file in cli_bench.scripts().glob("*.py")} - set(cli_bench.SCRIPTS)))
+    known = ", ".join(cli_bench.NAMES)
+    argparse.ArgumentParser(prog="telephony-tts bench", usage=cli_bench.USAGE).error(
+        f"invalid choice: {given[1]!r}; there are {known}. Other scripts of benchmarks/ in the source "
+        f"checkout{others and f' ({others})'} are run there by themselves: .venv/bin/python benchmarks/NAME.py --help"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Run = Callable[[argparse.Namespace], int]
 Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
 
+USAGE = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
 SCRIPTS = ("first_audio", "capacity", "barge_in", "frontend", "memory")
+NAMES = ("engine", "plot", *SCRIPTS)
 EXAMPLES = """examples:
   telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2
   telephony-tts bench plot result.json -o first_audio.png
@@ -69,7 +71,7 @@ SWITCH_S = 0.0005
 def add_bench(command: Commands) -> None:
     """The command `bench` with what it can run."""
     parser = command("bench", "run a benchmark and keep its result as JSON", EXAMPLES, _script)
-    parser.usage = "telephony-tts bench [-h] NAME [-- FLAGS ...]"
+    parser.usage = USAGE
     names = parser.add_subparsers(title="benchmarks", metavar="NAME", required=True, prog="telephony-tts bench")
 
     def benchmark(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
@@ -96,7 +98,7 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
     what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
     what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB as the official ones, or 6 MB")
     flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there, and take them from there")
-    flags.add_argument("--device", metavar="D", help="cpu or cuda (default cpu, or that of --config)")
+    flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
     flags.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"),
         help="of the weights (default float32, or that of --config)",
@@ -273,6 +275,7 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
             "precision": asdict(Precision.of(own.dtype, own.lm_dtype, own.flow_dtype, own.vocoder_dtype)),
             "finish": own.finish,
             "ready_voices": own.ready_voices,
+            "flow_memory_mb": own.flow_memory_mb,
             "isolation": own.isolation,
             "ahead_ms": own.ahead_ms,
             "profile": own.profile,
@@ -377,9 +380,14 @@ def _plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def scripts() -> Path:
+    """The folder of them; a checkout alone has it."""
+    return Path(__file__).resolve().parent.parent / "benchmarks"
+
+
 def _script(arguments: argparse.Namespace) -> int:
     """A benchmark of the checkout, in a process of its own; its exit status."""
-    script = Path(__file__).resolve().parent.parent / "benchmarks" / f"{arguments.name}.py"
+    script = scripts() / f"{arguments.name}.py"
     if not script.is_file():
         raise ConfigError("this benchmark comes with the source checkout, not with the installed package")
     passed = [argument for argument in arguments.args if argument != "--"]

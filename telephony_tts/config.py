@@ -18,13 +18,14 @@ from typing import Annotated, Any
 import yaml
 
 from telephony_tts.errors import ConfigError
-from telephony_tts.schema import Between, OneOf, Url, names, read_section, show
+from telephony_tts.schema import Between, OneOf, Spelt, Url, names, read_section, show
 
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
 Seconds = Annotated[float, Between(0.001, 86_400)]
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 
+DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
 ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 
@@ -131,7 +132,7 @@ class CosyVoice2:
     voices: str | None = None
     workers: Annotated[int, Between(1, 64)] = 1
     threads: Annotated[int, Between(1, 256)] = 1
-    device: str = "cpu"
+    device: Annotated[str, DEVICE] = "cpu"
     dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
     lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8", "int4"))] = None
     flow_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
@@ -141,6 +142,7 @@ class CosyVoice2:
     finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"
     slots: Annotated[int, Between(1, 1024)] = 16
     ready_voices: Annotated[int, Between(1, 10_000)] = 4
+    flow_memory_mb: Annotated[int | None, Between(1, 1_000_000)] = None
     ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000
     control_tokens: tuple[str, ...] = ()
 
@@ -180,10 +182,33 @@ class Bot:
 
 
 @dataclass(frozen=True, slots=True)
+class BargeIn:
+    """Whether the caller's voice interrupts; a bot may choose otherwise for its call."""
+
+    enabled: bool = False
+    min_speech_ms: Annotated[int, Between(64, 2_000)] = 200
+    hold_off_ms: Annotated[int, Between(0, 10_000)] = 500
+    silence_ms: Annotated[int, Between(100, 10_000)] = 500
+    floor_dbov: Annotated[float, Between(-90, -10)] = -45.0
+
+
+@dataclass(frozen=True, slots=True)
 class Twilio:
     """With `auth_token` each media connection must carry a valid X-Twilio-Signature."""
 
     auth_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asterisk:
+    """`dial`: media WebSockets of Asterisks that may be dialled, `ws://pbx:8088/media/` and what lies below it."""
+
+    dial: tuple[str, ...] = ()
+
+    def conflicts(self) -> Iterator[str]:
+        for url in self.dial:
+            if not url.startswith(("ws://", "wss://")):
+                yield f"dial: {show(url)} is no address of a WebSocket; expected such as ws://127.0.0.1:8088/media/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +225,9 @@ class Config:
     speech: Speech = field(default_factory=Speech)
     engines: Engines = field(default_factory=Engines)
     bot: Bot = field(default_factory=Bot)
+    barge_in: BargeIn = field(default_factory=BargeIn)
     twilio: Twilio = field(default_factory=Twilio)
+    asterisk: Asterisk = field(default_factory=Asterisk)
     log: Log = field(default_factory=Log)
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import platform
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from telephony_tts import app, config, offline
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 from telephony_tts.session.settings import SessionSettings
+
+DRIVER_S = 10.0
+"""The driver may take so long to tell its version: it wakes the GPUs first."""
 
 
 def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
@@ -46,7 +50,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     except ConfigError as error:
         line("broken", "configuration", error.message)
         return 1
-    for state, what, detail in _cosyvoice2(settings):
+    for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
         line(state, what, detail)
     try:
         catalog = app.build_catalog(settings)
@@ -61,12 +65,52 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     return 1 if failed else 0
 
 
+def _gpus(device: str) -> Iterator[tuple[str, str, str]]:
+    """The GPUs that PyTorch sees, or why none; broken where that keeps it from the `device` of the configuration."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    try:
+        import torch
+
+        from telephony_tts.engines.cosyvoice2.loading import device_problem
+    except (ImportError, OSError) as error:  # a library of its own is missing, or made for another machine
+        yield "broken", "gpu", f"PyTorch cannot be imported: {error}; install it again: make model TORCH=..."
+        return
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    driver = f"driver {_driver() or 'unknown'}, PyTorch built for CUDA {torch.version.cuda}"
+    for n in range(n_gpus):
+        gpu = torch.cuda.get_device_properties(n)
+        found = f"cuda:{n} {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {driver}"
+        unfit = device_problem(f"cuda:{n}")
+        yield "ok", "gpu", found if unfit is None else f"{found}; not used: {unfit}"
+    wanted = device_problem(device)
+    if wanted is not None:
+        yield "broken", "gpu", f"engines.cosyvoice2.device is {device}: {wanted}"
+    elif not n_gpus:
+        why, _, _ = (device_problem("cuda") or "").partition(";")
+        yield "ok", "gpu", f"no GPU: device cpu works ({why})"
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver; None where nothing tells."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=DRIVER_S, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told[0] if told else None
+
+
 def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     """The model directory and its voices, where one is configured. Whether it speaks is tried with all engines."""
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
     from telephony_tts.engines.cosyvoice2.enrolment import list_voices
+    from telephony_tts.engines.cosyvoice2.settings import how_to_add_a_voice
     from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
     from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK, check_model_directory, how_to_mend
 
@@ -88,7 +132,7 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     if names:
         yield "ok", "cosyvoice2 voices", f"{len(names)}: {', '.join(names)}"
     else:
-        yield "missing", "cosyvoice2 voices", f"telephony-tts voices add NAME --wav FILE --text WORDS --model {model}"
+        yield "missing", "cosyvoice2 voices", how_to_add_a_voice(Path(model), directory)
 
 
 async def _try_speech(catalog: Catalog, settings: SessionSettings) -> float:

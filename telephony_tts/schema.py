@@ -7,13 +7,17 @@ The dataclass is the schema: its field types and defaults, a rule in `Annotated`
 from __future__ import annotations
 
 import difflib
+import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, TypeVar
 
 Section = TypeVar("Section")
+
+MAX_GUESSES = 4
+"""Keys of one name, each in another section, that are offered for one that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,20 @@ class OneOf:
 
     def expected(self, kind: str) -> str:
         return "one of " + ", ".join(str(choice) for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelt:
+    """Text of which all matches the regular expression `pattern`; `says` tells a person what that is."""
+
+    pattern: str
+    says: str
+
+    def accepts(self, value: Any) -> bool:
+        return re.fullmatch(self.pattern, value) is not None
+
+    def expected(self, kind: str) -> str:
+        return self.says
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +95,7 @@ def show(value: object) -> str:
 class _Reader:
     def __init__(self, root: type, problems: list[str]) -> None:
         self._problems = problems
-        hints: dict[str, type] = typing.get_type_hints(root)
-        self._sections = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+        self._keys = list(_keys(root))
 
     def section(self, section: type[Section], raw: object, path: str) -> Section:
         if raw is None:
@@ -109,10 +126,12 @@ class _Reader:
         return built
 
     def _unknown(self, section: type, key: object, path: str) -> str:
-        """Name the key and the likeliest one meant: spelt alike in this section, or the same in another."""
-        near = difflib.get_close_matches(str(key), names(section), n=1)
-        near += [f"{name}.{key}" for name, other in self._sections.items() if key in names(other)]
-        guess = f' Did you mean "{near[0]}"?' if near else ""
+        """Name the key and the likeliest one meant: spelt alike in this section, or the same in others. A key without
+        its section is more likely the latter."""
+        alike = difflib.get_close_matches(str(key), names(section), n=1)
+        same = [name for name in self._keys if name.rpartition(".")[2] == key]
+        near = (alike or same) if path else (same or alike)
+        guess = f" Did you mean {_one_of(near)}?" if 0 < len(near) <= MAX_GUESSES else ""
         return f"{_join(path, str(key))}: unknown key.{guess} Allowed here: {', '.join(names(section))}"
 
 
@@ -157,6 +176,20 @@ def _text_by_text(value: object) -> dict[str, str]:
 
 def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else str(number)
+
+
+def _keys(section: type, path: str = "") -> Iterator[str]:
+    """All keys of a section and of those within it, dotted."""
+    for name, hint in typing.get_type_hints(section).items():
+        key = _join(path, name)
+        yield key
+        if is_dataclass(hint):
+            yield from _keys(typing.cast(type, hint), key)
+
+
+def _one_of(keys: Sequence[str]) -> str:
+    *others, last = (f'"{key}"' for key in keys)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _join(path: str, name: str) -> str:

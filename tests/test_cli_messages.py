@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from telephony_tts import app
+from telephony_tts import app, cli_bench
 from telephony_tts.cli import main
 from telephony_tts.engines.api import EngineStats, Voice
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
@@ -94,6 +94,28 @@ def test_adding_a_voice_names_the_graph_that_is_wrong(
     assert ("cut off" if damage == "cut" else "another network: its inputs are input,") in error
 
 
+@pytest.mark.parametrize("voices", ["voices: my voices, ", ""])
+def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
+    voices: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is told, and from a file of settings that it does not name."""
+    (model / "spk2info.pt").unlink()
+    model = model.rename(tmp_path / "the model")
+    file, wav = tmp_path / "server.yaml", tmp_path / "a.wav"
+    file.write_text(f"engines: {{cosyvoice2: {{{voices}isolation: thread, model: the model}}}}\n")
+    assert main(["say", SAID, str(wav), "--pcm"]) == 0
+    speak = ["say", "Yes.", str(tmp_path / "out.wav"), "--engine", "cosyvoice2", "--config", str(file)]
+    capsys.readouterr()
+    assert main(speak) == 1
+    command = told(capsys).partition("make one of a recording: telephony-tts ")[2]
+    assert main(["doctor", "--config", str(file)]) == 1
+    assert f"telephony-tts {command}" in capsys.readouterr().out
+    words = [{"NAME": "anna", "FILE": str(wav), "WHAT IS SAID": SAID}.get(word, word) for word in shlex.split(command)]
+    assert main(words) == 0
+    assert main([*speak, "--voice", "anna"]) == 0
+    assert (tmp_path / ("my voices" if voices else "the model/voices") / "anna.safetensors").is_file()
+
+
 def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,12 +171,26 @@ def test_every_command_is_described_with_examples(command: str, capsys: pytest.C
 
 
 def test_the_use_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong, words in (([], "required: NAME\n"), (["speed"], "invalid choice: 'speed'")):
+    for wrong, words in (
+        ([], "required: NAME\n"),
+        (["speed"], "invalid choice: 'speed'; there are engine, plot, first_audio, "),
+        (["isolation", "--", "--quick"], "of benchmarks/ in the source checkout (engine, isolation, schedule, voice_acti"),
+        (["schedule"], "are run there by themselves: .venv/bin/python benchmarks/NAME.py --help\n"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["bench", *wrong])
         error = capsys.readouterr().err
         assert ended.value.code == 2 and words in error
         assert error.startswith("usage: telephony-tts bench [-h] NAME [-- FLAGS ...]\n")
+
+
+def test_an_installed_package_has_no_scripts_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
+    with pytest.raises(SystemExit):
+        main(["bench", "isolation"])
+    assert "Other scripts of benchmarks/ in the source checkout are run there by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 10**30])

@@ -190,6 +190,17 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),
         ("engines: {cosyvoice2: {device: cuda, lm_dtype: int4}}", "engines.cosyvoice2.lm_dtype: int4 is for"),
         ("engines: {cosyvoice2: {device: cuda, flow_dtype: int8}}", "engines.cosyvoice2.flow_dtype: int8 is for"),
+        *(
+            (f"engines: {{cosyvoice2: {{device: '{device}'}}}}", f"engines.cosyvoice2.device: '{device}' is wrong; "
+             "expected cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
+            for device in ("gpu", "CUDA", "cuda:", "cuda:-1", "cuda:01", "cuda:100", "cpu:0", "mps")
+        ),
+        ("lm_dtype: int4", 'lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? Allowed here: server, '),
+        ("engines: {lm_dtype: int4}", 'engines.lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? '),
+        ("cosyvoice2: {lm_dtype: int4}", 'cosyvoice2: unknown key. Did you mean "engines.cosyvoice2"? '),
+        ("ahead_ms: 1", 'ahead_ms: unknown key. Did you mean "speech.ahead_ms" or "engines.cosyvoice2.ahead_ms"? '),
+        ("workers: 1", 'workers: unknown key. Did you mean "engines.hibari.workers", "engines.espeak.workers" or "eng'),
+        ("speech: {voices: a}", 'speech.voices: unknown key. Did you mean "voice"? '),
         ("speech: {rate_hz: 16000}", "speech.rate_hz: 16000 does not go with codec ulaw; G.711 is 8000 Hz"),
         ("speech: {lead_ms: 900, ahead_ms: 800}", "speech.ahead_ms: 800 is less than lead_ms (900)"),
         ("speech: {pause_chars: 5, resume_chars: 5}", "speech.resume_chars: 5 is not below pause_chars (5)"),
@@ -209,11 +220,32 @@ def test_a_wrong_setting_is_named_with_what_was_expected(text: str, problem: str
     assert line.startswith(problem)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_device_that_may_be_there_is_taken(device: str) -> None:
+    assert load(None, {"engines.cosyvoice2.device": device}, {}).engines.cosyvoice2.device == device
+
+
+def test_every_key_that_is_given_without_its_section_is_told_with_it() -> None:
+    """As `--set` may say it."""
+    keys = {key for key in keys_of(dataclasses.asdict(Config())) if key.count(".")}
+    for key in keys:
+        last = key.rpartition(".")[2]
+        with pytest.raises(ConfigError) as caught:
+            load(None, {last: "x"}, {})
+        guess = caught.value.message.split(" Did you mean ")[1].split("?")[0]
+        same = {other for other in keys if other.rpartition(".")[2] == last}
+        assert set(guess.replace(" or ", ", ").split(", ")) == {f'"{other}"' for other in same}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         (b"server: {port: 1", "line 1, column 17: not YAML"),
-        (b"- a\n- b\n", "expected sections (server, limits, speech, engines, bot, twilio, log), found ['a', 'b']"),
+        (
+            b"- a\n- b\n",
+            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, asterisk, log), "
+            "found ['a', 'b']",
+        ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
         (b"server: !!python/object:os.system {}", "not YAML"),
         (b"server: {host: 2026-13-40}", "not YAML: month must be in 1..12"),

@@ -1,10 +1,16 @@
-"""`telephony-tts doctor` on a CosyVoice2 model directory, its voices, and the packages of the extras."""
+"""`telephony-tts doctor` on a CosyVoice2 model directory, its voices, GPUs, and the packages of the extras."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,3 +59,71 @@ def test_doctor_names_the_extras(capsys: pytest.CaptureFixture[str], monkeypatch
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["torch"].startswith("ok") and "pip install -e '.[cosyvoice]'" in lines["soundfile"]
     assert lines["modelscope-hub"].startswith("missing") and "pip install -e '.[hub]'" in lines["modelscope-hub"]
+
+
+# ---------------------------------------------------------------------------- GPUs
+
+TONES = ["doctor", "--set", "engines.default=fake", "--set", "server.port=0"]
+ON_A_GPU = ["--set", "engines.cosyvoice2.device=cuda"]
+
+
+def gpu_lines(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+    """What is told of them, with one blank between words."""
+    assert main([*TONES, *flags]) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.split()[1] == "gpu"]
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, *capabilities: tuple[int, int]) -> None:
+    """As many GPUs, a PyTorch that is built for 7.5 and newer, and a driver's tool that tells."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    for name, answer in (
+        ("is_available", lambda: bool(capabilities)), ("device_count", lambda: len(capabilities)),
+        ("get_device_properties", lambda n: SimpleNamespace(name=f"Model {n}", total_memory=48 << 30)),
+        ("get_device_capability", lambda device: capabilities[torch.device(device).index or 0]),
+        ("get_arch_list", lambda: ["sm_75", "sm_90"]),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, answer)
+    tool = folder / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && printf "570.1\\n570.1\\n"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_doctor_finds_no_gpu_fine_unless_one_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpu_lines(capsys) == ["ok gpu no GPU: device cpu works (this PyTorch is built for CPUs)"]
+    (wrong,) = gpu_lines(capsys, *ON_A_GPU)
+    assert wrong.startswith("broken gpu engines.cosyvoice2.device is cuda: this PyTorch is built for CPUs; install one")
+    assert "engines.cosyvoice2.device: cpu needs no GPU" in wrong
+    pretend_gpus(monkeypatch, tmp_path)
+    assert gpu_lines(capsys) == ["ok gpu no GPU: device cpu works (no GPU is found)"]
+    (wrong,) = gpu_lines(capsys, *ON_A_GPU)
+    assert "is cuda: no GPU is found; see whether nvidia-smi lists one with a driver for CUDA 12.8" in wrong
+
+
+def test_doctor_tells_gpus_and_their_driver(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpus(monkeypatch, tmp_path, (9, 0), (7, 0))
+    first, second = gpu_lines(capsys, *ON_A_GPU)
+    assert first == "ok gpu cuda:0 Model 0, 48 GiB, driver 570.1, PyTorch built for CUDA 12.8"
+    assert second.startswith("ok gpu cuda:1 Model 1, ") and "not used: this PyTorch is built for GPUs of" in second
+    for device, words in (("cuda:1", "of compute capability 7.5 and newer"), ("cuda:7", "cuda:0 to cuda:1")):
+        *_, wrong = gpu_lines(capsys, "--set", f"engines.cosyvoice2.device={device}")
+        assert wrong.startswith(f"broken gpu engines.cosyvoice2.device is {device}: ") and words in wrong
+    for broken in ("#!/bin/sh\nexit 9\n", "not a program"):
+        (tmp_path / "nvidia-smi").write_text(broken)
+        assert "driver unknown" in gpu_lines(capsys)[0]
+
+
+def test_doctor_says_nothing_of_gpus_without_pytorch_and_what_keeps_it_from_being_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "telephony_tts.engines.cosyvoice2.loading", None)
+    (wrong,) = gpu_lines(capsys)
+    assert wrong.startswith("broken gpu PyTorch cannot be imported: ")
+    found: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    assert gpu_lines(capsys) == []

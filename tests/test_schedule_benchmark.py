@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from telephony_tts.engines.cosyvoice2.scheduler import Widths
+
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
 
 
@@ -58,6 +60,19 @@ def test_a_slower_machine_is_later(tmp_path: Path) -> None:
     assert abs(found[1] - 1.5 * found[0]) < 1
     done = run("--quick", "--scale", "0")
     assert done.returncode == 2 and "--scale 0.0: expected more than 0" in done.stderr
+
+
+def test_a_step_of_a_wide_machine_is_one_stage_as_in_the_engine(tmp_path: Path) -> None:
+    assert not Widths().all_stages
+    found = []
+    for steps in ((), ("--steps", "one"), ("--steps", "all")):
+        out = tmp_path / "out.json"
+        done = run("--cost", "h200-guess", "--seconds", "10", "--callers", "8", *steps, "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(out.read_text(encoding="utf-8"))["results"]["runs"])
+    by_default, one, all_at_once = found
+    assert by_default == one != all_at_once
+    assert "(default one, as in the engine)" in " ".join(run("--help").stdout.split())
 
 
 def test_a_price_that_is_none_is_refused_with_what_was_expected() -> None:

@@ -23,14 +23,15 @@ SAMPLE_S = 0.25
 
 
 def need_gpu(device: str) -> None:
-    """Raises EngineUnavailable where the device is a GPU and PyTorch cannot use one."""
+    """Raises EngineUnavailable where the device is a GPU and PyTorch cannot use it."""
     if not device.startswith("cuda"):
         return
-    import torch
+    # PyTorch comes with it, which a run on a CPU is not to import before the engine does.
+    from telephony_tts.engines.cosyvoice2.loading import device_problem
 
-    if not torch.cuda.is_available():
-        built = "this PyTorch is built for CPUs" if torch.version.cuda is None else "no GPU with a driver is found"
-        raise EngineUnavailable(f"--device {device}: {built}; telephony-tts doctor tells more, --device cpu needs none")
+    problem = device_problem(device, cpu="--device cpu")
+    if problem is not None:
+        raise EngineUnavailable(f"--device {device}: {problem}; telephony-tts doctor tells which GPUs there are")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 
 from telephony_tts.bench import machine
 from telephony_tts.bench.machine import Meter, Rapl
+from telephony_tts.engines.cosyvoice2.loading import device_problem
 from telephony_tts.errors import EngineUnavailable
 
 
@@ -55,6 +57,12 @@ def test_a_machine_that_does_not_tell_gives_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not machine._forget_peak(), reason="the system does not measure a peak anew")
+def hold(n_bytes: int) -> None:
+    """For a moment, and not of what this process has anyhow: after other tests that may be gigabytes."""
+    with mmap.mmap(-1, n_bytes) as held:
+        held[::4096] = b"\1" * (n_bytes // 4096)
+
+
 def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "POWERCAP", tmp_path)
 
@@ -63,12 +71,10 @@ def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, 
             pass
         before = small.figures()["rss_peak_mib"]
         async with Meter("cpu") as large:
-            held = b"\1" * (200 << 20)
-            del held
+            hold(200 << 20)
         return before, large.figures()["rss_peak_mib"]
 
-    held = b"\1" * (300 << 20)  # a peak of the past, which is no run's
-    del held
+    hold(300 << 20)  # a peak of the past, which is no run's
     before, during = asyncio.run(peaks())
     assert 190 <= during - before <= 230
 
@@ -150,8 +156,22 @@ def test_a_gpu_whose_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told_at_once() -> None:
     machine.need_gpu("cpu")
-    with pytest.raises(EngineUnavailable, match=r"--device cuda:0: .*--device cpu needs none"):
+    with pytest.raises(EngineUnavailable, match=r"--device cuda:0: .*; .*, or --device cpu needs no GPU; .* doctor"):
         machine.need_gpu("cuda:0")
+
+
+def test_a_gpu_is_refused_in_the_words_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is there and cannot be used as well, not only none at all."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    with pytest.raises(EngineUnavailable) as refused:
+        machine.need_gpu("cuda")
+    assert f"--device cuda: {device_problem('cuda')}; " in refused.value.message and "7.5" in refused.value.message
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    machine.need_gpu("cuda")
 
 
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import cast
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.cosyvoice2.batches import Batches, piece_of, track_of
-from telephony_tts.engines.cosyvoice2.counters import Counters
+from telephony_tts.engines.cosyvoice2.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.jobs import Job
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
@@ -67,6 +67,7 @@ class Core:
         self.voices = ReadyVoices(features, n_prompts)
         self.slots = Slots(runner.n_slots)
         self.counters = Counters()
+        self._in_flight = InFlight(self.counters)
         self.ahead = ahead or Ahead()
         self._profile = profile
         self.tell = tell
@@ -261,7 +262,7 @@ class Core:
                 n_rows = len(jobs) + (len(step.makings) if stage is Stage.FLOW else 0)
                 if not n_rows:
                     continue
-                begun_ns = self._now_ns()
+                begin = self.runner.moment(self._now_ns)
                 if stage is Stage.PREFILL:
                     drawn += self._batches.prefill(jobs)
                 elif stage is Stage.DECODE:
@@ -272,9 +273,11 @@ class Core:
                         self._make(making)
                 else:
                     voiced += self._batches.vocode(jobs)
+                end = self.runner.moment(self._now_ns)
                 with self._changed:
                     # A whole prompt is far dearer than a block, and says nothing about one.
-                    self.counters.batch(stage, n_rows, self._now_ns() - begun_ns, is_usual=not step.makings)
+                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.makings)
+            self._in_flight.wait()
         finally:
             self._settle(step, drawn, voiced)
             del self._steps_ns[lane]

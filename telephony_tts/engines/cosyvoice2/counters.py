@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from typing import Any, Protocol
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.scheduler import Price, Stage
 
 _HALF_LIFE_S = 5.0
+MOST_IN_FLIGHT = 2
 _NEW = 1 / 16
 """What the last batch counts in the mean of a stage's batches."""
 
@@ -54,3 +56,40 @@ class Counters:
     def snapshot(self) -> dict[str, float]:
         """By name: `steps`, `cancelled`, and for each stage batches, rows and seconds."""
         return dict(self._values)
+
+
+class Moment(Protocol):
+    """Of a device, or of the host that is its own (`model.border`)."""
+
+    def ns_after(self, begin: Any) -> int | None:
+        """None where the device has not come here yet."""
+
+    def wait(self) -> None: ...
+
+
+class InFlight:
+    """Batches that were asked for and not counted yet, because a device may still be at them.
+
+    The host is never more than `MOST_IN_FLIGHT` of them in front: what is decided now must not be computed much later,
+    when somebody has come who is more urgent, or was cancelled.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._batches: deque[tuple[Stage, int, bool, Moment, Moment]] = deque()
+
+    def add(self, stage: Stage, n_rows: int, begin: Moment, end: Moment, *, is_usual: bool) -> None:
+        """Under the core's lock. Counts what the device is through with."""
+        self._batches.append((stage, n_rows, is_usual, begin, end))
+        while self._batches:
+            stage, n_rows, is_usual, begin, end = self._batches[0]
+            spent_ns = end.ns_after(begin)
+            if spent_ns is None:
+                break
+            self._batches.popleft()
+            self._counters.batch(stage, n_rows, spent_ns, is_usual=is_usual)
+
+    def wait(self) -> None:
+        """Until few are left. By the lane that gives a device its work; the lock is not held."""
+        if len(self._batches) > MOST_IN_FLIGHT:
+            self._batches[-MOST_IN_FLIGHT - 1][-1].wait()

@@ -106,6 +106,8 @@ def main(fd: int) -> None:
     threads = [threading.Thread(target=core.serve, args=(lane,), daemon=True) for lane in lanes(settings.n_lanes)]
     for thread in threads:
         thread.start()
+    # What was counted while warming up is known before anybody asks, or it would be taken for the first caller's.
+    channel.send(Alive(0.0, core.counters.snapshot(), core.counters.cost))
     channel.send(Ready(tuple(core.voices.features)))
     while (order := channel.receive()) is not None:
         core.receive(order)

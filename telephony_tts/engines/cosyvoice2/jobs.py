@@ -115,6 +115,11 @@ class Job:
             return
         self.is_over = True
         self.error = error if isinstance(error, EngineError) else EngineError(f"cosyvoice2 failed: {error}")
+        # Who hears of it may keep it, and with its frames all that was being computed where it was raised.
+        link: BaseException | None = self.error
+        while link is not None:
+            link.__traceback__ = None
+            link = link.__cause__ or link.__context__
 
     def needs(self, ahead: Ahead, may_decode: bool) -> list[Need]:
         """What could be done for it now, beyond what is being done. Where nothing can come of it, it fails."""

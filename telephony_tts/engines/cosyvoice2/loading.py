@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.orders import Ended, Event, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Runner
-from telephony_tts.engines.cosyvoice2.settings import Settings
+from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
@@ -25,6 +26,7 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 log = logging.getLogger(__name__)
 
 WARM_UP = "Hello."
+_TELL_EVERY_NS = 5 * NS_PER_S
 MAX_TRANSCRIPT = 1000
 """Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
 
@@ -39,7 +41,7 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
 
     look()
     name = settings.model_dir
-    problem = device_problem(torch.device(settings.device))
+    problem = device_problem(settings.device)
     if problem is not None:
         raise EngineUnavailable(f"cosyvoice2 cannot use {settings.device}: {problem}")
     log.info("cosyvoice2 loads %s", name)
@@ -50,13 +52,20 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
     if not features:
         raise EngineUnavailable(
             f"cosyvoice2 has no voice: {name} comes without one, and none is stored; make one of a "
-            f"recording: telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {name}"
+            f"recording: {how_to_add_a_voice(name, settings.voice_dir)}"
         )
     model = SpeechModel.load(
-        checkpoint, device=settings.device, precision=settings.precision, n_slots=settings.n_slots, look=look
+        checkpoint,
+        device=settings.device,
+        precision=settings.precision,
+        n_slots=settings.n_slots,
+        flow_memory_mb=settings.flow_memory_mb,
+        look=look,
     )
+    runner = Runner(model, settings.n_threads)
+    _record(runner, look)
     core = Core(
-        Runner(model, settings.n_threads),
+        runner,
         features,
         settings.profile,
         lambda key, event: None,
@@ -67,6 +76,25 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
     _warm_up(core, look, name)
     core.tell = tell
     return core
+
+
+def _record(runner: Runner, look: Callable[[], None], now_ns: Callable[[], int] = monotonic_ns) -> None:
+    """Record what a GPU does at every step, where it can; told every few seconds, since it takes a while."""
+    if not runner.graphs.records:
+        return
+    log.info("cosyvoice2 has loaded its weights and records its steps as graphs")
+    n_recorded, told_ns = 0, now_ns()
+
+    def looked() -> None:
+        nonlocal n_recorded, told_ns
+        look()
+        if now_ns() - told_ns > _TELL_EVERY_NS:
+            told_ns = now_ns()
+            log.info("cosyvoice2 has recorded %d graphs", n_recorded)
+        n_recorded += 1
+
+    runner.prepare(looked)
+    log.info("cosyvoice2 has recorded %d graphs", n_recorded)
 
 
 def _warm_up(core: Core, look: Callable[[], None], directory: Path) -> None:
@@ -97,16 +125,26 @@ def _warm_up(core: Core, look: Callable[[], None], directory: Path) -> None:
         )
 
 
-def device_problem(device: torch.device) -> str | None:
-    """Why PyTorch cannot compute on a GPU, in words to act on; None where it can, and for a CPU."""
+def device_problem(name: str, cpu: str = "engines.cosyvoice2.device: cpu") -> str | None:
+    """Why PyTorch cannot compute on a device: the reason, a semicolon and what to do; None where it can.
+
+    `cpu` is how whoever reads it would take a CPU instead."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return f"there is no such device; expected cpu, cuda or cuda:N, or {cpu}"
     if device.type != "cuda":
         return None
-    cpu = "engines.cosyvoice2.device: cpu needs no GPU"
+    cpu = f"{cpu} needs no GPU"
     if torch.version.cuda is None:
         return f"this PyTorch is built for CPUs; install one for your GPU (make model TORCH=...), or {cpu}"
     if not torch.cuda.is_available():
         wanted = torch.version.cuda
         return f"no GPU is found; see whether nvidia-smi lists one with a driver for CUDA {wanted}, or {cpu}"
+    n_gpus = torch.cuda.device_count()
+    if device.index is not None and not 0 <= device.index < n_gpus:
+        there = "cuda:0 is the only one" if n_gpus == 1 else f"there are {n_gpus}, cuda:0 to cuda:{n_gpus - 1}"
+        return f"there is no GPU of that number; {there}, or {cpu}"
     return build_problem(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())
 
 

@@ -30,12 +30,13 @@ class MelStretch:
         # Frame j lies at (j + 0.5) * speed - 0.5, and needs the frames on both sides of it.
         until = int(n_known / self._speed) if last else math.floor((n_known - 0.5) / self._speed - 0.5)
         until = max(until, self._n_out)
-        at = (torch.arange(self._n_out, until, dtype=torch.float64) + 0.5) * self._speed - 0.5
-        at = at.clamp(0, max(n_known - 1, 0))
+        # On the mel's device: places that were sent there would be waited for.
+        at = torch.arange(self._n_out, until, dtype=torch.float64, device=mel.device)
+        at = ((at + 0.5) * self._speed - 0.5).clamp(0, max(n_known - 1, 0))
         low = at.floor().long()
         high = (low + 1).clamp(max=max(n_known - 1, 0))
         weight = (at - low).to(mel)
-        low, high = (low - self._first).to(mel.device), (high - self._first).to(mel.device)
+        low, high = low - self._first, high - self._first
         out = self._mel[:, :, low] * (1.0 - weight) + self._mel[:, :, high] * weight
         self._n_out = until
         seen = max(0, math.floor((until + 0.5) * self._speed - 0.5))

@@ -87,26 +87,28 @@ class _Process:
         """Close the socket, which ends it, and kill it if that does not; how it ended."""
         if self._writer is not None:
             self._writer.transport.abort()  # a process that hangs reads no more, and its orders would be waited for
-            with suppress(OSError):
+            with suppress(Exception):  # it raises whatever the connection was lost by
                 await self._writer.wait_closed()
         else:
             self._socket.close()
         if self.child.poll() is None:
             await self._exit()
-        code = self.child.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return _how_it_ended(self.child.wait())
 
     async def _exit(self) -> None:
-        exited = asyncio.Event()
-        loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(self.child.pid)
         except OSError:  # no file is left, or a kernel without it
-            self.child.kill()
-            while self.child.poll() is None:  # noqa: ASYNC110 - there is nothing that would tell it
-                await asyncio.sleep(POLL_S)
+            await self._killed()
             return
-        loop.add_reader(fd, exited.set)
+        exited = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            loop.add_reader(fd, exited.set)
+        except OSError:  # the system watches no more files for this user
+            os.close(fd)
+            await self._killed()
+            return
         try:
             await asyncio.wait_for(exited.wait(), TERM_S)
         except TimeoutError:
@@ -117,6 +119,21 @@ class _Process:
                 self.child.kill()
             loop.remove_reader(fd)
             os.close(fd)
+
+    async def _killed(self) -> None:
+        """Kill it, and look whether it has ended where nothing tells it."""
+        self.child.kill()
+        while self.child.poll() is None:  # noqa: ASYNC110 - there is nothing that would tell it
+            await asyncio.sleep(POLL_S)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {-code}"
 
 
 class ProcessHost:
@@ -209,7 +226,7 @@ class ProcessHost:
             finally:
                 was_ready, self._is_ready = self._is_ready, False
                 if process is not None:
-                    how = await _to_its_end(process.end())
+                    how = await _to_its_end(_ended(process))
             if not first.done():
                 gone = EngineError(f"the speech engine's process ended while it was loading ({how})")
                 first.set_exception(failure or gone)
@@ -262,6 +279,16 @@ class ProcessHost:
         ended, self._open = self._open, set()
         for key in ended:
             self._told(key, Ended(error))
+
+
+async def _ended(process: _Process) -> str:
+    """How it ended. Raises nothing of its own: what follows its end is the end of its utterances."""
+    try:
+        return await process.end()
+    except Exception as error:
+        log.exception("the speech engine's process could not be cleared away")
+        process.child.kill()
+        return f"it could not be cleared away: {error}"
 
 
 async def _to_its_end(work: Coroutine[None, None, str]) -> str:

@@ -8,7 +8,8 @@ different threads at once; those for one stage of one track come one after the o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,12 +18,19 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.decode_steps import DecodeSteps
 from telephony_tts.engines.cosyvoice2.generation import Feed
 from telephony_tts.engines.cosyvoice2.mel_stretch import MelStretch
+from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.flow_begin import Wanted, begin_together
 from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm import PREFILL_CHUNK
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.lm_prefill import check_ids, extend_together, part_of
+from telephony_tts.engines.cosyvoice2.model.vocoder_noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, UpstreamJoint, push_together
+from telephony_tts.engines.cosyvoice2.model.vocoder_work import Failed
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.scheduler import Widths
 from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt, SpeechModel
@@ -31,6 +39,9 @@ from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 
 RUN_AHEAD = 5
 """Speech ids drawn on an accelerator before the host reads any; what is drawn past the end is thrown away."""
+PREFILL_ROWS = 16
+"""Prompts that are fed in one step on an accelerator, in which nobody else is served: a few thousand positions, with
+which it is busy. What is best on which is yet to be measured."""
 
 
 @dataclass(slots=True)
@@ -44,8 +55,8 @@ class Track:
     stretch: MelStretch
     flow: FlowStream | None
     """None where the end is computed over the whole piece again."""
-    left: Tensor | None = None
-    """[n, D]: what of a long feed is still to go in."""
+    n_fed: int = 0
+    """Positions of a long feed that are in already."""
     mels: deque[tuple[Tensor, bool]] = field(default_factory=deque)
     """Not yet audible; and whether each is the last."""
     n_frames: int = 0
@@ -65,24 +76,27 @@ class Row:
 class Drawn:
     """Ids on their way from the device: [steps, rows]."""
 
-    ids: Tensor
+    ids: Returning
 
     def read(self) -> list[list[int]]:
         """Per row, in the order of the steps. Waits for the device."""
-        return [list(row) for row in zip(*self.ids.tolist(), strict=True)]
+        return [list(row) for row in zip(*self.ids.read().tolist(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
     """Audio on its way from the device, [n] in -1..1. `n_frames`: of mel that the piece has so far."""
 
-    audio: Tensor
+    audio: Returning
     n_frames: int
     is_last: bool
+    begin: int = 0
+    end: int | None = None
+    """Where it lies, if others' audio is beside it."""
 
     def read(self) -> Pcm | None:
         """Waits for the device. None where the model's numbers are none."""
-        audio = self.audio.cpu().numpy()
+        audio = self.audio.read()[self.begin : self.end].numpy()
         if not np.isfinite(audio).all():
             return None
         return np.rint(audio.clip(-1.0, 1.0) * 32767.0).astype(np.int16)
@@ -91,16 +105,24 @@ class Sound:
 class Runner:
     """A loaded model, ready to be told what to compute."""
 
-    def __init__(self, model: SpeechModel, n_threads: int = 1, widths: Widths | None = None) -> None:
+    def __init__(
+        self, model: SpeechModel, n_threads: int = 1, widths: Widths | None = None, graphs: Graphs | None = None
+    ) -> None:
         self.model = model
         self.n_threads = n_threads
         is_cpu = model.device.type == "cpu"
         n_slots = model.cache.n_slots
         # One stage a step: on one stream of a device their times add up, and the most urgent would wait for all.
-        on_device = Widths(prefill=4, decode=n_slots, flow=n_slots, vocode=n_slots)
+        on_device = Widths(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
         self.widths = widths or (Widths(decode=min(4, n_slots)) if is_cpu else on_device)
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
+        self.together = not is_cpu
+        """Whether prompts, beginnings of blocks and audio of several tracks are computed as one batch."""
         self.n_flow_steps = len(model.flow.decoder.times)
+        self.graphs = graphs or Graphs(model.device)
+        self._decoding = None
+        if model.cache.together:
+            self._decoding = DecodeSteps(model.lm, model.cache, model.sampler, self.n_run_ahead, self.graphs)
 
     @property
     def n_slots(self) -> int:
@@ -114,6 +136,18 @@ class Runner:
         """Called once by each thread that computes."""
         # More threads than idle cores wait for each other at every layer (docs/experiments.md).
         torch.set_num_threads(self.n_threads)
+
+    def prepare(self, look: Callable[[], object]) -> None:
+        """What a device must be told once, before anybody waits; `look` is called between, and what it raises ends
+        it."""
+        if self._decoding is not None:
+            self._decoding.prepare(look)
+        if self.model.flow.batches is not None:
+            self.model.flow.batches.prepare(self.graphs, self.n_slots, look)
+
+    def moment(self, now_ns: Callable[[], int]) -> HostMoment | DeviceMoment:
+        """Now, in what the device has to do; on a CPU by the host's clock."""
+        return DeviceMoment(self.model.device) if self.model.device.type == "cuda" else HostMoment(now_ns)
 
     # ------------------------------------------------------------------------- pieces
 
@@ -138,18 +172,52 @@ class Runner:
 
     # ----------------------------------------------------------------- language model
 
+    def check_room(self, track: Track, feed: Feed) -> None:
+        """Raises EngineError where a feed cannot be fed, before any of it is."""
+        if not track.n_fed:
+            check_ids(self.model.lm, feed.segments)
+            self.model.cache.room(track.slot, feed.n_positions)
+
     @torch.inference_mode()
     def prefill(self, track: Track, feed: Feed) -> Drawn | None:
         """Feed the next part of a feed of any length; the id drawn after all of it, None while there is more."""
-        lm, cache = self.model.lm, self.model.cache
-        x = track.left if track.left is not None else lm.embed(feed.segments)
-        if track.left is None:
-            cache.room(track.slot, len(x))
-        hidden = lm.extend(x[:PREFILL_CHUNK], track.slot, cache)
-        track.left = x[PREFILL_CHUNK:] if len(x) > PREFILL_CHUNK else None
-        if track.left is not None:
+        self.check_room(track, feed)
+        part = part_of(feed.segments, track.n_fed, PREFILL_CHUNK)
+        hidden = self.model.lm.extend(self.model.lm.embed(part), track.slot, self.model.cache)
+        track.n_fed += len(hidden)
+        if track.n_fed < feed.n_positions:
             return None
-        return Drawn(self._sampled(hidden[-1:], [track.slot], [feed.banned], [feed.forced])[None])
+        track.n_fed = 0
+        return Drawn(Returning(self._sampled(hidden[-1:], [track.slot], [feed.banned], [feed.forced])[None]))
+
+    @torch.inference_mode()
+    def prefill_together(self, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[tuple[Drawn, int] | None]:
+        """The same for several at once, as a device wants it: of each what was drawn, and in which row of it. Where it
+        raises, nothing was fed."""
+        parts = [part_of(feed.segments, track.n_fed, PREFILL_CHUNK) for track, feed in zip(tracks, feeds, strict=True)]
+        n_fed = [
+            track.n_fed + sum(len(segment.ids) for segment in part) for track, part in zip(tracks, parts, strict=True)
+        ]
+        goes_on = [n < feed.n_positions for n, feed in zip(n_fed, feeds, strict=True)]
+        # Those of whom an id is drawn come first.
+        order = sorted(range(len(tracks)), key=goes_on.__getitem__)
+        n_drawn = len(tracks) - sum(goes_on)
+        slots = [tracks[i].slot for i in order]
+        for track, feed in zip(tracks, feeds, strict=True):
+            self.check_room(track, feed)
+        with self._undone_where_it_fails(slots):
+            hidden = extend_together(self.model.lm, self.model.cache, slots, [parts[i] for i in order])
+            drawn: Drawn | None = None
+            if n_drawn:
+                ending = [feeds[i] for i in order[:n_drawn]]
+                banned, forced = [feed.banned for feed in ending], [feed.forced for feed in ending]
+                drawn = Drawn(Returning(self._sampled(hidden[:n_drawn], slots[:n_drawn], banned, forced)[None]))
+        results: list[tuple[Drawn, int] | None] = [None] * len(tracks)
+        for row, i in enumerate(order):
+            tracks[i].n_fed = n_fed[i] if goes_on[i] else 0
+            if drawn is not None and row < n_drawn:
+                results[i] = drawn, row
+        return results
 
     @torch.inference_mode()
     def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
@@ -157,14 +225,20 @@ class Runner:
 
         Rows whose values depend on how many there are go one by one where sums can be the same to the bit."""
         slots = [track.slot for track in tracks]
+        with self._undone_where_it_fails(slots):
+            return Drawn(Returning(self._drawn(slots, rows)))
+
+    @contextmanager
+    def _undone_where_it_fails(self, slots: Sequence[int]) -> Iterator[None]:
+        """What is fed and drawn meanwhile is as if it had not been, where that raises."""
         cache, sampler = self.model.cache, self.model.sampler
-        at = torch.tensor(slots).to(self.model.device, non_blocking=True)
+        at = sent(slots, self.model.device)
         lengths, n_drawn, recent = [cache.lengths[slot] for slot in slots], sampler.n_drawn[at], sampler.recent[at]
         try:
-            return Drawn(self._drawn(slots, rows))
+            yield
         except BaseException:
             for slot, n in zip(slots, lengths, strict=True):
-                cache.data[:, :, slot, :, n : n + len(rows[0].banned)] = 0
+                cache.data[:, :, slot, :, n:] = 0
                 cache.lengths[slot] = n
             sampler.n_drawn[at], sampler.recent[at] = n_drawn, recent
             raise
@@ -172,9 +246,13 @@ class Runner:
     def _drawn(self, slots: list[int], rows: Sequence[Row]) -> Tensor:
         """[steps, rows]"""
         lm, cache = self.model.lm, self.model.cache
-        if len(slots) > 1 and not (lm.rows_are_exact or cache.together):
+        if self._decoding is not None:
+            return self._decoding.draw(
+                [row.speech_id for row in rows], slots, [row.banned for row in rows], [row.forced for row in rows]
+            )
+        if len(slots) > 1 and not lm.rows_are_exact:
             return torch.cat([self._drawn([slot], [row]) for slot, row in zip(slots, rows, strict=True)], dim=1)
-        ids = torch.tensor([row.speech_id for row in rows]).to(self.model.device, non_blocking=True)
+        ids = sent([row.speech_id for row in rows], self.model.device)
         drawn = []
         for i in range(len(rows[0].banned)):
             # Past the end the ids are nothing, and the table has a row for all but those that are no number.
@@ -195,7 +273,7 @@ class Runner:
     def begin(self, track: Track, block: Block) -> Solve:
         """Begin a block of the flow; `flow` takes its steps."""
         flow, prompt = self.model.flow, track.prompt
-        ids = partial(torch.tensor, dtype=torch.int64, device=self.model.device)
+        ids = partial(sent, device=self.model.device)
         if block.all_ids is None:
             assert track.flow is not None
             return flow.begin(track.flow, ids([block.new]), None if block.ahead is None else ids([block.ahead]))
@@ -203,6 +281,16 @@ class Runner:
         return flow.begin_full(
             prompt.flow_tokens, ids([block.all_ids]), prompt.flow_mel, prompt.embedding, streaming=False, finalize=True
         )
+
+    @torch.inference_mode()
+    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[Solve]:
+        """The same for blocks of several tracks, none of which is computed over the whole again, in as few passes of
+        the encoder as their shapes allow. Where it raises, none has begun."""
+        wanted = []
+        for track, block in zip(tracks, blocks, strict=True):
+            assert track.flow is not None and block.all_ids is None
+            wanted.append(Wanted(track.flow, block.new, block.ahead))
+        return begin_together(self.model.flow, wanted)
 
     def flow(self, solves: Sequence[Solve]) -> None:
         """One Euler step of each."""
@@ -220,12 +308,54 @@ class Runner:
         """The oldest mel of each, made audible."""
         sounds = []
         for track in tracks:
-            mel, is_last = track.mels.popleft()
-            frames = track.stretch.push(mel, last=is_last)
-            track.n_frames += frames.shape[2]
+            frames, is_last = self._next_frames(track)
             audio = track.joint.push(frames, last=is_last)[0] if track.n_frames else frames.new_zeros(0)
-            sounds.append(Sound(audio, track.n_frames, is_last))
+            sounds.append(Sound(Returning(audio), track.n_frames, is_last))
         return sounds
+
+    @torch.inference_mode()
+    def vocode_together(self, tracks: Sequence[Track], failed: Failed) -> list[Sound | None]:
+        """The same with what is of equal shapes in one call of the network, and one transfer for all. None for a track
+        that cannot be voiced, of which `failed` is told."""
+        n = len(tracks)
+        audio: list[Tensor | None] = [None] * n
+        frames: dict[int, Tensor] = {}
+        lasts = [False] * n
+        for i, track in enumerate(tracks):
+            try:
+                chunk, lasts[i] = self._next_frames(track)
+                if track.n_frames:
+                    frames[i] = chunk
+                else:
+                    audio[i] = chunk.new_zeros(1, 0, dtype=torch.float32)
+            except Exception as error:
+                failed(i, error)
+        pushed = push_together(
+            [tracks[i].joint for i in frames],
+            list(frames.values()),
+            [lasts[i] for i in frames],
+            failed=lambda at, error: failed(list(frames)[at], error),
+        )
+        for i, of_track in zip(frames, pushed, strict=True):
+            audio[i] = of_track
+        if all(each is None for each in audio):
+            return [None] * n
+        returning = Returning(torch.cat([each[0] for each in audio if each is not None]))
+        sounds: list[Sound | None] = []
+        begin = 0
+        for i, each in enumerate(audio):
+            end = begin + (each.shape[1] if each is not None else 0)
+            sound = Sound(returning, tracks[i].n_frames, lasts[i], begin, end)
+            sounds.append(None if each is None else sound)
+            begin = end
+        return sounds
+
+    def _next_frames(self, track: Track) -> tuple[Tensor, bool]:
+        """[1, 80, n]: the oldest mel, stretched; and whether it is the last."""
+        mel, is_last = track.mels.popleft()
+        frames = track.stretch.push(mel, last=is_last)
+        track.n_frames += frames.shape[2]
+        return frames, is_last
 
     # -------------------------------------------------------------------------- voices
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_TOKENS, SamplingConfig
 
 _MASK_64 = (1 << 64) - 1
@@ -152,19 +153,30 @@ class Sampler:
         if any(not N_SPEECH_TOKENS <= stop < n_ids for row in banned for stop in row):
             raise ValueError(f"only the stop ids {N_SPEECH_TOKENS} to {n_ids - 1} can be banned")
         device = self.recent.device
-        is_banned = torch.tensor([[stop in row for stop in range(N_SPEECH_TOKENS, n_ids)] for row in banned])
-        at = torch.tensor(list(slots)).to(device, non_blocking=True)
-        log_probs = mask_stops(logits, is_banned.to(device, non_blocking=True))
-        n_drawn = self.n_drawn[at]
+        is_banned = [[stop in row for stop in range(N_SPEECH_TOKENS, n_ids)] for row in banned]
+        fixed = None
+        if forced is not None and any(item is not None for item in forced):
+            fixed = sent([-1 if item is None else item for item in forced], device)
+        return self.sample_at(
+            logits, sent(slots, device), sent(is_banned, device, torch.bool), fixed, likeliest=likeliest
+        )
+
+    @torch.inference_mode()
+    def sample_at(
+        self, logits: Tensor, slots: Tensor, is_banned: Tensor, forced: Tensor | None, *, likeliest: bool = False
+    ) -> Tensor:
+        """The same for rows that the device knows: `slots` [B], `is_banned` [B, V - 6561] bool, `forced` [B], -1 where
+        an id is to be drawn."""
+        log_probs = mask_stops(logits, is_banned)
+        n_drawn = self.n_drawn[slots]
         if likeliest:
             ids = greedy(log_probs)
         else:
-            u1, u2 = uniforms(self.seeds[at], n_drawn)
-            ids = draw(log_probs, self.recent[at], u1, u2, self.config).ids
-        if forced is not None and any(item is not None for item in forced):
-            fixed = torch.tensor([-1 if item is None else item for item in forced]).to(device, non_blocking=True)
-            ids = torch.where(fixed >= 0, fixed, ids)
+            u1, u2 = uniforms(self.seeds[slots], n_drawn)
+            ids = draw(log_probs, self.recent[slots], u1, u2, self.config).ids
+        if forced is not None:
+            ids = torch.where(forced >= 0, forced, ids)
         ids = ids.masked_fill(log_probs[:, 0].isnan(), -1)
-        self.recent[at, n_drawn % self.config.window] = ids
-        self.n_drawn[at] = n_drawn + 1
+        self.recent[slots, n_drawn % self.config.window] = ids
+        self.n_drawn[slots] = n_drawn + 1
         return ids

@@ -77,11 +77,13 @@ class Limits:
     """What may be held at once. Utterances past `n_slots` wait; those that wait for their listener hold a slot.
 
     `n_prompts` voices are kept ready to speak (at full size in float32 230 MB for a second of their recording); others
-    are made ready again when they are asked for.
+    are made ready again when they are asked for. `flow_memory_mb` of a GPU are for these and for speech under way; past
+    that an utterance ends with an error. None is a share of what is free.
     """
 
     n_slots: int = 16
     n_prompts: int = 4
+    flow_memory_mb: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +168,7 @@ class CosyVoice2Engine:
             n_workers,
             n_threads,
             Ahead(ahead_ms),
+            limits.flow_memory_mb,
         )
         self._isolation = isolation
         self._control = frozenset(control_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,13 @@ class Precision:
         return cls(lm or dtype, flow or dtype, vocoder or (MIXED if dtype == "bfloat16" else dtype))
 
 
+def how_to_add_a_voice(model_dir: Path, voice_dir: Path | None) -> str:
+    """The command that stores a voice where an engine with these directories reads it, whatever file they came from."""
+    folder = "" if voice_dir in (None, model_dir / "voices") else f" --voices {shlex.quote(str(voice_dir))}"
+    model = shlex.quote(str(model_dir))
+    return f"telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {model}{folder}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's."""
@@ -46,3 +54,5 @@ class Settings:
     n_lanes: int = 1
     n_threads: int = 1
     ahead: Ahead = field(default_factory=Ahead)
+    flow_memory_mb: int | None = None
+    """Of a device other than a CPU, see `SpeechModel.load`."""

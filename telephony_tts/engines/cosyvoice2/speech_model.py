@@ -21,6 +21,10 @@ from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint
 
+FLOW_SHARE = 0.6
+"""Of a GPU's memory that is free after loading, for what the flow keeps; the rest is for what is computed."""
+FLOW_BYTES_ELSEWHERE = 128 << 20
+"""Where a device does not say how much it has."""
 MAX_POSITIONS = 4096
 """Of a slot: prompt, text and speech of one piece; 48 MB at full size in float16."""
 
@@ -98,10 +102,13 @@ class SpeechModel:
         device: str,
         precision: Precision,
         n_slots: int,
+        flow_memory_mb: int | None = None,
         look: Callable[[], object] = lambda: None,
     ) -> Self:
-        """Raises ValueError for a precision that the device does not have, and what `look` raises: it is called before
-        each tensor."""
+        """`flow_memory_mb`: of a device other than a CPU, for what the flow keeps; None is a share of what is free.
+
+        Raises ValueError for a precision that the device does not have, EngineUnavailable where the memory does not do,
+        and what `look` raises: it is called before each tensor."""
 
         def moved(state: dict[str, Tensor], to: str) -> Mapping[str, Tensor]:
             there = {name: tensor.to(device, getattr(torch, to)) for name, tensor in _Watched(state, look).items()}
@@ -124,7 +131,7 @@ class SpeechModel:
             vocoder = Vocoder.from_state(
                 config.vocoder, hift, dtype=getattr(torch, precision.vocoder), wide=torch.float64
             )
-        return cls(
+        model = cls(
             TextTokenizer(checkpoint.tokenizer_dir),
             lm,
             flow,
@@ -132,6 +139,9 @@ class SpeechModel:
             Sampler(config.sampling, n_slots, device),
             n_slots,
         )
+        if model.device.type != "cpu":
+            flow.use_pages(_flow_bytes(model.device) if flow_memory_mb is None else flow_memory_mb << 20)
+        return model
 
     @torch.inference_mode()
     def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptInTheMaking:
@@ -150,3 +160,12 @@ class SpeechModel:
         while not making.solve.done:
             self.flow.step([making.solve])
         return making.prompt()
+
+
+def _flow_bytes(device: torch.device) -> int:
+    """How much of a device the flow may have where nobody said it."""
+    if device.type != "cuda":
+        return FLOW_BYTES_ELSEWHERE
+    torch.cuda.empty_cache()  # what loading has left over is counted as taken
+    n_free, _ = torch.cuda.mem_get_info(device)
+    return int(FLOW_SHARE * n_free)

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import re
+import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -111,8 +112,9 @@ class VoiceStore:
                 raise ValueError("; ".join(problems))
         except Exception as error:  # a file can be damaged in more ways than the reader has errors for
             reason = f"it has no {error}" if isinstance(error, KeyError) else _line(error)
+            again = f"telephony-tts voices add {name} --voices {shlex.quote(str(self.directory))}"
             raise EngineUnavailable(
-                f"the voice file {path} cannot be used ({reason}): make it again with telephony-tts voices add {name}"
+                f"the voice file {path} cannot be used ({reason}): make it again with {again}"
             ) from error
         return features
 

@@ -1,4 +1,4 @@
-"""The flow in steps: blocks of many streams taking turns, each on its own or as one batch."""
+"""The flow in steps: blocks of many streams taking turns, each on its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY, SIZES, random_state, small_flow
-from parity_flow import error, flow_config
+from flow_calls import CALLS, Crowd, alone, call, chunk, ids, stepped, voice
+from freeze_flow import N_MELS, SIZES, random_state, small_flow
+from parity_flow import flow_config
 from speaking import live_storages
 from torch import Tensor
 
@@ -18,78 +19,14 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow_attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow_layers import Int8Linear, Linear, mish, quick_mish
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
 
 N_STEPS = 10
-ROUNDING = 5e-6
-"""The order of float32 sums over ten Euler steps."""
-CALLS = ((27, 1, 3), (80, 2, 2), (0, 1, 5), (27, 1, 4), (53, 3, 6))
-"""Tokens of a call's prompt, blocks of its first chunk, steps it is ahead of the first call."""
 
 
 def small_int8() -> Flow:
     state = random_state(seed=5)
     return Flow.from_state(flow_config(SIZES, state), state, "int8")
-
-
-def ids(n: int, seed: int) -> Tensor:
-    return torch.randint(0, N_VOCABULARY, (1, n), generator=torch.Generator().manual_seed(seed))
-
-
-def voice(flow: Flow, n_prompt: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    mel, embedding = torch.randn(1, 2 * n_prompt, N_MELS, generator=g), torch.randn(1, D_SPEAKER, generator=g)
-    return ids(n_prompt, seed), mel.to(flow.dtype), embedding.to(flow.dtype)
-
-
-def call(flow: Flow, n_prompt: int, seed: int) -> FlowStream:
-    return flow.start(flow.prompt(*voice(flow, n_prompt, seed)))
-
-
-def chunk(flow: Flow, stream: FlowStream, n_blocks: int, seed: int) -> tuple[Tensor, Tensor]:
-    n = flow.tokens_to_block_end(stream) + (n_blocks - 1) * BLOCK_TOKENS
-    return ids(n, seed), ids(LOOKAHEAD_TOKENS, seed + 100)
-
-
-def stepped(flow: Flow, solve: Solve) -> Tensor:
-    while not solve.done:
-        flow.step([solve])
-    return solve.mel()
-
-
-def alone(flow: Flow, n_prompt: int, n_blocks: int, seed: int) -> Tensor:
-    """Two chunks and the end of one call, at once."""
-    stream = call(flow, n_prompt, seed)
-    mels = [flow.extend(stream, *chunk(flow, stream, n, seed)) for n in (n_blocks, 1)]
-    return torch.cat([*mels, flow.finish(stream, ids(9, seed))], dim=2)
-
-
-class Crowd:
-    """Calls whose blocks take turns. They join as `CALLS` says, so that each is at another Euler step."""
-
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-        self.streams = [call(flow, n_prompt, seed) for seed, (n_prompt, _, _) in enumerate(CALLS)]
-        self.mels: list[list[Tensor]] = [[] for _ in CALLS]
-        self.solves: dict[int, Solve] = {}
-
-    def speak(self) -> list[Tensor]:
-        turn = 0
-        while any(len(mels) < 3 for mels in self.mels):
-            for i, (_, _, joins) in enumerate(CALLS):
-                if turn >= joins and i not in self.solves and len(self.mels[i]) < 3:
-                    self.solves[i] = self.begin(i)
-            self.flow.step(list(self.solves.values()))
-            for i in [i for i, solve in self.solves.items() if solve.done]:
-                self.mels[i].append(self.solves.pop(i).mel())
-            turn += 1
-        return [torch.cat(mels, dim=2) for mels in self.mels]
-
-    def begin(self, i: int) -> Solve:
-        stream, n_done = self.streams[i], len(self.mels[i])
-        if n_done == 2:
-            return self.flow.begin(stream, ids(9, i), None)
-        return self.flow.begin(stream, *chunk(self.flow, stream, CALLS[i][1] if n_done == 0 else 1, i))
 
 
 MODELS: dict[str, Callable[[], Flow]] = {
@@ -139,57 +76,22 @@ def test_a_prompt_in_steps_is_the_prompt_at_once(n_prompt: int, n_blocks: int | 
 @pytest.mark.parametrize("name", MODELS)
 def test_apart_a_call_is_the_same_to_the_bit_whoever_else_is_there(name: str) -> None:
     flow = MODELS[name]()
-    assert not flow.together
+    assert flow.batches is None
     for seed, ((n_prompt, n_blocks, _), mel) in enumerate(zip(CALLS, Crowd(flow).speak(), strict=True)):
         assert torch.equal(mel, alone(flow, n_prompt, n_blocks, seed))
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, ROUNDING), (torch.float64, 1e-9)])
-def test_together_equals_apart(dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = small_flow(dtype)
-    apart = Crowd(flow).speak()
-    n_rows, velocity = [], flow.decoder.estimator.velocity
-
-    def counted(features: Tensor, *args: object, **named: object) -> Tensor:
-        n_rows.append(len(features))
-        return velocity(features, *args, **named)  # type: ignore[arg-type]
-
-    flow.together = True
-    crowd = Crowd(flow)
-    monkeypatch.setattr(flow.decoder.estimator, "velocity", counted)
-    together = crowd.speak()
-    assert max(n_rows) >= 6 and sum(n_rows) == 2 * N_STEPS * 3 * len(CALLS)
-    assert max(error(a, b) for a, b in zip(together, apart, strict=True)) <= most
-
-
-def test_together_batches_only_what_is_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = small_flow()
-    flow.together = True
-    streams = [call(flow, 25, seed) for seed in range(4)]
-    solves = [flow.begin(s, *chunk(flow, s, n, 1)) for s, n in zip(streams, (1, 2, 1, 3), strict=True)]
-    lengths, together = [], flow.decoder.step_together
-    monkeypatch.setattr(
-        flow.decoder, "step_together", lambda paths: (lengths.append([p.x.shape[1] for p in paths]), together(paths))
-    )
-    flow.step(solves)
-    assert lengths == [[50 + 50, 50 + 50]]
-    assert [solve.k for solve in solves] == [1] * 4
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_step_that_raises_ends_its_stream_and_no_other(together: bool) -> None:
+def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
     flow = small_flow()
     wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
     streams = [call(flow, 27, seed) for seed in range(3)]
     solves = [flow.begin(s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
     flow.step(solves)
-    flow.together = together
     whole, solves[1].mu = solves[1].mu, solves[1].mu[:, :-1]
     with pytest.raises(RuntimeError):
         flow.step(solves)
     solves[1].mu = whole
     assert [s.finished for s in streams] == [False, True, False]
-    flow.together = False
     with pytest.raises(ValueError, match="has failed"):
         flow.step(solves)
     with pytest.raises(ValueError, match="finished"):
@@ -201,34 +103,11 @@ def test_a_step_that_raises_ends_its_stream_and_no_other(together: bool) -> None
         assert torch.equal(torch.cat([mel, more, rest], dim=2), wanted[seed])
 
 
-def test_what_a_failed_batch_wrote_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails in the last layer, when all others have their keys; then each goes alone."""
-    flow = small_flow()
-    flow.together = True
-    wanted = [alone(flow, 27, 1, seed) for seed in range(2)]
-    streams = [call(flow, 27, seed) for seed in range(2)]
-    solves = [flow.begin(s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
-    projection = flow.decoder.estimator.projection
-
-    def fails_for_many(x: Tensor) -> Tensor:
-        if len(x) > 2:
-            raise RuntimeError("out of memory")
-        return projection(x)
-
-    monkeypatch.setattr(flow.decoder.estimator, "projection", fails_for_many)
-    while not solves[0].done:
-        flow.step(solves)
-    assert all(solve.done for solve in solves)
-    for seed, (solve, stream) in enumerate(zip(solves, streams, strict=True)):
-        mel = solve.mel()
-        assert torch.equal(mel, wanted[seed][:, :, : mel.shape[2]]) and not stream.finished
-
-
 # Refusals
 
 
 def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
-    """In every order that the steps allow, and with batches, the frames are those of one block after the other."""
+    """In every order that the steps allow, the frames are those of one block after the other."""
     flow = small_flow()
     hops = (20, 25, 25, 9)
     tokens = ids(sum(hops), 1)
@@ -244,7 +123,6 @@ def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
         wanted.append(flow.extend(stream, new, ahead) if ahead is not None else flow.finish(stream, new))
     for seed in range(8):
         order = random.Random(seed)
-        flow.together = bool(seed % 2)
         stream = call(flow, 30, 1)
         begun: list[Solve] = []
         while len(begun) < len(hops) or not begun[-1].done:
@@ -255,7 +133,7 @@ def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
             else:
                 flow.step(can if order.random() < 0.5 else [order.choice(can)])
         for solve, mel in zip(begun, wanted, strict=True):
-            assert (solve.mel() - mel).abs().max() < (5e-6 if flow.together else 1e-30)
+            assert torch.equal(solve.mel(), mel)
 
 
 def test_a_block_goes_no_further_than_the_one_before_it() -> None:
@@ -319,10 +197,8 @@ def held() -> int:
     return sum(live_storages().values())
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_block_left_under_way_frees_all(together: bool) -> None:
+def test_a_block_left_under_way_frees_all() -> None:
     flow = small_flow()
-    flow.together = together
     prompt = flow.prompt(*voice(flow, 60, 1))
     before = held()
     streams = [flow.start(prompt) for _ in range(2)]

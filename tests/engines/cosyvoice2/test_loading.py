@@ -16,7 +16,7 @@ from service_rig import started
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.cosyvoice2.loading import load
+from telephony_tts.engines.cosyvoice2.loading import device_problem, load
 from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import Precision, Settings
@@ -73,6 +73,38 @@ def test_the_first_sentence_keeps_no_slot(directory: Path, ends: bool) -> None:
         torch.save(state, directory / "llm.pt")
     core = load(Settings(directory, n_slots=2, ahead=Ahead(200)), lambda *_: None)
     assert core._jobs == {} and core.slots.n_free == core.runner.model.cache.n_free == 2
+
+
+# ---------------------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize(
+    ("device", "n_gpus", "problem"),
+    [
+        ("cpu", 0, None),
+        ("cuda", 2, None),
+        ("cuda:1", 2, None),
+        ("cuda:7", 2, r"no GPU of that number; there are 2, cuda:0 to cuda:1, or engines\.cosyvoice2\.device: cpu"),
+        ("cuda:1", 1, "no GPU of that number; cuda:0 is the only one, or"),
+        ("cuda:200", 2, "no GPU of that number"),
+        ("gpu", 2, "no such device; expected cpu, cuda or cuda:N"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_in_a_sentence(
+    device: str, n_gpus: int, problem: str | None, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to who makes the engine himself, past the configuration."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+    found = device_problem(device)
+    assert (found is None) == (problem is None)
+    if problem is not None:
+        with pytest.raises(EngineUnavailable, match=rf"^cosyvoice2 cannot use {device}: .*{problem}") as refused:
+            asyncio.run(CosyVoice2Engine(model_dir, device=device).start())
+        assert "\n" not in refused.value.message and "privateuseone" not in refused.value.message
 
 
 # ------------------------------------------------------------------- too little, or none

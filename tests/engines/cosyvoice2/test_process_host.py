@@ -203,17 +203,45 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
     started(model_dir, use)
 
 
-def test_it_ends_where_no_file_is_left_to_wait_by(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["open", "watch"])
+def test_it_ends_where_no_file_is_left_to_wait_by(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     """`started` sees that the process is gone."""
 
-    def no_file(_: int) -> int:
+    def no_file(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def use(engine: CosyVoice2Engine) -> None:
         assert await speak(engine, Utterance("u", "yes"))
-        monkeypatch.setattr(process_host.os, "pidfd_open", no_file)
+        if what == "open":
+            monkeypatch.setattr(process_host.os, "pidfd_open", no_file)
+        else:
+            monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", no_file)
 
     started(model_dir, use)
+    assert "cleared away" not in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="the system has no real-time signals")
+def test_one_that_dies_of_a_signal_without_a_name_ends_its_utterances(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    number = signal.SIGRTMIN + 1
+    assert number not in set(signal.Signals)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        speaking = asyncio.create_task(speak(engine, Utterance("u", LONG)))
+        await until(lambda: engine.stats().n_running == 1, "it is taken up")
+        pid = host_of(engine).pid
+        assert pid is not None
+        os.kill(pid, number)
+        with pytest.raises(EngineError, match="started again"):
+            await asyncio.wait_for(speaking, WAIT_S)
+        await until(lambda: host_of(engine).is_ready, "it is ready again")
+
+    started(model_dir, use)
+    assert f"signal {number}" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_what_cannot_be_loaded_is_told_as_in_a_thread(tmp_path: Path) -> None:
@@ -305,6 +333,7 @@ def test_its_log_is_the_parents(model_dir: Path, caplog: pytest.LogCaptureFixtur
 
 def test_its_counters_are_known_here(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
+        assert engine.counters()["steps"] > 0, "what it counted while warming up, before anybody has spoken"
         await speak(engine, Utterance("u", SENTENCE))
         before = engine.counters().get("steps", 0.0)
         await speak(engine, Utterance("u", SENTENCE))

@@ -255,6 +255,27 @@ def test_voices_are_those_of_the_last_time_it_loaded(made: list[Staged]) -> None
     run(main())
 
 
+def test_one_that_cannot_be_cleared_away_is_killed_and_replaced_and_its_utterances_end(
+    made: list[Staged], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
+        killed: list[int] = []
+
+        async def fail() -> str:
+            raise RuntimeError("whatever it is")
+
+        host.send(submit(1))
+        made[0].end, made[0].child.kill = fail, lambda: killed.append(1)  # type: ignore[method-assign]
+        made[0].dies()
+        await some_turns()
+        ((key, event),) = heard
+        assert key == 1 and isinstance(event, Ended) and event.error is not None and event.error.retryable
+        assert killed and len(made) == 2 and host.is_ready
+
+    hosted(use)
+    assert "could not be cleared away: whatever it is" in caplog.text
+
+
 # ------------------------------------------------------------------------------ pauses
 
 

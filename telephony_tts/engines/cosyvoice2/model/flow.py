@@ -32,11 +32,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.errors import EngineUnavailable
+
 from .config import BLOCK_FRAMES, BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, ModelConfig
+from .flow_batch import FlowBatches
 from .flow_cache import Cache
-from .flow_decoder import BeforeStep, FlowDecoder, nothing
+from .flow_decoder import BeforeStep, FlowDecoder, Trajectory, nothing
 from .flow_encoder import FlowEncoder
+from .flow_encoder_pages import PagedCache
 from .flow_layers import Reader
+from .flow_pages import Page, Past
 from .flow_stream import MOST_OPEN, FlowPrompt, FlowStream, Solve
 
 Weights = Literal["float", "int8"]
@@ -49,9 +54,9 @@ class Flow:
     def __init__(self, config: ModelConfig, take: Reader) -> None:
         self.encoder = FlowEncoder(config.flow_encoder, take)
         self.decoder = FlowDecoder(config.flow_decoder, take)
-        self.together = self.encoder.tokens.device.type != "cpu"
-        """Whether `step` makes one batch of blocks of equal length. An accelerator is as fast with many rows as with
-        few; a CPU gains nothing by it, and a row alone comes out the same to the bit whoever else is there."""
+        self.batches: FlowBatches | None = None
+        """How `step` makes one batch of many blocks, see `use_pages`. None: each goes by itself, and comes out the same
+        to the bit whoever else is there."""
 
     @classmethod
     def from_state(cls, config: ModelConfig, state: Mapping[str, Tensor], weights: Weights = "float") -> Self:
@@ -71,6 +76,28 @@ class Flow:
     @property
     def dtype(self) -> torch.dtype:
         return self.encoder.tokens.dtype
+
+    @torch.inference_mode()
+    def use_pages(self, n_bytes: int) -> None:
+        """From now on what prompts and streams keep of the estimator lies in pages of `n_bytes`, and `step` takes all
+        of them as one batch: an accelerator is as fast with many rows as with few. A CPU gains nothing by it.
+
+        Before any prompt is made. Raises EngineUnavailable where not even a second of speech fits, or the device does
+        not have as much.
+        """
+        of_a_second = self.decoder.estimator.page_nbytes() * len(self.decoder.times)
+        if n_bytes < 2 * of_a_second:
+            raise EngineUnavailable(
+                f"{n_bytes >> 20} MB are too few for cosyvoice2's flow, in which a second of speech or a voice takes "
+                f"{of_a_second / 2**20:.1f} MB; give it more (engines.cosyvoice2.flow_memory_mb)"
+            )
+        try:
+            self.batches = FlowBatches(self.decoder, n_bytes)
+        except RuntimeError as error:
+            raise EngineUnavailable(
+                f"cosyvoice2's flow cannot have {n_bytes >> 20} MB of {self.encoder.tokens.device}; give it less "
+                "(engines.cosyvoice2.flow_memory_mb), or free what other programs hold there"
+            ) from error
 
     @torch.inference_mode()
     def full(
@@ -155,7 +182,7 @@ class Flow:
             tail_tokens=prompt_tokens[:, n:].clone(),
             tail_mel=cond[:, n * FRAMES_PER_TOKEN :].clone(),
             encoder=self.encoder.cache(growth_frames=0),
-            steps=tuple(self.decoder.caches(growth_frames=0)),
+            steps=tuple(self.batches.pasts() if self.batches else self.decoder.caches(growth_frames=0)),
         )
         ids, ahead = prompt_tokens[:, :n], prompt_tokens[:, n : n + LOOKAHEAD_TOKENS]
         solve = self._begin(prompt.encoder, prompt.steps, ids, ahead, prompt.spk, cond[:, : n * FRAMES_PER_TOKEN])
@@ -203,8 +230,7 @@ class Flow:
         the frames before is what the same step has made of them. ValueError where `extend` and `finish` raise it, and
         for a third one.
         """
-        self._check(stream, new, lookahead)
-        stream.finished = lookahead is None
+        self.check(stream, new.shape[1], None if lookahead is None else lookahead.shape[1])
         ids = torch.cat([stream.tail_tokens, new], dim=1) if new.shape[1] else new
         n_hidden = (ids.shape[1] - new.shape[1]) * FRAMES_PER_TOKEN
         cond = _followed_by_zeros(stream.prompt.tail_mel[:, :n_hidden], ids.shape[1] * FRAMES_PER_TOKEN)
@@ -213,10 +239,7 @@ class Flow:
         except BaseException:
             stream.finished = True  # the encoder may have gone on without the steps
             raise
-        stream.tail_tokens = stream.tail_tokens[:, :0]
-        solve.stream, solve.n_hidden, solve.n_tokens = stream, n_hidden, new.shape[1]
-        solve.index = len(stream.steps_done)
-        stream.steps_done.append(solve.k)
+        solve.follows(stream, n_hidden, new.shape[1], is_last=lookahead is None)
         return solve
 
     @torch.inference_mode()
@@ -225,7 +248,8 @@ class Flow:
 
         Where one raises, its stream is finished; the others stand as they were, or one step further.
         ValueError, and nothing is done, if one of them is done or has failed, or is given twice, or if the block before
-        it has not gone further. Two blocks of one stream may be stepped from two threads at once.
+        it has not gone further. Two blocks of one stream may be stepped from two threads at once; with pages there is
+        one thread.
         """
         if len({id(solve) for solve in solves}) < len(solves):
             raise ValueError("a block cannot take two steps at once")
@@ -235,17 +259,17 @@ class Flow:
             if not solve.may_step:
                 raise ValueError("the block before it has not gone further: step that one first")
         apart = list(solves)
-        if self.together:
-            for batch in _of_equal_length(solves):
+        if self.batches is not None:
+            for batch in self.batches.groups(solves):
                 # Where a batch fails, who is to blame shows when they go one by one; none has changed so far.
                 with contextlib.suppress(Exception):
-                    self.decoder.step_together(batch)
+                    self.batches.step(batch)
                     apart = [solve for solve in apart if solve not in batch]
-                    for solve in batch:
-                        solve.stepped()
+                    for each in batch:
+                        each.stepped()
         for solve in apart:
             try:
-                self.decoder.advance(solve)
+                self._advance(solve)
             except BaseException:
                 solve.fail()
                 raise
@@ -261,15 +285,30 @@ class Flow:
         if solve.done:
             return solve
         try:
-            solve.x = self.decoder.solve(solve, before_step)
+            for _ in range(solve.k, solve.n_steps):
+                before_step()
+                self._advance(solve)
         except BaseException:
             solve.fail()
             raise
         solve.stepped()
         return solve
 
+    def _advance(self, path: Trajectory) -> None:
+        """The next Euler step of one."""
+        if self.batches is not None and path.caches is not None:
+            self.batches.step([path])
+        else:
+            self.decoder.advance(path)
+
     def _begin(
-        self, encoder: Cache, steps: Sequence[Cache], ids: Tensor, ahead: Tensor | None, spk: Tensor, cond: Tensor
+        self,
+        encoder: Cache | PagedCache,
+        steps: Sequence[Cache | Past],
+        ids: Tensor,
+        ahead: Tensor | None,
+        spk: Tensor,
+        cond: Tensor,
     ) -> Solve:
         """ids [1, n], cond [1, 2n, 80] after what the caches hold. No ids are done at once."""
         n_steps = len(self.decoder.times)
@@ -277,38 +316,35 @@ class Flow:
         x = self.decoder.start(encoder.n * FRAMES_PER_TOKEN, cond.shape[1])
         if not ids.shape[1]:
             return Solve(x, cond, spk, cond, n_steps, steps, k=n_steps)
+        kept = self.room(x.shape[1]) if ahead is not None else []
         mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=True, cache=encoder))
-        return Solve(x, mu, spk, cond, n_steps, steps)
+        return Solve(x, mu, spk, cond, n_steps, steps, kept=kept)
 
-    def _check(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> None:
-        """Whether `new` can come next; ValueError says why not."""
+    def room(self, n_frames: int) -> list[tuple[Page, ...]]:
+        """Where a block is to be kept that something may follow. All of it at once: who has begun can go on to the end
+        of the block, and only newcomers are refused. Raises EngineError."""
+        return self.batches.room(n_frames) if self.batches is not None else []
+
+    def check(self, stream: FlowStream, n: int, n_ahead: int | None) -> None:
+        """Whether n new tokens can come next, `n_ahead` to look ahead at, None at the end; ValueError says why not."""
         if stream.n_open >= MOST_OPEN and not stream.finished:
             raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
         if stream.finished:
             raise ValueError("the stream is finished")
-        n = new.shape[1]
-        if lookahead is None:
+        if n_ahead is None:
             if (stream.n_emitted or stream.n_open) and n < LOOKAHEAD_TOKENS:
                 raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
             return
         if n < 1 or n != self.tokens_to_block_end(stream, n):
             at = stream.encoder.n + stream.tail_tokens.shape[1]
             raise ValueError(f"{n} tokens after {at} do not end on a block of {BLOCK_TOKENS}")
-        if lookahead.shape[1] != LOOKAHEAD_TOKENS:
-            raise ValueError(f"{lookahead.shape[1]} lookahead tokens, not {LOOKAHEAD_TOKENS}")
+        if n_ahead != LOOKAHEAD_TOKENS:
+            raise ValueError(f"{n_ahead} lookahead tokens, not {LOOKAHEAD_TOKENS}")
 
 
 def _followed_by_zeros(mel: Tensor, n_frames: int) -> Tensor:
     """The condition: prompt mel [1, F, 80], then nothing -> [1, n_frames, 80] (specification 5, step 5)."""
     return F.pad(mel, (0, 0, 0, n_frames - mel.shape[1]))
-
-
-def _of_equal_length(solves: Sequence[Solve]) -> list[list[Solve]]:
-    """Those that can be one batch, two or more."""
-    by_length: dict[int, list[Solve]] = {}
-    for solve in solves:
-        by_length.setdefault(solve.x.shape[1], []).append(solve)
-    return [batch for batch in by_length.values() if len(batch) > 1]
 
 
 def _check_prompt(prompt_tokens: Tensor, prompt_mel: Tensor) -> None:

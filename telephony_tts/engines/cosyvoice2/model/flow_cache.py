@@ -11,6 +11,8 @@ at every chunk anyway, and goes layer by layer, so that no more than one layer i
 copy a buffer that has spare room, keys and values, each time: there it never has any, and is made anew for every chunk
 until it holds `growth` positions; then it stays, and the next begins.
 
+The estimator's on a device lie in pages instead, where a batch reads those of all streams at once (`flow_pages`).
+
 What a network appends counts from `Cache.commit` on, which is its last act: where it raises before that, the cache is
 what it was, and what was written past its end is written again.
 """
@@ -18,6 +20,7 @@ what it was, and what was written past its end is written again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -124,10 +127,18 @@ class Cache:
         for kv in self.kv:
             yield from kv.tensors()
 
+    def nbytes(self) -> int:
+        """Bytes of its own, buffers' spare room included."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors())
 
-def nbytes(caches: Sequence[Cache]) -> int:
-    """Bytes the caches own, buffers' spare room included."""
-    return sum(tensor.untyped_storage().nbytes() for cache in caches for tensor in cache.tensors())
+
+class Held(Protocol):
+    def nbytes(self) -> int: ...
+
+
+def nbytes(caches: Sequence[Held]) -> int:
+    """Bytes that these own."""
+    return sum(cache.nbytes() for cache in caches)
 
 
 def empty(

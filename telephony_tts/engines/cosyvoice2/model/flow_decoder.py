@@ -6,14 +6,16 @@
 
 Both guidance branches run as one batch of two, or of two for each stream. What happens to a frame depends on nothing
 after its block of 50, so with one cache per Euler step a new block costs its own frames only, and the frames before
-never change. All that a step's time does is a table made when the weights are read.
+never change. A stream that goes by itself has its caches (`flow_cache`); many as one batch have pages (`flow_pages`).
+All that a step's time does is a table made when the weights are read.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -23,8 +25,9 @@ from torch import Tensor
 from . import flow_cache, flow_quick
 from .config import BLOCK_FRAMES, N_NOISE_FRAMES, FlowDecoderConfig
 from .flow_attention import attend, block_mask, heads
-from .flow_cache import Cache, KeyValues
+from .flow_cache import Cache
 from .flow_layers import Map, Reader, int8, mish, packed, packs, quick_mish, stacked
+from .flow_pages import Batch, Page, PageShape, Past
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -32,8 +35,10 @@ N_BRANCHES = 2
 """Guidance branches, in this order: with text and voice, without."""
 NOISE_SEED = 0
 
-Lefts = Sequence[list[Tensor]]
+Lefts = Sequence[list[Tensor]] | Batch
 """Convolution contexts of each stream, by slot; what comes after is put in their place."""
+Attend = Callable[[int, Tensor], Tensor]
+"""Attention of a layer: queries, keys and values [B, T, 3 * H * D] -> [B, T, H * D]."""
 BeforeStep = Callable[[], None]
 """Asked before each Euler step: the moment at which work that nobody wants any more can be left."""
 
@@ -103,7 +108,7 @@ class Transformer:
     """x += MHA(LN(x)); x += FF(LN(x)) on [B, T, C]. Time does not enter here."""
 
     def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
-        d, d_attention, self.n_heads = config.n_channels, config.n_heads * config.d_head, config.n_heads
+        d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
         qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
         self.qkv: Map = qkv
@@ -114,11 +119,9 @@ class Transformer:
         self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
         self.ff_2: Map = take.linear(f"{key}.ff.net.2", d, 4 * d)
 
-    def __call__(self, x: Tensor, masks: Sequence[Tensor | None], kvs: Sequence[KeyValues | None]) -> Tensor:
-        """Changes and returns x, the rows of as many streams as there are masks, one after the other."""
-        both = self.qkv(self.norm_1(x)).to(self.dtype).chunk(len(kvs))
-        seen = [self._attend(qkv, mask, kv) for qkv, mask, kv in zip(both, masks, kvs, strict=True)]
-        x += self.out(seen[0] if len(seen) == 1 else torch.cat(seen))
+    def __call__(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Changes and returns x."""
+        x += self.out(attend(self.qkv(self.norm_1(x)).to(self.dtype)))
         x += self.ff_2(F.gelu(self.ff_1(self.norm_3(x))))
         return x
 
@@ -129,10 +132,6 @@ class Transformer:
 
     def pack(self) -> None:
         self.qkv, self.out, self.ff_1, self.ff_2 = map(packed, (self.qkv, self.out, self.ff_1, self.ff_2))
-
-    def _attend(self, qkv: Tensor, mask: Tensor | None, kv: KeyValues | None) -> Tensor:
-        q, k, v = (heads(part, self.n_heads) for part in qkv.chunk(3, dim=-1))
-        return attend(q, [(k, v)] if kv is None else kv.append(k, v), mask)
 
 
 class Stage:
@@ -146,8 +145,7 @@ class Stage:
     def __call__(self, x: Tensor, given: Given) -> Tensor:
         x = self.resnet(x, given.times[self.index], given.lefts)
         for i, transformer in enumerate(self.transformers, self.index * len(self.transformers)):
-            kvs = [cache.kv[i] if cache else None for cache in given.caches]
-            x = transformer(x, given.masks, kvs)
+            x = transformer(x, functools.partial(given.attend, i))
         return x
 
 
@@ -156,9 +154,8 @@ class Given(NamedTuple):
 
     times: Tensor
     """[n_stages, B or 1, C] of `Estimator.times`"""
-    masks: Sequence[Tensor | None]
     lefts: Lefts | None
-    caches: Sequence[Cache | None]
+    attend: Attend
 
 
 class Estimator:
@@ -215,14 +212,22 @@ class Estimator:
             for layer in stage.transformers:
                 layer.quantize()
 
-    def cache(self, growth_frames: int) -> Cache:
+    def page_shape(self) -> PageShape:
         config = self.config
         d = config.n_channels
         of_stages = [config.d_in, d, *[d] * (2 * config.n_mid_stages), 2 * d, d]
-        n_layers = self.n_stages * config.n_blocks
+        n_layers, d_lefts = self.n_stages * config.n_blocks, (*of_stages, d, d, d)
+        return PageShape(n_layers, N_BRANCHES, config.n_heads, config.d_head, KERNEL - 1, d_lefts)
+
+    def page_nbytes(self) -> int:
+        return self.page_shape().n_numbers * self.time_1.weight.element_size()
+
+    def cache(self, growth_frames: int) -> Cache:
+        config = self.config
+        shape = self.page_shape()
         return flow_cache.empty(
-            left=[(KERNEL - 1, d_in) for d_in in [*of_stages, d, d, d]],
-            kv=[(config.n_heads, config.d_head, growth_frames)] * n_layers,
+            left=[(shape.n_left, d_in) for d_in in shape.d_lefts],
+            kv=[(config.n_heads, config.d_head, growth_frames)] * shape.n_layers,
             n_batch=N_BRANCHES,
             like=self.time_1.weight,
             dtype=self.dtype,
@@ -246,32 +251,44 @@ class Estimator:
         return self.velocity(features.to(self.dtype), self.times(t), None, streaming=streaming)
 
     def velocity(
-        self, features: Tensor, times: Tensor, caches: Sequence[Cache] | None, *, streaming: bool = True
+        self, features: Tensor, times: Tensor, cache: Cache | None, *, streaming: bool = True
     ) -> Tensor:
         """features [B, T, 320] of x, mu, spk, cond, times [n_stages, B or 1, C] -> [B, T, 80] in the weights' dtype.
 
-        `caches` are those of the S streams whose rows these are, N_BRANCHES each; they make it block-causal. They
-        change with the last thing that is done here, all of them.
+        With the `cache` of the stream whose rows these are it is block-causal; that changes with the last thing that
+        is done here.
         """
         n_frames = features.shape[1]
-        if self.quick is not None and caches and len(caches) == 1:
-            return self.quick(features, times, caches[0])
-        n_pasts = [cache.n for cache in caches] if caches else [0]
-        causal = streaming or caches is not None
-        masks = [block_mask(n, n_frames, BLOCK_FRAMES, features.device) if causal else None for n in n_pasts]
-        lefts = [list(cache.left) for cache in caches] if caches else None
-        given = Given(times.to(self.dtype), masks, lefts, caches or [None])
+        if self.quick is not None and cache:
+            return self.quick(features, times, cache)
+        causal = streaming or cache is not None
+        mask = block_mask(cache.n if cache else 0, n_frames, BLOCK_FRAMES, features.device) if causal else None
+
+        def attend_one(layer: int, qkv: Tensor) -> Tensor:
+            q, k, v = (heads(part, self.config.n_heads) for part in qkv.chunk(3, dim=-1))
+            return attend(q, cache.kv[layer].append(k, v) if cache else [(k, v)], mask)
+
+        left = list(cache.left) if cache else []
+        v = self._through(features, Given(times.to(self.dtype), [left] if cache else None, attend_one))
+        if cache:
+            cache.commit(n_frames, left)
+        return v
+
+    def velocity_together(self, features: Tensor, times: Tensor, batch: Batch) -> Tensor:
+        """The same of the rows of a batch; what it keeps is written."""
+        v = self._through(features, Given(times.to(self.dtype), batch, batch.attend))
+        batch.keep()
+        return v
+
+    def _through(self, features: Tensor, given: Given) -> Tensor:
+        lefts = given.lefts
         skip = self.down(features, given)
         h = self.down_conv.causal(skip, lefts, self.slot_down)
         for stage in self.mid:
             h = stage(h, given)
         h = self.up(torch.cat([h, skip.to(h.dtype)], dim=-1), given)
         h = self.final(self.up_conv.causal(h, lefts, self.slot_up), lefts)
-        v = self.projection(h)
-        if caches and lefts:
-            for cache, left in zip(caches, lefts, strict=True):
-                cache.commit(n_frames, left)
-        return v
+        return self.projection(h)
 
 
 def nothing() -> None:
@@ -289,11 +306,13 @@ class Trajectory:
     spk: Tensor
     cond: Tensor
     n_steps: int
-    caches: Sequence[Cache] | None
+    caches: Sequence[Cache | Past] | None
     """What each step knows of the frames before; None: these are all frames there are."""
     streaming: bool = True
     """Block-causal, as it always is with caches; else all frames see all."""
     k: int = 0
+    kept: list[tuple[Page, ...]] = field(default_factory=list)
+    """Pages that each step is to fill, and then the past's; empty where nothing will follow, or there are no pages."""
 
     @property
     def done(self) -> bool:
@@ -331,18 +350,15 @@ class FlowDecoder:
         """
         features = self._features(x, mu, spk, cond)
         times = self.stage_times[:, k : k + 1]
-        v = self.estimator.velocity(features, times, [cache] if cache else None, streaming=streaming)
+        v = self.estimator.velocity(features, times, cache, streaming=streaming)
         return x + self.times[k][1] * self._guided(v)
 
-    def step_together(self, paths: Sequence[Trajectory]) -> None:
-        """The next Euler step of paths that have equally many frames, as one batch; each has its own caches."""
-        x, mu, spk, cond = (torch.cat([getattr(p, name) for p in paths]) for name in ("x", "mu", "spk", "cond"))
-        times = torch.stack([self.stage_times[:, p.k] for p in paths for _ in range(N_BRANCHES)], dim=1)
-        caches = [p.caches[p.k] for p in paths if p.caches]
-        v = self._guided(self.estimator.velocity(self._features(x, mu, spk, cond), times, caches))
-        for path, velocity in zip(paths, v.unbind(0), strict=True):
-            path.x = path.x + self.times[path.k][1] * velocity
-            path.k += 1
+    def velocity_together(
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, k: Tensor, batch: Batch
+    ) -> Tensor:
+        """x, mu, cond [S, T, 80], spk [S, 80] of S streams at Euler steps k [S] -> the velocity [S, T, 80], wide."""
+        times = self.stage_times.index_select(1, k).repeat_interleave(N_BRANCHES, dim=1)
+        return self._guided(self.estimator.velocity_together(self._features(x, mu, spk, cond), times, batch))
 
     def _features(self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor) -> Tensor:
         """What the estimator sees of S streams, x, mu, cond [S, T, 80], spk [S, 80] -> [S * N_BRANCHES, T, 320]."""
@@ -360,13 +376,7 @@ class FlowDecoder:
     def advance(self, path: Trajectory) -> None:
         """The next Euler step of one."""
         cache = path.caches[path.k] if path.caches else None
+        assert not isinstance(cache, Past), "what has pages is stepped with others, by `flow_batch`"
         streaming = path.streaming
         path.x = self.step(path.k, path.x, path.mu, path.spk, path.cond, streaming=streaming, cache=cache)
         path.k += 1
-
-    def solve(self, path: Trajectory, before_step: BeforeStep = nothing) -> Tensor:
-        """All steps that are left -> mel [1, T, 80] float32."""
-        while not path.done:
-            before_step()
-            self.advance(path)
-        return path.x

@@ -10,6 +10,8 @@ whole sequence. Both take the same steps in the same order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from . import flow_cache
 from .config import BLOCK_TOKENS, FRAMES_PER_TOKEN, LOOKAHEAD_TOKENS, FlowEncoderConfig
-from .flow_attention import attend, block_mask, heads
-from .flow_cache import Cache, KeyValues
+from .flow_attention import Piece, attend, block_mask, heads
+from .flow_cache import Cache
+from .flow_encoder_pages import EncoderPages, PagedCache, Together
 from .flow_layers import Reader, stacked
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
@@ -45,6 +48,13 @@ def by_key(x: Tensor) -> Tensor:
     n, n_distances = x.shape[-2:]
     n_keys = n_distances - n + 1
     return x.flatten(-2)[..., n - 1 :].unfold(-1, n_keys, max(1, n_distances - 1))
+
+
+class KeyValues(Protocol):
+    """What one attention layer has seen."""
+
+    def append(self, k: Tensor, v: Tensor) -> list[Piece]:
+        """Keeps k, v [B, H, N, D] of N new positions; returns all so far, oldest first."""
 
 
 class Embed:
@@ -76,7 +86,7 @@ class Block:
         self.w_2 = take.linear(f"{key}.feed_forward.w_2", d, config.d_ff)
 
     def __call__(self, x: Tensor, r: Tensor, mask: Tensor | None, kv: KeyValues | None) -> Tensor:
-        """x [B, N, C]; r [T + N - 1, C] of `relative_sinusoids`; mask [N, T] or None."""
+        """x [B, N, C]; r [T + N - 1, C] of `relative_sinusoids`; mask [N, T], or for each row and head, or None."""
         q, k, v = (heads(part, self.n_heads) for part in self.qkv(self.norm_mha(x)).chunk(3, dim=-1))
         position = heads(self.position(r)[None], self.n_heads)
         bias = by_key((q + self.v) @ position.transpose(-1, -2))
@@ -100,8 +110,14 @@ class FlowEncoder:
         self.up_blocks = [Block(config, take, f"encoder.up_encoders.{i}") for i in range(config.n_up_layers)]
         self.after_norm = take.norm("encoder.after_norm", d, config.embed_norm_eps)
         self.projection = take.linear("encoder_proj", config.d_out, d)
+        self.pages: EncoderPages | None = None
+        """Where caches are, on a device."""
+        if self.tokens.device.type != "cpu":
+            self.pages = EncoderPages(config, (N_LEFT_LOOKAHEAD, N_LEFT_UP), self.tokens)
 
-    def cache(self, growth_frames: int) -> Cache:
+    def cache(self, growth_frames: int) -> Cache | PagedCache:
+        if self.pages is not None:
+            return PagedCache(self.pages)
         config = self.config
         d_head = config.d_model // config.n_heads
         growth = [growth_frames // FRAMES_PER_TOKEN] * config.n_layers + [growth_frames] * config.n_up_layers
@@ -126,28 +142,48 @@ class FlowEncoder:
         y = F.leaky_relu(self.ahead(y), LEAKY_SLOPE)
         return x + self.behind.causal(y, lefts, 0)
 
-    def encode(self, ids: Tensor, ahead: Tensor | None, *, streaming: bool, cache: Cache | None = None) -> Tensor:
-        """ids [1, N] and the 3 ids `ahead` [1, 3], None at the end -> h [1, 2N, C]. A cache makes it block-causal."""
+    def encode(
+        self, ids: Tensor, ahead: Tensor | None, *, streaming: bool, cache: Cache | PagedCache | Together | None = None
+    ) -> Tensor:
+        """ids [B, N] and the 3 ids `ahead` [B, 3], None at the end -> h [B, 2N, C]. A cache makes it block-causal; one
+        of several streams has a row for each of them."""
+        if isinstance(cache, PagedCache):
+            alone = Together([cache], ids.shape[1], goes_on=ahead is not None)
+            h = self.encode(ids, ahead, streaming=True, cache=alone)
+            alone.keep()
+            return h
         n = ids.shape[1]
         n_past = cache.n if cache else 0
         causal = streaming or cache is not None
-        kv: list[KeyValues] | list[None] = cache.kv if cache else [None] * (len(self.blocks) + len(self.up_blocks))
+        kv: Sequence[KeyValues | None] = cache.kv if cache else [None] * (len(self.blocks) + len(self.up_blocks))
         left = list(cache.left) if cache else []
         lefts = [left] if cache else None
+        rows = cache if isinstance(cache, Together) else None
         x = self.pre_lookahead(self.look(ids), None if ahead is None else self.look(ahead), lefts)
-        x = self._run(self.blocks, x, n_past, BLOCK_TOKENS if causal else 0, kv[: len(self.blocks)])
+        x = self._run(self.blocks, x, n_past, BLOCK_TOKENS if causal else 0, kv[: len(self.blocks)], rows)
         x = x.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
         x = self.up_embed(self.up.causal(x, lefts, 1))
         n_past, block = n_past * FRAMES_PER_TOKEN, BLOCK_TOKENS * FRAMES_PER_TOKEN
-        x = self._run(self.up_blocks, x, n_past, block if causal else 0, kv[len(self.blocks) :])
+        x = self._run(self.up_blocks, x, n_past, block if causal else 0, kv[len(self.blocks) :], rows)
         if cache:
             cache.commit(n, left)
         return self.after_norm(x)
 
-    def _run(self, blocks: list[Block], x: Tensor, n_past: int, block: int, kv: list[KeyValues] | list[None]) -> Tensor:
-        """x [1, N, C] through the blocks; all keys are visible when `block` is 0."""
+    def _run(
+        self,
+        blocks: list[Block],
+        x: Tensor,
+        n_past: int,
+        block: int,
+        kv: Sequence[KeyValues | None],
+        rows: Together | None,
+    ) -> Tensor:
+        """x [B, N, C] through the blocks; all keys are visible when `block` is 0, but for what fills up a past."""
         n = x.shape[1]
         mask = block_mask(n_past, n, block, x.device) if block else None
+        visible = rows.visible(n_past, n) if rows is not None else None
+        if visible is not None:
+            mask = visible if mask is None else visible & mask
         r = relative_sinusoids(n_past, n, self.config.d_model, x.device).to(x.dtype)
         for layer, layer_kv in zip(blocks, kv, strict=True):
             x = layer(x, r, mask, layer_kv)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .config import BLOCK_FRAMES
 from .flow_attention import LOG2_E
+from .flow_pages import Batch
 from .lm_weights import LARGEST, fastest, quantized
 
 PACKED_FOR = 2 * BLOCK_FRAMES
@@ -202,7 +203,7 @@ class Conv:
         # As plain rows: a product of overlapping windows would be taken batch by batch.
         return self.windows(windows.reshape(-1, self.kernel * d)).view(n_batch, n - self.kernel + 1, -1)
 
-    def causal(self, x: Tensor, lefts: Sequence[list[Tensor]] | None, slot: int) -> Tensor:
+    def causal(self, x: Tensor, lefts: Sequence[list[Tensor]] | Batch | None, slot: int) -> Tensor:
         """[S * B, T, C_in] -> [S * B, T, C_out]; S streams continue from their left[slot] [B, kernel - 1, C_in] and put
         the next one there.
 
@@ -211,6 +212,8 @@ class Conv:
         n_left = self.kernel - 1
         if lefts is None:
             return self(F.pad(x, (0, 0, n_left, 0)))
+        if isinstance(lefts, Batch):
+            return self(lefts.continued(x, slot))
         before = lefts[0][slot] if len(lefts) == 1 else torch.cat([left[slot] for left in lefts])
         x = torch.cat([before, x], dim=1)
         for left, last in zip(lefts, x[:, -n_left:].chunk(len(lefts)), strict=True):

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from .flow_cache import Cache, nbytes
 from .flow_decoder import Trajectory
+from .flow_encoder_pages import PagedCache
+from .flow_pages import Past
 
 MOST_OPEN = 2
 """Blocks of a stream that may be under way at once: as many as two lanes can use, and each holds its frames."""
@@ -23,8 +25,8 @@ class FlowPrompt:
     """[1, P - encoder.n] prompt tokens that go with a stream's first chunk"""
     tail_mel: Tensor
     """[1, 2 * (P - encoder.n), 80]"""
-    encoder: Cache
-    steps: tuple[Cache, ...]
+    encoder: Cache | PagedCache
+    steps: tuple[Cache | Past, ...]
 
     def nbytes(self) -> int:
         return nbytes([self.encoder, *self.steps])
@@ -35,8 +37,8 @@ class FlowStream:
     """One utterance. It belongs to one caller; dropping it frees what `nbytes` counts, the prompt's part stays."""
 
     prompt: FlowPrompt
-    encoder: Cache
-    steps: list[Cache]
+    encoder: Cache | PagedCache
+    steps: list[Cache | Past]
     tail_tokens: Tensor
     """[1, n] of the prompt, empty after the first chunk"""
     n_emitted: int = 0
@@ -94,6 +96,14 @@ class Solve(Trajectory):
         if self.done or self.failed:
             return False
         return self.stream is None or self.index == 0 or self.stream.steps_done[self.index - 1] > self.k
+
+    def follows(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
+        """It is the stream's next block: `n_hidden` frames of the prompt, and those of `n_tokens` new tokens."""
+        stream.finished = is_last
+        stream.tail_tokens = stream.tail_tokens[:, :0]
+        self.stream, self.n_hidden, self.n_tokens = stream, n_hidden, n_tokens
+        self.index = len(stream.steps_done)
+        stream.steps_done.append(self.k)
 
     def stepped(self) -> None:
         """Steps were made: tell the stream, which may end with this block done."""

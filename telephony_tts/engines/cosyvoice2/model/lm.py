@@ -1,8 +1,8 @@
 """The language model: text and prompt speech in, the hidden state from which the next speech id is drawn out.
 
 A Qwen2 decoder (specification 4.1) with its keys and values in slots, one slot per utterance. Long inputs go in one
-utterance at a time (`prefill`), single steps for many utterances at once (`decode`). Qwen2's own head over text is
-never computed: speech ids come from `llm_decoder`.
+utterance at a time (`prefill`), on a device several (`lm_prefill`), single steps for many at once (`decode`). Qwen2's
+own head over text is never computed: speech ids come from `llm_decoder`.
 
 Sizes of the official model: width D = 896, 24 layers, H = 14 query heads and KV = 2 key heads of d = 64, so G = 7 query
 heads read each key head; feed-forward F = 4864; V = 6564 speech ids, stop ids included. In float16 a position of the
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Segment, Table
+from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.lm_int4 import Int4Matrix
 from telephony_tts.engines.cosyvoice2.model.lm_weights import FloatMatrix, Int8Matrix, Matrix, Norm, rms_norm
@@ -323,7 +324,7 @@ class LanguageModel:
             table = self.tables[segment.table]
             if any(not 0 <= item < len(table) for item in segment.ids):
                 raise EngineError(f"{segment.table.value} token outside 0 to {len(table) - 1}")
-            rows.append(F.embedding(torch.tensor(segment.ids, dtype=torch.int64).to(self.device), table))
+            rows.append(F.embedding(sent(segment.ids, self.device), table))
         return torch.cat(rows)
 
     @torch.inference_mode()
@@ -350,9 +351,7 @@ class LanguageModel:
     def prefill(self, x: Tensor, slot: int, cache: KvCache, n_chunk: int = PREFILL_CHUNK) -> Tensor:
         """`extend` in pieces, so that a long prompt needs little memory; returns the last position's hidden [D]."""
         cache.room(slot, x.shape[0])
-        for chunk in torch.split(x, n_chunk):
-            hidden = self.extend(chunk, slot, cache)
-        return hidden[-1]
+        return [self.extend(chunk, slot, cache) for chunk in torch.split(x, n_chunk)][-1][-1]
 
     @torch.inference_mode()
     def decode(self, x: Tensor, slots: Sequence[int], cache: KvCache) -> Tensor:
@@ -364,19 +363,22 @@ class LanguageModel:
         if len(slots) != x.shape[0] or len(set(busy)) != len(busy):
             raise ValueError(f"{x.shape[0]} rows for slots {list(slots)}: one row per slot, none twice")
         starts = [cache.room(slot, 1) for slot in slots]
-        starts_on_device = torch.tensor(starts).to(x.device, non_blocking=True)
-        attend: Attend
         if cache.together:
             span = min(-(-(max(starts) + 1) // SPAN_STEP) * SPAN_STEP, cache.max_len)
-            mask = torch.arange(span, device=x.device) <= starts_on_device[:, None, None, None]
-            slots_on_device = torch.tensor(list(slots)).to(x.device, non_blocking=True)
-            attend = functools.partial(attend_together, cache, slots_on_device, starts_on_device, mask)
+            hidden = self.decode_at(x, sent(slots, x.device), sent(starts, x.device), span, cache)
         else:
-            attend = AttendApart(cache, slots, starts)
-        hidden = self._layers(x, cache.rotary[:, starts_on_device], attend)
+            hidden = self._layers(x, cache.rotary[:, starts], AttendApart(cache, slots, starts))
         for slot in busy:
             cache.lengths[slot] += 1
         return hidden
+
+    @torch.inference_mode()
+    def decode_at(self, x: Tensor, slots: Tensor, starts: Tensor, span: int, cache: KvCache) -> Tensor:
+        """The same for rows the device knows: x [B, D] becomes position `starts` [B] of `slots` [B]; `span`, beyond all
+        of them, is how many are read. The caller sees to it that there is room, and counts the lengths."""
+        mask = torch.arange(span, device=x.device) <= starts[:, None, None, None]
+        attend = functools.partial(attend_together, cache, slots, starts, mask)
+        return self._layers(x, cache.rotary[:, starts], attend)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

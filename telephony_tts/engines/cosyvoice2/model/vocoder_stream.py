@@ -22,121 +22,81 @@ starting anew at each chunk (by the same measure 9 dB, full size). For parity, a
 
 Both: one object per utterance, `push(mel, last)` gives the audio that is ready. The work of a chunk of F frames depends
 on F alone: the residual blocks of the three stages compute F + 12, F + 2.6 and F + 0.6 of them, upstream's F + 8.
-`push_together` pushes chunks of several utterances that are due at once; on a GPU their networks run as one batch.
+`push_together` pushes chunks of several utterances that are due at once; on a GPU their networks run as one batch
+(`vocoder_work`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .config import SAMPLES_PER_FRAME
 from .vocoder import Carry, Noise, Vocoder
+from .vocoder_noise import CounterNoise
+from .vocoder_work import Decode, Failed, Pitch, RestartedSource, Source, Talk, Work, answered
+
+__all__ = ["ContinuousJoint", "CounterNoise", "Joint", "UpstreamJoint", "cross_fade", "push_together"]
 
 UPSTREAM_FRAMES = 8
 UPSTREAM_SAMPLES = UPSTREAM_FRAMES * SAMPLES_PER_FRAME
 FADE_FRAMES = 1
 
-_U32 = 0xFFFFFFFF
-
-
-class CounterNoise:
-    """Standard normal noise that depends on (seed, position, channel) alone: chunking cannot change it.
-
-    A 32-bit mixing function of the counter, keyed twice, gives 23 uniform bits, the inverse normal distribution makes
-    them a value (at most 5.2 standard deviations). The same on every device up to the last bits of `erfinv`.
-    """
-
-    def __init__(self, seed: int, n_channels: int, device: torch.device | str = "cpu") -> None:
-        self._n_channels = n_channels
-        self._device = device
-        low, high = seed & _U32, seed >> 32 & _U32
-        self._key1 = _mix_int(low + 0x9E3779B9 & _U32)
-        self._key2 = _mix_int(self._key1 ^ high)
-
-    def __call__(self, first: int, n: int) -> Tensor:
-        """[1, n, channels] float32 of the samples first .. first + n."""
-        bits = torch.arange(n * self._n_channels, dtype=torch.int32, device=self._device)
-        bits.add_(_signed(first * self._n_channels)).bitwise_xor_(_signed(self._key1))
-        _mix_(_mix_(bits).add_(_signed(self._key2)))
-        uniform = _shifted(bits, 9).float().add_(0.5).mul_(2.0**-22).sub_(1.0)  # (-1, 1), exact, never an end
-        return uniform.erfinv_().mul_(math.sqrt(2)).view(1, n, self._n_channels)
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What a joint's audio must be decoded from: the arguments of `Vocoder.decode`, and what becomes of the result."""
-
-    mel: Tensor
-    source: Tensor
-    first: int
-    until: int
-    n_ready: int
-    """Frames of the result that are ready."""
-    last: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Decodes of equal shape can be one batch."""
-        return (self.mel.shape[2], self.first, self.until)
-
 
 class Joint(Protocol):
-    """One utterance. `push` is `begin`, the decode of what it gives, and `finish`; None where no audio is due."""
+    """One utterance."""
 
     @property
     def vocoder(self) -> Vocoder: ...
     def check(self, mel: Tensor, last: bool) -> None:
         """Raises ValueError for a chunk that cannot be pushed, before anything has changed."""
 
-    def begin(self, mel: Tensor, last: bool) -> Due | None: ...
-    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor: ...
+    def talk(self, mel: Tensor, last: bool) -> Talk:
+        """What `push` does, asking for each piece of work. Where it ends early the joint is of no more use."""
 
 
 @torch.inference_mode()
 def push_together(
-    joints: Sequence[Joint], mels: Sequence[Tensor], lasts: Sequence[bool], *, batched: bool | None = None
-) -> list[Tensor]:
+    joints: Sequence[Joint],
+    mels: Sequence[Tensor],
+    lasts: Sequence[bool],
+    *,
+    batched: bool | None = None,
+    failed: Failed | None = None,
+) -> list[Tensor | None]:
     """The next chunk of each of several utterances, which may be of different vocoders: what `push` gives for each.
 
-    `batched` decodes those of equal shapes in one call of the network: equal to each alone but for float32's rounding.
-    By default so on a GPU; a CPU gains nothing and takes one after the other, to the bit as alone. Raises ValueError,
-    and changes nothing, where one of the chunks could not be pushed or a joint is named twice.
+    `batched` does work of equal shapes in one call of the network: equal to each alone but for float32's rounding. By
+    default so on a GPU; a CPU gains nothing and takes one after the other, to the bit as alone.
+
+    Raises ValueError, and changes nothing, where one of the chunks could not be pushed or a joint is named twice. With
+    `failed` that is told of the one, as it is of one whose work cannot be done: there None is given, and the others
+    come out as they do without it.
     """
     if len({id(joint) for joint in joints}) < len(joints):
         raise ValueError("a joint takes one chunk at a time: push its next one in another call")
+    talks: dict[int, Talk] = {}
     chunks = list(zip(joints, mels, lasts, strict=True))
-    for joint, mel, last in chunks:
-        joint.check(mel, last)
-    dues = [joint.begin(mel, last) for joint, mel, last in chunks]
-    batches: dict[tuple[int, ...], list[int]] = {}
-    for i, (joint, due) in enumerate(zip(joints, dues, strict=True)):
-        if due is not None:
-            together = joint.vocoder.device.type != "cpu" if batched is None else batched
-            batches.setdefault((id(joint.vocoder), *due.shape) if together else (i,), []).append(i)
-    audios: dict[int, Tensor] = {}
-    for members in batches.values():
-        of_batch = [due for i in members if (due := dues[i]) is not None]
-        audio = joints[members[0]].vocoder.decode(
-            torch.cat([due.mel for due in of_batch]),
-            torch.cat([due.source for due in of_batch]),
-            of_batch[0].first,
-            of_batch[0].until,
-        )
-        audios.update((i, audio[row : row + 1]) for row, i in enumerate(members))
-    return [joint.finish(dues[i], audios.get(i)) for i, joint in enumerate(joints)]
+    for i, (joint, mel, last) in enumerate(chunks):
+        try:
+            joint.check(mel, last)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(i, error)
+        else:
+            talks[i] = joint.talk(mel, last)
+    return answered(talks, len(chunks), batched, failed)
 
 
 def _push(joint: Joint, mel: Tensor, last: bool) -> Tensor:
     joint.check(mel, last)
-    due = joint.begin(mel, last)
-    audio = None if due is None else joint.vocoder.decode(due.mel, due.source, due.first, due.until)
-    return joint.finish(due, audio)
+    (audio,) = answered({0: joint.talk(mel, last)}, 1, False, None)
+    assert audio is not None
+    return audio
 
 
 class ContinuousJoint:
@@ -175,7 +135,7 @@ class ContinuousJoint:
     def check(self, mel: Tensor, last: bool) -> None:
         """Takes any number of frames."""
 
-    def begin(self, mel: Tensor, last: bool) -> Due | None:
+    def talk(self, mel: Tensor, last: bool) -> Talk:
         reach, decode_reach = self.vocoder.reach, self.vocoder.reach.decode
         self._mel = torch.cat([self._mel, mel.to(self._mel)], 2)
         n_known = self._mel_start + self._mel.shape[2]
@@ -184,51 +144,54 @@ class ContinuousJoint:
         ready = n_known if last else max(self._n_emitted, n_known - hold)
         until = ready + (FADE_FRAMES if hold < reach.lookahead and not last else 0)
         right = min(n_known, until + decode_reach) if ready > self._n_emitted else 0
-        provisional = self._extend_source(n_known, n_final, right, last)
+        provisional = yield from self._extend_source(n_known, n_final, right, last)
         if ready == self._n_emitted:
-            return None
-        left = max(0, self._n_emitted - decode_reach)
-        source = torch.cat([self._source, provisional], 2)
-        begin, end = ((frame - self._source_start) * SAMPLES_PER_FRAME for frame in (left, right))
-        return Due(
-            self._mel[:, :, left - self._mel_start : right - self._mel_start],
-            source[:, :, begin:end],
-            self._n_emitted - left,
-            until - left,
-            ready - self._n_emitted,
-        )
-
-    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor:
-        if due is None or audio is None:
             audio = torch.zeros(1, 0, device=self._mel.device)
         else:
-            if self._tail is not None:
-                n = self._tail.shape[1]
-                weight = (torch.arange(n, device=audio.device) + 0.5) / n
-                audio[:, :n] = self._tail + (audio[:, :n] - self._tail) * weight
-            n_ready = due.n_ready * SAMPLES_PER_FRAME
-            self._tail = audio[:, n_ready:].clone() if audio.shape[1] > n_ready else None
-            audio = audio[:, :n_ready]
-            self._n_emitted += due.n_ready
-        self._forget(self.vocoder.reach.f0, self.vocoder.reach.decode)
+            left = max(0, self._n_emitted - decode_reach)
+            source = torch.cat([self._source, provisional], 2)
+            begin, end = ((frame - self._source_start) * SAMPLES_PER_FRAME for frame in (left, right))
+            decoded: Tensor = yield Decode(
+                self.vocoder,
+                self._mel[:, :, left - self._mel_start : right - self._mel_start],
+                source[:, :, begin:end],
+                self._n_emitted - left,
+                until - left,
+            )
+            audio = self._emit(decoded, ready - self._n_emitted)
+        self._forget(reach.f0, decode_reach)
         return audio
 
-    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Tensor:
+    def _emit(self, audio: Tensor, n_ready: int) -> Tensor:
+        """The first `n_ready` frames of audio, which begins where the last one ended."""
+        if self._tail is not None:
+            n = self._tail.shape[1]
+            weight = (torch.arange(n, device=audio.device) + 0.5) / n
+            audio[:, :n] = self._tail + (audio[:, :n] - self._tail) * weight
+        n = n_ready * SAMPLES_PER_FRAME
+        self._tail = audio[:, n:].clone() if audio.shape[1] > n else None
+        self._n_emitted += n_ready
+        return audio[:, :n]
+
+    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Generator[Work, Any, Tensor]:
         """Adds the source of the frames whose pitch became final; gives the source of those whose pitch is not, if
         frames up to `right` are to be seen."""
         done = self._n_final
         if n_known == done:
             return self._source[:, :, :0]
         first = max(self._mel_start, done - self.vocoder.reach.f0)
-        f0 = self.vocoder.f0(self._mel[:, :, first - self._mel_start :])[:, done - first :]  # frames done .. n_known
+        f0: Tensor = yield Pitch(self.vocoder, self._mel[:, :, first - self._mel_start :])
+        f0 = f0[:, done - first :]  # frames done .. n_known
         n_new = n_final - done
         if n_new:
-            source, self._carry = self.vocoder.excite(f0[:, :n_new], done, self._carry, self._noise, last=last)
+            source, self._carry = yield Source(self.vocoder, f0[:, :n_new], done, self._carry, self._noise, last)
             self._source = torch.cat([self._source, source], 2)
             self._n_final = n_final
         if right * SAMPLES_PER_FRAME <= self._source_start * SAMPLES_PER_FRAME + self._source.shape[2]:
             return self._source[:, :, :0]
-        return self.vocoder.excite(f0[:, n_new:], n_final, self._carry, self._noise, last=True)[0]
+        provisional: Tensor
+        provisional, _ = yield Source(self.vocoder, f0[:, n_new:], n_final, self._carry, self._noise, True)
+        return provisional
 
     def _forget(self, f0_reach: int, decode_reach: int) -> None:
         """Drops what no later chunk can see. Copies, so that a view does not keep a long chunk alive."""
@@ -265,29 +228,26 @@ class UpstreamJoint:
         if not last and mel.shape[2] < UPSTREAM_FRAMES:
             raise ValueError(f"a chunk before the last needs {UPSTREAM_FRAMES} mel frames, not {mel.shape[2]}")
 
-    def begin(self, mel: Tensor, last: bool) -> Due | None:
+    def talk(self, mel: Tensor, last: bool) -> Talk:
         new_frames = mel.shape[2]
         if self._cache is not None:
             mel = torch.cat([self._cache[0], mel.to(self._cache[0])], 2)
         n = mel.shape[2]
         if not n:
-            return None
+            return torch.zeros(1, 0, device=self.vocoder.device)
         first = self._n_frames - (n - new_frames)
-        source = self.vocoder.mix(self.vocoder.restarted_sines(self.vocoder.f0(mel), first, self._noise))
+        f0 = yield Pitch(self.vocoder, mel)
+        source: Tensor = yield RestartedSource(self.vocoder, f0, first, self._noise)
         if self._cache is not None:
             source[:, :, :UPSTREAM_SAMPLES] = self._cache[1]
         self._n_frames += new_frames
-        return Due(mel, source, 0, n, n if last else n - UPSTREAM_FRAMES, last)
-
-    def finish(self, due: Due | None, audio: Tensor | None) -> Tensor:
-        if due is None or audio is None:
-            return torch.zeros(1, 0, device=self.vocoder.device)
+        audio: Tensor = yield Decode(self.vocoder, mel, source, 0, n)
         if self._cache is not None:
             audio = cross_fade(audio, self._cache[2], self._window)
-        if due.last:
+        if last:
             self._cache = None
             return audio
-        tails = (due.mel[:, :, -UPSTREAM_FRAMES:], due.source[:, :, -UPSTREAM_SAMPLES:], audio[:, -UPSTREAM_SAMPLES:])
+        tails = (mel[:, :, -UPSTREAM_FRAMES:], source[:, :, -UPSTREAM_SAMPLES:], audio[:, -UPSTREAM_SAMPLES:])
         self._cache = (tails[0].clone(), tails[1].clone(), tails[2].clone())
         return audio[:, :-UPSTREAM_SAMPLES]
 
@@ -300,24 +260,3 @@ def cross_fade(new: Tensor, tail: Tensor, window: Tensor) -> Tensor:
     k = tail.shape[1]
     mixed = new[:, :k].double() * window[:k] + tail.double() * window[k:]
     return torch.cat([mixed.to(new.dtype), new[:, k:]], 1)
-
-
-def _mix_(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers that spreads every bit over all others, in place. Products wrap."""
-    x.bitwise_xor_(_shifted(x, 16)).mul_(_signed(0x7FEB352D))
-    x.bitwise_xor_(_shifted(x, 15)).mul_(_signed(0x846CA68B))
-    return x.bitwise_xor_(_shifted(x, 16))
-
-
-def _shifted(x: Tensor, n: int) -> Tensor:
-    """The 32 bits of x moved down by n; zeros come in from above, whatever the sign."""
-    return (x >> n).bitwise_and_((1 << 32 - n) - 1)
-
-
-def _signed(x: int) -> int:
-    """The int32 of the same lowest 32 bits."""
-    return ((x & _U32) ^ 1 << 31) - (1 << 31)
-
-
-def _mix_int(x: int) -> int:
-    return int(_mix_(torch.tensor(_signed(x), dtype=torch.int32)).item()) & _U32

@@ -1,0 +1,78 @@
+"""Calls that speak through a small flow, for its tests: each alone, or all of them in turns."""
+
+from __future__ import annotations
+
+import torch
+from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
+from telephony_tts.engines.cosyvoice2.model.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+
+CALLS = ((27, 1, 3), (80, 2, 2), (0, 1, 5), (27, 1, 4), (53, 3, 6))
+"""Tokens of a call's prompt, blocks of its first chunk, steps it is ahead of the first call."""
+
+
+def ids(n: int, seed: int) -> Tensor:
+    return torch.randint(0, N_VOCABULARY, (1, n), generator=torch.Generator().manual_seed(seed))
+
+
+def voice(flow: Flow, n_prompt: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    g, device = torch.Generator().manual_seed(seed), flow.encoder.tokens.device
+    mel, embedding = torch.randn(1, 2 * n_prompt, N_MELS, generator=g), torch.randn(1, D_SPEAKER, generator=g)
+    return ids(n_prompt, seed).to(device), mel.to(device, flow.dtype), embedding.to(device, flow.dtype)
+
+
+def call(flow: Flow, n_prompt: int, seed: int) -> FlowStream:
+    return flow.start(flow.prompt(*voice(flow, n_prompt, seed)))
+
+
+def chunk(flow: Flow, stream: FlowStream, n_blocks: int, seed: int) -> tuple[Tensor, Tensor]:
+    n, device = flow.tokens_to_block_end(stream) + (n_blocks - 1) * BLOCK_TOKENS, flow.encoder.tokens.device
+    return ids(n, seed).to(device), ids(LOOKAHEAD_TOKENS, seed + 100).to(device)
+
+
+def end(flow: Flow, seed: int, n: int = 9) -> Tensor:
+    return ids(n, seed).to(flow.encoder.tokens.device)
+
+
+def stepped(flow: Flow, solve: Solve) -> Tensor:
+    while not solve.done:
+        flow.step([solve])
+    return solve.mel()
+
+
+def alone(flow: Flow, n_prompt: int, n_blocks: int, seed: int) -> Tensor:
+    """Two chunks and the end of one call, at once."""
+    stream = call(flow, n_prompt, seed)
+    mels = [flow.extend(stream, *chunk(flow, stream, n, seed)) for n in (n_blocks, 1)]
+    return torch.cat([*mels, flow.finish(stream, end(flow, seed))], dim=2)
+
+
+class Crowd:
+    """Calls whose blocks take turns. They join as `CALLS` says, so that each is at another Euler step."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.streams = [call(flow, n_prompt, seed) for seed, (n_prompt, _, _) in enumerate(CALLS)]
+        self.mels: list[list[Tensor]] = [[] for _ in CALLS]
+        self.solves: dict[int, Solve] = {}
+
+    def speak(self) -> list[Tensor]:
+        turn = 0
+        while any(len(mels) < 3 for mels in self.mels):
+            for i, (_, _, joins) in enumerate(CALLS):
+                if turn >= joins and i not in self.solves and len(self.mels[i]) < 3:
+                    self.solves[i] = self.begin(i)
+            self.flow.step(list(self.solves.values()))
+            for i in [i for i, solve in self.solves.items() if solve.done]:
+                self.mels[i].append(self.solves.pop(i).mel())
+            turn += 1
+        return [torch.cat(mels, dim=2) for mels in self.mels]
+
+    def begin(self, i: int) -> Solve:
+        stream, n_done = self.streams[i], len(self.mels[i])
+        if n_done == 2:
+            return self.flow.begin(stream, end(self.flow, i), None)
+        return self.flow.begin(stream, *chunk(self.flow, stream, CALLS[i][1] if n_done == 0 else 1, i))

@@ -1,0 +1,109 @@
+"""The small flow with pages, for its tests, on a device that counts what it is asked for; what is held against it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pretend_device
+import pytest
+import torch
+from flow_calls import call, chunk, end
+from freeze_flow import SIZES, random_state, small_flow
+from parity_flow import flow_config
+from pretend_device import Pretence
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from telephony_tts.engines.cosyvoice2.model.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow_batch import FlowBatches
+from telephony_tts.engines.cosyvoice2.model.flow_pages import WASTE
+from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+
+N_STEPS = 10
+WITHIN = 1e-4
+"""Of the signal's rms: the order of float32 sums."""
+MEMORY = 100 << 20
+Chunk = tuple[int, int]
+"""Blocks, and the seed of its tokens."""
+
+
+class Counting(Pretence):
+    """Counts what an accelerator would be asked to compute: all that is not another view of the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+        if not is_view and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            self.launches[func.name()] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def placed(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:
+    """The flow. In its pages, but for the one that is read beside others, is nothing but what is no number."""
+    state = {key: value.to(device, dtype) for key, value in random_state(seed=5).items()}
+    flow = Flow.from_state(flow_config(SIZES, state), state)
+    flow.use_pages(n_bytes)
+    pages = batches(flow).pages
+    with torch.inference_mode():
+        pages.kv[:, :, :, WASTE * pages.shape.n_branches :] = torch.nan
+        pages.lefts[WASTE:] = torch.nan
+    return flow
+
+
+def batches(flow: Flow) -> FlowBatches:
+    assert flow.batches is not None
+    return flow.batches
+
+
+def n_free(flow: Flow) -> int:
+    gc.collect()
+    return len(batches(flow).pages.free)
+
+
+def pages_of(of: FlowStream | Solve) -> set[int]:
+    """A stream's own, or those that a block is yet to fill."""
+    if isinstance(of, Solve):
+        return {page.index for pages in of.kept for page in pages}
+    return {page.index for past in of.steps for page in past.pages[past.n_shared :]}  # type: ignore[union-attr]
+
+
+@functools.cache
+def said(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) -> list[Tensor]:
+    """What a call says that is alone on the CPU and has no pages: each chunk, and the end if it has one."""
+    with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
+        flow = small_flow()
+        stream = call(flow, n_prompt, seed)
+        mels = [flow.extend(stream, *chunk(flow, stream, *each)) for each in chunks]
+        return mels if end_seed is None else [*mels, flow.finish(stream, end(flow, end_seed))]
+
+
+def begun(flow: Flow, streams: Sequence[FlowStream]) -> list[Solve]:
+    """The first block of each, whose tokens have the seed of its place."""
+    return [flow.begin(stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+
+
+def held_against(ours: Tensor, wanted: Tensor, within: float = WITHIN) -> None:
+    ours = ours.cpu()
+    assert ours.shape == wanted.shape
+    rms = wanted.square().mean().sqrt()
+    assert torch.isfinite(ours).all() and (ours - wanted).abs().max() <= within * rms
+
+
+def watched(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+    """Of each batch from now on: each block's frames, and the step it is at."""
+    seen: list[list[tuple[int, int]]] = []
+    step = batches(flow).step
+
+    def watch(paths: list[Solve]) -> None:
+        seen.append([(path.x.shape[1], path.k) for path in paths])
+        step(paths)
+
+    monkeypatch.setattr(batches(flow), "step", watch)
+    return seen

@@ -1,0 +1,82 @@
+"""The tiny model on a CPU and on the pretended device, and what the one is asked against the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretend_device import Pretence
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.runner import Runner, Track
+from telephony_tts.engines.cosyvoice2.settings import Precision
+from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+
+N_SLOTS = 8
+VOICES = ("prompted", "preset")
+WITHIN = 1e-4
+"""Of the signal's rms: the order of float32 sums."""
+
+
+class Counting(Pretence):
+    """Counts what an accelerator would be asked for: all that is not another view of the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+        if not is_view and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            self.launches[func.name().removeprefix("aten::").split(".")[0]] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def clear(self) -> None:
+        self.launches.clear()
+        self.waits.clear()
+        self.sent.clear()
+
+
+class Place:
+    """The tiny model somewhere, and its voices."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        checkpoint = load_model_directory(directory)
+        assert checkpoint.spk2info is not None
+        self.model = SpeechModel.load(checkpoint, device=device, precision=Precision(), n_slots=N_SLOTS)
+        self.runner = Runner(self.model)
+        self.features = read_spk2info(checkpoint.spk2info)[0]
+        self._prompts: dict[tuple[str, Profile], SpeakerPrompt] = {}
+
+    def prompt(self, voice: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
+        if (voice, profile) not in self._prompts:
+            self._prompts[voice, profile] = self.model.prompt(self.features[voice], profile)
+        return self._prompts[voice, profile]
+
+    def open(
+        self, profiles: Sequence[Profile], speeds: Sequence[float] = (1.0,), voices: Sequence[str] = VOICES
+    ) -> list[Track]:
+        """Tracks in the first slots, of the voices in turn."""
+        tracks = []
+        for slot, profile in enumerate(profiles):
+            prompt = self.prompt(voices[slot % len(voices)], profile)
+            tracks.append(self.runner.open(slot, 40 + slot, prompt, speeds[slot % len(speeds)], profile))
+        return tracks
+
+    def clear(self) -> None:
+        """Nobody has a slot."""
+        for slot in set(range(N_SLOTS)) - set(self.model.cache._free):
+            self.model.cache.release(slot)
+
+
+def assert_close(there: Tensor, here: Tensor) -> None:
+    there = there.cpu()
+    assert there.shape == here.shape and here.isfinite().all()
+    rms = float(here.square().mean().sqrt()) if here.numel() else 0.0
+    assert here.numel() == 0 or float((there - here).abs().max()) <= WITHIN * rms

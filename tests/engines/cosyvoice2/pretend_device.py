@@ -1,0 +1,157 @@
+"""A device that is none: it computes on the CPU and is as strict as an accelerator.
+
+What lies there must be brought there, a number is read from there only by waiting for it, and every product of what
+lies on two devices fails. The values are real ones, so that what comes out can be compared.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+Op = Callable[..., Any]
+Step = tuple[Op, tuple[Any, ...], dict[str, Any], Any]
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
+"""Whose result is a number of Python's."""
+
+
+class _Module:
+    """What PyTorch asks of every device that there is, in other tests of this process too."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    is_available = is_initialized
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """It draws nothing at random."""
+
+    def get_rng_state(self, device: object = None) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        """There is none."""
+
+
+def device() -> torch.device:
+    """Registers it with this process's PyTorch, once."""
+    if not hasattr(torch, NAME):
+        _setup_privateuseone_for_python_backend(NAME, _Module())
+    return torch.device(f"{NAME}:0")
+
+
+class There(Tensor):
+    """A tensor that says it lies on the device; `here` has its values."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> There:
+        there: There = Tensor._make_wrapper_subclass(
+            cls,
+            here.shape,
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=device(),
+            requires_grad=False,
+        )
+        there.here = here
+        return there
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"There({list(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Op, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} outside of a Pretence")
+
+
+class Pretence(TorchDispatchMode):
+    """While it is entered, `device()` can be computed on by this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        """Where the host waited for the device: the innermost place of the product, by file and function."""
+        self.sent: list[str] = []
+        """Where something was brought there."""
+        self._recorded: list[Step] | None = None
+
+    def record(self, work: Callable[[], object]) -> Callable[[], object]:
+        """As a CUDA graph is: does the work, and gives what does the same to the same memory, whatever Python knows by
+        then. RuntimeError where it sends, reads or waits."""
+        self._recorded = steps = []
+        try:
+            work()
+        finally:
+            self._recorded = None
+
+        def replay() -> None:
+            for func, args, kwargs, result in steps:
+                again = func(*args, **kwargs)
+                for before, now in zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True):
+                    if isinstance(now, Tensor) and now.untyped_storage()._cdata != before.untyped_storage()._cdata:
+                        before.copy_(now)
+
+        return replay
+
+    def __torch_dispatch__(self, func: Op, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            # In inference mode these arrive whole.
+            with self:
+                return func.decompose(*args, **kwargs)
+        n_crossed = len(self.waits) + len(self.sent)
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        there = [each for each in tensors if isinstance(each, There)]
+        to = kwargs.get("device")
+        is_copy = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if not is_copy and there and any(not isinstance(each, There) and each.dim() for each in tensors):
+            raise RuntimeError(f"{func}: tensors on two devices")
+        if func in READS and there:
+            self.waits.append(_place())
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], There) != isinstance(args[1], There):
+            (self.sent if isinstance(args[0], There) else self.waits).append(_place())
+        goes_there = bool(there) if to is None else torch.device(to).type == NAME
+        if func is torch.ops.aten._to_copy.default and to is not None and bool(there) != goes_there:
+            (self.sent if goes_there else self.waits).append(_place())
+        if to is not None:
+            kwargs["device"] = torch.device("cpu")
+        kwargs.pop("pin_memory", None)
+        if func is torch.ops.aten.copy_.default:
+            goes_there = isinstance(args[0], There)
+        inner = pytree.tree_map_only(There, lambda each: each.here, (args, kwargs))
+        result = func(*inner[0], **inner[1])
+        if self._recorded is not None:
+            if not goes_there or len(self.waits) + len(self.sent) > n_crossed:
+                raise RuntimeError(f"{func} of {_place()} cannot be recorded")
+            self._recorded.append((func, *inner, result))
+        if not goes_there:
+            return result
+        # What an operation changes in its place is still the same tensor.
+        same = {id(each.here): each for each in there}
+        return pytree.tree_map_only(Tensor, lambda each: same[id(each)] if id(each) in same else There(each), result)
+
+
+def _place() -> str:
+    frames = [each for each in traceback.extract_stack() if "telephony_tts" in Path(each.filename).parts]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "a test"
