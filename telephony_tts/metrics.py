@@ -54,12 +54,13 @@ class LoopHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
-MEDIA_KINDS = ("stream", "twilio")
-"""Where a call's frames go: the bot's own socket, or a media leg of a dialect."""
+MEDIA_KINDS = ("stream", "joined", "twilio", "asterisk", "native", "freeswitch")
+"""Where a call's frames go: the bot's own socket, or a media leg, of a dialect where that was there before the bot."""
 
 OUTCOMES = ("done", "cleared", "error")
 LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
+SPEECH_OUTCOMES = ("interrupted", "none")
 REFUSALS = ("busy", "unauthorized", "starting", "draining", "bad_request", "call_taken", "unclaimed")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
@@ -86,6 +87,13 @@ CANCEL_TO_SILENCE_MS = Histogram(
     "telephony_tts_cancel_to_silence_ms",
     "Interruption received to the last frame of the turn and the peer's clear written.",
     buckets=LATENESS_BUCKETS_MS,
+    registry=REGISTRY,
+)
+
+CALLER_SPEECH = Counter(
+    "telephony_tts_caller_speech_total",
+    "Times that callers have spoken, where somebody listens for it, by what became of our speech.",
+    ["outcome"],
     registry=REGISTRY,
 )
 
@@ -125,7 +133,8 @@ ENGINE_LOAD = Gauge(
 )
 ENGINE_WORK = Gauge(
     "telephony_tts_engine_work",
-    "What an engine has done since it started, by its own names: steps, batches, rows and seconds by stage.",
+    "What an engine has done since its process began, by its own names (docs/cosyvoice2.md): steps, cancellations "
+    "and seconds of speech; batches, rows and seconds by stage.",
     ["engine", "what"],
     registry=REGISTRY,
 )
@@ -145,6 +154,7 @@ for _metric, _values in (
     (REFUSED, REFUSALS),
     (TURNS, OUTCOMES),
     (MARKS, MARK_STATES),
+    (CALLER_SPEECH, SPEECH_OUTCOMES),
     (SENT_BYTES, LEGS),
     (RECEIVED_BYTES, LEGS),
 ):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-_NAMES = ("capacity", "first_audio", "barge_in", "memory", "frontend")
+_NAMES = ("capacity", "first_audio", "barge_in", "memory", "frontend", "voice_activity")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc")
 
@@ -52,6 +52,8 @@ def test_something_was_measured(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "memory":
         assert len(results["calls"]["rss_kib"]) == 4 and min(results["calls"]["rss_kib"]) > 1000
         assert results["in_process"]["alive"] == {}
+    elif name == "voice_activity":
+        assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
     else:
         assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
 

@@ -75,6 +75,7 @@ def test_every_known_label_value_is_there_from_the_start() -> None:
         ("turns_total", "outcome", metrics.OUTCOMES),
         ("marks_total", "state", metrics.MARK_STATES),
         ("refused_total", "reason", metrics.REFUSALS),
+        ("caller_speech_total", "outcome", metrics.SPEECH_OUTCOMES),
         ("sent_bytes_total", "leg", metrics.LEGS),
         ("received_bytes_total", "leg", metrics.LEGS),
     ):

@@ -71,6 +71,11 @@ CODECS: Mapping[str, Codec] = MappingProxyType(
 )
 
 
+def silent_frame(codec: str, rate_hz: int, ptime_ms: int) -> bytes:
+    """One frame in which nothing is heard."""
+    return CODECS[codec].silence * (rate_hz * ptime_ms // 1000)
+
+
 def limit(samples: Samples) -> Samples:
     """A soft limiter: the identity up to KNEE, then k + h·u/√(1+u²) with u = (|x|-k)/h, h = CEILING-KNEE.
 
@@ -98,11 +103,13 @@ class Encoder:
     """Codec frames of one turn.
 
     Every utterance is `begin`, `feed` any number of times, `end`; its first and last `fade_ms` are faded so that
-    joints do not click. However the audio is cut into chunks, the frames are the same bytes.
+    joints do not click. However the audio is cut into chunks, the frames are the same bytes. With `whole_utterances`
+    each ends with a frame of its own, which silence fills, and none waits in the resampler for the next.
     Raises AudioError for a codec, rate, frame or fade length that cannot be carried.
     """
 
-    def __init__(self, codec: str = "ulaw", rate_hz: int = 8_000, ptime_ms: int = 20, fade_ms: int = 5) -> None:
+    def __init__(self, codec: str = "ulaw", rate_hz: int = 8_000, ptime_ms: int = 20, fade_ms: int = 5,
+                 whole_utterances: bool = False) -> None:  # fmt: skip
         if codec not in CODECS:
             raise AudioError(f"unknown codec {codec!r}: one of {', '.join(CODECS)}")
         self.codec = CODECS[codec]
@@ -119,6 +126,7 @@ class Encoder:
         self.n_frame_samples = rate_hz * ptime_ms // 1000  # exact: every codec's rates are whole kilohertz
         self.frame_bytes = self.n_frame_samples * self.codec.bytes_per_sample
         self.finished = False
+        self._is_whole = whole_utterances
         self._resampler: Resampler | None = None
         self._n_before = 0  # output samples of the streams that came before the present resampler
         self._n_encoded = 0  # output samples ever put into the buffer
@@ -167,8 +175,16 @@ class Encoder:
         """The utterance is complete: fade its last `fade_ms` out; returns its end on the timeline."""
         self._require_open()
         self._open = False
-        self._close_joint()
-        return self.position_samples
+        if not self._is_whole:
+            self._close_joint()
+            return self.position_samples
+        self._flush()
+        end = self.position_samples
+        n_missing = -end % self.n_frame_samples
+        self._buffer += self.codec.silence * n_missing
+        self._n_before += n_missing
+        self._n_encoded += n_missing
+        return end
 
     def drain(self) -> None:
         """The next audio is late: bring all speech fed so far into whole frames, by feeding silence behind it.

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from telephony_tts.session.effects import Effect
+from telephony_tts.session.heard import resolve_marks
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.turn import Speaking, Turn
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
+_S = 1_000_000_000
 _RETRYABLE = ("rate_limited", "queue_full")
 
 
@@ -21,7 +23,7 @@ class Intake:
     """Creates turns and fills them. `turns` and `out` are the session's own lists."""
 
     def __init__(self, settings: SessionSettings, turns: list[Turn], out: list[Effect], now_ns: int) -> None:
-        self._settings = settings
+        self.settings = settings
         self._limits = settings.limits
         self._turns = turns
         self._out = out
@@ -79,6 +81,31 @@ class Intake:
         self.closing = True
         for turn in self._turns:
             self.close_turn(turn, now_ns)
+
+    def watch(self, now_ns: int, wake: list[int]) -> None:
+        """Cut what text is there into sentences, and end what the bot has left open. When to look again: to `wake`."""
+        turn_idle_s = self._limits.turn_idle_s
+        for turn in self._turns:
+            if turn.cut(now_ns):
+                wake.append(now_ns)
+            if turn.unresolved:
+                # Before the frames go: a mark must travel behind its own frame, not behind the lead.
+                resolve_marks(turn)
+            if turn.closed:
+                continue
+            at_ns = turn.text_timeout_ns()
+            if at_ns is not None and now_ns >= at_ns:
+                turn.text_timed_out(now_ns)
+                at_ns = turn.text_timeout_ns()
+            if at_ns is not None:
+                wake.append(at_ns)
+            if turn_idle_s:
+                at_ns = turn.last_text_ns + turn_idle_s * _S
+                if now_ns >= at_ns:
+                    self.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
+                    self.close_turn(turn, now_ns)
+                else:
+                    wake.append(at_ns)
 
     def named(self, turn_id: str | None, verb: str) -> Turn | None:
         """The open turn a verb is about: the one named, or else the implicit one, or else the newest open one."""
@@ -176,7 +203,7 @@ class Intake:
                 self._remember(turn_id, "error")
             return None
         self._n_turns += 1
-        turn = Turn(turn_id, self._n_turns, self._settings, self.speaking, now_ns)
+        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, now_ns)
         self._turns.append(turn)
         return turn
 

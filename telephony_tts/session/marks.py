@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.session.turn import Mark, Part, Turn
 from telephony_tts.wire.messages import MarkReached
 
 _S = 1_000_000_000
@@ -15,21 +17,39 @@ class Marks:
     """The marks of a call. `sender` holds the ones that are on the wire, `out` is the session's own list."""
 
     def __init__(self, settings: SessionSettings, sender: Sender, out: list[Effect]) -> None:
-        self._rate_hz = settings.rate_hz
+        self.rate_hz = settings.rate_hz
         self._sender = sender
         self._out = out
         self._echo_seen = False
 
-    def came_back(self, name: str, now_ns: int) -> None:
-        """The peer has played up to a mark. One of a turn that is over finds nothing: Twilio echoes on clear too."""
+    def sentence_begun(self, turn: Turn, part: Part) -> None:
+        """The first audio of a sentence is there. Where each is a file it begins when the peer says so, not when the
+        one before has ended; the turn's first frame has such a mark anyway."""
+        if self._sender.peer_marks and turn.settings.whole_sentences and part.start_sample:
+            turn.resolved.append(Mark(None, 0, part.start_sample + turn.frame_samples))
+
+    def sentence_ended(self, turn: Turn, part: Part) -> None:
+        """All the audio of a sentence is there."""
+        if self._sender.peer_marks:
+            insort(turn.unresolved, Mark(None, part.sentence.end), key=lambda mark: mark.offset)
+
+    def came_back(self, name: str, now_ns: int) -> int | None:
+        """The peer has played up to a mark; how much later than on our schedule, None where that was put right. One of
+        a turn that is over finds nothing: Twilio echoes on clear too."""
         found = self._sender.wire_marks.pop(name, None)
         if found is None:
-            return
+            return None
         turn, mark = found
         self._echo_seen = True
         turn.announced.remove(mark)
         turn.anchor = (mark.position or 0, now_ns)
         self.played(turn, mark)
+        played_ns = (mark.position or 0) * _S // self.rate_hz
+        late_ns = None if turn.playout.t0_ns is None else now_ns - turn.playout.t0_ns - played_ns
+        if late_ns is not None and turn.settings.whole_sentences:
+            self._sender.move(turn, late_ns)
+            return None
+        return late_ns
 
     def played(self, turn: Turn, mark: Mark) -> None:
         """Report a mark the caller has reached; our own position marks are nobody's business."""
@@ -50,13 +70,14 @@ class Marks:
         A peer that reports marks is believed: no further than its first mark that has not come back, and from
         the last one on by the clock. A peer that never reported one is taken to play on our schedule.
         """
-        clock = turn.playout.played_ns(now_ns) * self._rate_hz // _S
-        if not self._sender.peer_marks or not self._echo_seen:
+        clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
+        knows = self._echo_seen or turn.settings.whole_sentences
+        if not self._sender.peer_marks or not knows:
             return clock, "clock"
         limit = turn.n_sent_samples
         if turn.announced:
             limit = min(limit, turn.announced[0].position or 0)
         if turn.anchor is None:
-            return min(clock, limit), "marks"
+            return 0 if turn.settings.whole_sentences else min(clock, limit), "marks"
         position, at_ns = turn.anchor
-        return max(position, min(limit, position + (now_ns - at_ns) * self._rate_hz // _S)), "marks"
+        return max(position, min(limit, position + (now_ns - at_ns) * self.rate_hz // _S)), "marks"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from telephony_tts.session.turn import Turn
-from telephony_tts.wire.messages import StatusReport
+from telephony_tts.session.turn import Part, Turn
+from telephony_tts.wire.messages import SentenceSpoken, StatusReport
 
 _MS = 1_000_000
 
@@ -40,3 +40,11 @@ def status(call: str, has_media: bool, turns: list[Turn], buffered_ms: int, n_un
 
 def _span_ms(begin_ns: int | None, end_ns: int | None) -> float | None:
     return None if begin_ns is None or end_ns is None else round((end_ns - begin_ns) / _MS, 3)
+
+
+def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
+    """The place of a part that has all its audio."""
+    assert part.start_sample is not None and part.end_sample is not None
+    rate_hz = turn.settings.rate_hz
+    start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
+    return SentenceSpoken(turn.id, part.index, part.sentence.text, start_ms, end_ms)

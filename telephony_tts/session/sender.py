@@ -6,6 +6,9 @@ two turns in a row have no gap and no overlap even though both are sent ahead of
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
@@ -28,6 +31,16 @@ class Sender:
         """The peer reports marks, so positions come from it and not from our clock."""
         self.media_end_ns = 0
         """When the last fully sent turn has been heard."""
+        self.on_frame: Callable[[bytes, int], None] | None = None
+        """Told of each frame of speech and when it is to be heard."""
+        self.on_moved: Callable[[int], None] | None = None
+        """Told by how much what was sent is heard later than `on_frame` was told."""
+        self.silence: bytes | None = None
+        """A frame of it, for a peer that must never be left without: a telephone to which nothing comes may be taken
+        for dead on the way."""
+        self.ptime_ns = 0
+        self.silent_until_ns = 0
+        """When the silence in the peer's buffer has been played."""
         self.next_ns: int | None = None
         self.wire_marks: dict[str, tuple[Turn, Mark]] = {}
         self._n_marks = 0
@@ -44,13 +57,45 @@ class Sender:
             if not self._send_turn(turn, now_ns):
                 break
             ended = True
+        if self.silence is not None:
+            self._fill(self.silence, now_ns)
         return ended
+
+    def _fill(self, silence: bytes, now_ns: int) -> None:
+        """Send silence where the peer's buffer would run out. What is in it delays the next turn, so it is little."""
+        speaking = next((turn for turn in self._turns if not turn.sent_all), None)
+        end_ns = max(self.media_end_ns, self.silent_until_ns)
+        if speaking is not None and speaking.playout.t0_ns is not None:
+            end_ns = max(end_ns, speaking.playout.due_ns())
+        if end_ns - self.ptime_ns // 2 <= now_ns:
+            self._out.append(Frame(silence))
+            end_ns = self.silent_until_ns = max(end_ns, now_ns) + self.ptime_ns
+        fill_ns = end_ns - self.ptime_ns // 2
+        self.next_ns = fill_ns if self.next_ns is None else min(self.next_ns, fill_ns)
+
+    def peer_holds(self, n_frames: int, now_ns: int) -> None:
+        """The peer has so many frames that it has not played. More than was sent ahead is a lateness of its own, which
+        would stay for ever if silence came as fast as it is played: so some is left out."""
+        self.silent_until_ns = max(self.silent_until_ns, now_ns + n_frames * self.ptime_ns)
+
+    def move(self, turn: Turn, late_ns: int) -> None:
+        """The peer plays `turn` so much later than our schedule has it, with all that follows: each sentence takes it a
+        moment to begin, and that adds up."""
+        if late_ns <= 0:
+            return
+        for each in self._turns[self._turns.index(turn) :]:
+            if each.playout.t0_ns is not None:
+                each.playout.t0_ns += late_ns
+                if each.sent_all:
+                    self.media_end_ns = max(self.media_end_ns, each.playout.end_ns())
+        if self.on_moved is not None:
+            self.on_moved(late_ns)
 
     def _send_turn(self, turn: Turn, now_ns: int) -> bool:
         """Send the due frames of `turn`; True if that was all of it, else `next_ns` says when to look again."""
         playout, encoder, again = turn.playout, turn.encoder, turn.again
         if playout.t0_ns is None:
-            t0_ns = max(now_ns, self.media_end_ns)
+            t0_ns = max(now_ns, self.media_end_ns, self.silent_until_ns)
             if not encoder.n_ready_frames and not again:
                 if not turn.spoken_out:
                     return False
@@ -73,11 +118,13 @@ class Sender:
                     return False
                 self.allowance -= 1
                 if turn.in_gap:
-                    playout.resume_at(now_ns)
+                    playout.resume_at(max(now_ns, self.silent_until_ns))
                     turn.in_gap = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
                 self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns))))
+                if self.on_frame is not None:
+                    self.on_frame(payload, playout.due_ns())
                 playout.n_sent += 1
                 self._remember(turn, payload)
                 if self.peer_marks:
@@ -148,7 +195,31 @@ class Sender:
             name = f"{turn.seq}.{self._n_marks}"
             self.wire_marks[name] = (turn, mark)
             turn.announced.append(mark)
-            self._out.append(MediaMark(name))
+            # Of our own marks those with no text before them stand at a beginning.
+            ends = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
+            self._out.append(MediaMark(name, ends))
+
+    def emptied(self, keep: list[Turn], now_ns: int) -> None:
+        """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;
+        those behind it had only begun ahead of time and begin again when it has ended."""
+        self.media_end_ns = now_ns
+        self.silent_until_ns = min(self.silent_until_ns, now_ns)
+        lost = [turn for turn in keep if turn.take_back_unplayed(now_ns)]
+        for turn in lost:
+            if turn is lost[0]:
+                turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
+            else:
+                turn.playout.t0_ns = None
+            self._take_back_marks(turn)
+
+    def _take_back_marks(self, turn: Turn) -> None:
+        """Marks placed in frames that will be sent again are placed again."""
+        n_sent_samples = turn.n_sent_samples
+        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
+        if back:
+            self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in back}
+            turn.announced = deque(mark for mark in turn.announced if mark not in back)
+            turn.resolved.extendleft(reversed(back))
 
     def forget(self, turn: Turn) -> None:
         """The turn is over: its marks on the wire are nobody's, their echoes will find nothing."""

@@ -11,16 +11,18 @@ each of them and no later than `deadline_ns`. What this file promises, and the p
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
+from dataclasses import replace
 
+from telephony_tts.audio.encoder import silent_frame
 from telephony_tts.engines.api import Chunk
 from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.session.caller import Caller, FindModel
 from telephony_tts.session.effects import Effect, Finish
-from telephony_tts.session.heard import heard_offset, resolve_marks
+from telephony_tts.session.heard import heard_offset
+from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.marks import Marks
-from telephony_tts.session.report import latency, status
+from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
 from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 from telephony_tts.session.supply import Supply
@@ -34,7 +36,10 @@ _S = 1_000_000_000
 class Session:
     """One call. See the module text for the contract."""
 
-    def __init__(self, settings: SessionSettings, now_ns: int, *, media: bool = True) -> None:
+    def __init__(
+        self, settings: SessionSettings, now_ns: int, *, media: bool = True, voice_model: FindModel | None = None
+    ) -> None:
+        """`voice_model` finds the network that tells the caller's voice, for barge-in; without it there is none."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -46,7 +51,8 @@ class Session:
         self._media_clears = False
         self._marks = Marks(settings, self._sender, self._out)
         self._intake = Intake(settings, self.turns, self._out, now_ns)
-        self.inbound = "none"
+        self.inbound = Inbound(self._out)
+        self.caller = Caller(settings, voice_model, self._out)
         self.finished = False
         self._close_code = (1000, "closed")
         self._last_active_ns = now_ns
@@ -59,14 +65,19 @@ class Session:
     def receive(self, message: m.FromBot | m.FromMedia, now_ns: int) -> None:
         """Take one message of either leg. Never raises for anything a peer can cause."""
         if isinstance(message, m.MediaAudio):
-            if self.inbound != "none":
-                self._out.append(m.InboundAudio(message.payload, message.timestamp_ms or 0))
+            self.inbound.take(message)
+            if not self.finished:
+                self._dirty |= self.caller.take(message, self.turns, now_ns)
+                if self.caller.interrupts(now_ns):
+                    self.interrupt("barge_in", now_ns)
             return
         if self.finished:
             return
         self._dirty = True
         if isinstance(message, m.MediaMark):
-            self._marks.came_back(message.name, now_ns)
+            late_ns = self._marks.came_back(message.name, now_ns)
+            if late_ns is not None:
+                self.caller.peer_is_late(late_ns)
             return
         if isinstance(message, m.MediaDtmf):
             self._out.append(m.Dtmf(message.digit))
@@ -94,7 +105,8 @@ class Session:
                     turn.unresolved.append(Mark(name, turn.n_chars))
             case m.Configure():
                 self._intake.configure(message)
-                self.inbound = message.inbound or self.inbound
+                self.inbound.configure(message)
+                self.caller.configure(message)
             case m.Status():
                 dry_ns = self._supply.dry_ns(now_ns, self._sender.media_end_ns)
                 n_underruns = self.n_underruns + sum(turn.underruns for turn in self.turns)
@@ -117,12 +129,48 @@ class Session:
         """The voice of turns that begin now; None is the default."""
         return self._intake.speaking.voice
 
-    def attach_media(self, now_ns: int, *, marks: bool, clears: bool) -> None:
-        """The media leg is there; frames flow from now on. `marks` and `clears` say what its dialect can do."""
-        self._media = True
-        self._sender.open = True
-        self._sender.peer_marks = marks
+    @property
+    def wants_audio(self) -> bool:
+        """Whether anybody listens to the caller."""
+        return self.inbound.form != "none" or self.caller.is_on
+
+    def attach_media(
+        self, now_ns: int, *, marks: bool, clears: bool, fills: bool = False, start: m.MediaStart | None = None
+    ) -> None:
+        """The media leg is there; frames flow from now on, as `start` has them, by default as they were expected.
+        `marks` and `clears` say what its dialect can do, `fills` that it is never to be left without frames."""
+        if start is not None:
+            self._speak_as(start)
+        settings, sender = self.settings, self._sender
+        self.inbound.media(settings.codec, settings.rate_hz)
+        self.caller.media(settings.codec, settings.rate_hz)
+        sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
+        self._media = sender.open = self._dirty = True
+        sender.peer_marks = marks
+        if fills:
+            sender.ptime_ns = settings.ptime_ms * _MS
+            sender.silence = silent_frame(settings.codec, settings.rate_hz, settings.ptime_ms)
         self._media_clears = clears
+
+    def _speak_as(self, start: m.MediaStart) -> None:
+        """Speech for another telephone than was expected: what was made for that one is made again."""
+        before = self.settings
+        settings = replace(
+            before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
+            lead_ms=before.lead_ms if start.lead_ms is None else start.lead_ms, whole_sentences=start.whole_sentences,
+        )
+        if settings == before:
+            return
+        self.settings = settings
+        self._marks.rate_hz = settings.rate_hz
+        self._intake.settings = settings
+        for turn in self.turns:
+            self._supply.drop(turn)
+            turn.begin_again(settings)
+
+    def peer_holds(self, n_frames: int, now_ns: int) -> None:
+        """What the peer has not played yet, by its own account."""
+        self._sender.peer_holds(n_frames, now_ns)
         self._dirty = True
 
     def writable(self, flag: bool) -> None:
@@ -136,7 +184,10 @@ class Session:
         if found is None:
             return
         turn, part = found
+        is_beginning = part.start_sample is None
         turn.take(part, chunk, gain_db, now_ns)
+        if is_beginning:
+            self._marks.sentence_begun(turn, part)
         self._supply.fed()
         self._dirty = True
 
@@ -153,12 +204,10 @@ class Session:
         turn.end_part(part)
         self._supply.ended()
         self._dirty = True
-        assert part.start_sample is not None and part.end_sample is not None
-        rate_hz = self.settings.rate_hz
-        start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
-        self._out.append(m.SentenceSpoken(turn.id, part.index, part.sentence.text, start_ms, end_ms))
-        if self._sender.peer_marks:
-            insort(turn.unresolved, Mark(None, part.sentence.end), key=lambda mark: mark.offset)
+        if not part.is_told:
+            part.is_told = True
+            self._out.append(sentence_spoken(turn, part))
+        self._marks.sentence_ended(turn, part)
 
     def audio_failed(self, utterance_id: str, error: TelephonyTTSError, now_ns: int) -> None:
         """The engine could not speak the utterance: its turn ends with an error, the call goes on."""
@@ -245,26 +294,8 @@ class Session:
             self._out.append(m.MediaClear())
         if not sounded:
             return
-        sender.media_end_ns = now_ns
-        # A turn that stays may have frames in the buffer that was just emptied. The first such turn goes on from now;
-        # those behind it had only begun ahead of time and begin again when it has ended.
-        lost = [turn for turn in keep if turn.take_back_unplayed(now_ns)]
-        for turn in lost:
-            if turn is lost[0]:
-                turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
-            else:
-                turn.playout.t0_ns = None
-            self._take_back_marks(turn)
-
-    def _take_back_marks(self, turn: Turn) -> None:
-        """Marks placed in frames that will be sent again are placed again."""
-        n_sent_samples = turn.n_sent_samples
-        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
-        if back:
-            sender = self._sender
-            sender.wire_marks = {k: v for k, v in sender.wire_marks.items() if v[1] not in back}
-            turn.announced = deque(mark for mark in turn.announced if mark not in back)
-            turn.resolved.extendleft(reversed(back))
+        sender.emptied(keep, now_ns)
+        self.caller.emptied(now_ns)
 
     # -------------------------------------------------------------- output
 
@@ -291,7 +322,7 @@ class Session:
         """Everything that is not a frame: text, supply, marks, ends of turns, limits."""
         self._dirty = False
         wake: list[int] = []
-        self._watch_text(now_ns, wake)
+        self._intake.watch(now_ns, wake)
         self._sender.send_due(now_ns)
         self._give_up_on_stuck_engine(now_ns)
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
@@ -300,6 +331,8 @@ class Session:
         self._sender.send_due(now_ns)
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
+        if (caller_ns := self.caller.poll(now_ns)) is not None:
+            wake.append(caller_ns)
         if not self.turns and not self.finished:
             if self._intake.closing:
                 self._finish(*self._close_code)
@@ -314,34 +347,9 @@ class Session:
             self._house_ns = now_ns
 
     def _give_up_on_stuck_engine(self, now_ns: int) -> None:
-        turn = self._supply.stuck(now_ns)
-        if turn is not None:
+        if (turn := self._supply.stuck(now_ns)) is not None:
             error = EngineError(f"the engine gave no audio for {self.settings.engine_timeout_ms / 1000:g} s")
             self.interrupt("engine_failure", now_ns, turn_id=turn.id, error=error)
-
-    def _watch_text(self, now_ns: int, wake: list[int]) -> None:
-        turn_idle_s = self.settings.limits.turn_idle_s
-        for turn in self.turns:
-            if turn.cut(now_ns):
-                wake.append(now_ns)
-            if turn.unresolved:
-                # Before the frames go: a mark must travel behind its own frame, not behind the lead.
-                resolve_marks(turn)
-            if turn.closed:
-                continue
-            at_ns = turn.text_timeout_ns()
-            if at_ns is not None and now_ns >= at_ns:
-                turn.text_timed_out(now_ns)
-                at_ns = turn.text_timeout_ns()
-            if at_ns is not None:
-                wake.append(at_ns)
-            if turn_idle_s:
-                at_ns = turn.last_text_ns + turn_idle_s * _S
-                if now_ns >= at_ns:
-                    self._intake.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
-                    self._intake.close_turn(turn, now_ns)
-                else:
-                    wake.append(at_ns)
 
     def _end_played_turns(self, now_ns: int, wake: list[int]) -> None:
         """Report marks that were played and end the turns that were, in order."""

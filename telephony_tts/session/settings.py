@@ -23,13 +23,29 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class BargeIn:
+    """Whether the caller's voice interrupts, and which of it counts.
+
+    `min_speech_ms` of speech are a beginning, `silence_ms` without any its end. For `hold_off_ms` after we have begun
+    to speak, also again after an interruption, nothing is interrupted. What is below `floor_dbov` is line noise.
+    """
+
+    enabled: bool = False
+    min_speech_ms: int = 200
+    hold_off_ms: int = 500
+    silence_ms: int = 500
+    floor_dbov: float = -45.0
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSettings:
     """How one call speaks.
 
     `lead_ms` is how far ahead of real time frames are sent, `ahead_ms` how far ahead of the playout speech is
     synthesised. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it; "sentence"
-    waits for its end. `control_tokens` are signs for the engine, handed on as they stand in the text. `pace` "burst"
-    sends whatever is ready at once, for peers that buffer.
+    waits for its end. `whole_sentences` is for a peer that plays sentence by sentence: each is made without a pause,
+    its frames are its own, and marks tell where it begins and ends. `control_tokens` are signs for the engine, handed
+    on as they stand in the text. `pace` "burst" sends whatever is ready at once, for peers that buffer.
     """
 
     session: str = "s"
@@ -48,7 +64,9 @@ class SessionSettings:
     first_clause_chars: int = 24
     text_timeout_ms: int = 500
     text_mode: str = "sentence"
+    whole_sentences: bool = False
     control_tokens: tuple[str, ...] = ()
     mark_timeout_ms: int = 2000
     engine_timeout_ms: int = 30_000
+    barge_in: BargeIn = BargeIn()
     limits: Limits = Limits()

@@ -33,7 +33,8 @@ class Supply:
             self._feed(self._active[0], self._active[1], now_ns)
             if self._hungry:
                 dry_ns = self.dry_ns(now_ns, media_end_ns)
-                if dry_ns - (self._ahead_ns if self._filling else self._refill_ns) > now_ns:
+                is_whole = self._active[0].settings.whole_sentences  # the peer waits for all of it
+                if not is_whole and dry_ns - (self._ahead_ns if self._filling else self._refill_ns) > now_ns:
                     self._filling = False
                     return dry_ns - self._refill_ns
                 utterance = self._active[1].utterance
@@ -46,8 +47,11 @@ class Supply:
         if candidate is None:
             return None
         turn, part = candidate
-        # No gate here: the end of the utterance before was itself pulled no earlier than `ahead` before it is needed.
+        # Whole sentences apart there is no gate: the end of the utterance before was itself pulled no earlier than
+        # `ahead` before it is needed.
         dry_ns = self.dry_ns(now_ns, media_end_ns)
+        if turn.settings.whole_sentences and dry_ns - self._ahead_ns > now_ns:
+            return dry_ns - self._ahead_ns
         deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
         self._active = candidate
         self._ask(now_ns)

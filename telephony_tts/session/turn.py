@@ -48,6 +48,8 @@ class Part:
     begun_ns: int | None = None
     """When the engine took it up; known with its first audio."""
     first_pcm_ns: int | None = None
+    is_told: bool = False
+    """The bot knows of its place."""
     start_sample: int | None = None
     end_sample: int | None = None
     words: list[tuple[int, int]] = field(default_factory=list)
@@ -84,9 +86,8 @@ class Turn:
         self.speaking = speaking
         self.closed = False
         self.parts: list[Part] = []
-        self.encoder = Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms)
-        lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
-        self.playout = Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000)
+        self.encoder, self.playout = _outlet(settings)
+        self._n_beginnings = 0
         self.begun_ns = now_ns
         self.last_text_ns = now_ns
         self.first_frame_ns: int | None = None
@@ -109,8 +110,7 @@ class Turn:
         """Frames to send once more, because a clear of an earlier turn emptied the peer's buffer."""
         self._pieces: list[str] = []
         self._text = ""
-        self.n_chars = 0
-        self._n_cut = 0
+        self.n_chars = self._n_cut = 0
         self._barriers: deque[int] = deque()
         self._n_timeouts = 0
         self._segmenter = Segmenter(speaking.lang, first_clause_chars=settings.first_clause_chars)
@@ -297,7 +297,7 @@ class Turn:
         if not part.is_open:
             part.spans = normalize_spans(text, lang, self.settings.control_tokens)
         part.utterance = Utterance(
-            id=f"{self.settings.session}/{self.seq}/{part.index}",
+            id=f"{self.settings.session}/{self.seq}/{part.index}" + "'" * self._n_beginnings,
             text="".join(span.spoken for span in part.spans),
             voice=speaking.voice,
             lang=lang,
@@ -313,6 +313,26 @@ class Turn:
         part.submitted_ns = now_ns
         self.n_submitted += 1
         return part.utterance
+
+    def begin_again(self, settings: SessionSettings) -> None:
+        """Nothing of it was sent: all is to be spoken anew, as `settings` have it. Its utterance was cancelled."""
+        self.settings = settings
+        self.encoder, self.playout = _outlet(settings)
+        self._n_beginnings += 1  # what a cancelled utterance leaves behind must not meet the new one's name
+        self.n_submitted = self.n_done = 0
+        self._last_text = None
+        if self._open is not None:
+            self.parts.remove(self._open)  # the segmenter still has its text
+            self._open = None
+        for part in self.parts:
+            part.utterance = part.submitted_ns = part.begun_ns = part.first_pcm_ns = None
+            part.start_sample = part.end_sample = None
+            part.words.clear()
+        placed = [mark for mark in self.resolved if mark.name is not None]
+        for mark in placed:
+            mark.position = None
+        self.unresolved = [*placed, *(mark for mark in self.unresolved if mark.name is not None)]
+        self.resolved.clear()
 
     # ----------------------------------------------------------------- audio
 
@@ -339,7 +359,8 @@ class Turn:
 
     def take_back_unplayed(self, now_ns: int) -> bool:
         """The peer lost what it had not played: those frames are to be sent again. False if there are none."""
-        n_played = self.playout.played_ns(now_ns) // self.playout.ptime_ns
+        is_unheard = self.settings.whole_sentences and self.anchor is None
+        n_played = 0 if is_unheard else self.playout.played_ns(now_ns) // self.playout.ptime_ns
         n_lost = self.playout.n_sent - n_played
         if n_lost <= 0:
             return False
@@ -360,6 +381,15 @@ class Turn:
     def ready_ns(self) -> int:
         """Playing time of what is encoded and not yet sent."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
+
+
+def _outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
+    """Where a turn's audio goes, and when."""
+    lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
+    return (
+        Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
+        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000),
+    )
 
 
 def _behind(sentence: Sentence, offset: int) -> Sentence | None:

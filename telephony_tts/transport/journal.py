@@ -41,6 +41,12 @@ class Journal:
                 self._error(event)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
+            case m.CallerSpeech():
+                if event.interrupted is not None:
+                    metrics.CALLER_SPEECH.labels(outcome="interrupted" if event.interrupted else "none").inc()
+                self._log.info(
+                    "caller_speech", state=event.state, spoken_ms=event.spoken_ms, interrupted=event.interrupted
+                )
             case m.WarningEvent():
                 self._log.info("warning", turn=event.turn, code=event.code)
             case m.SentenceSpoken():

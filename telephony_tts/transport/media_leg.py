@@ -1,46 +1,63 @@
-"""The telephone side: a Twilio-shaped media stream that finds, or dials, the bot of its call."""
+"""The telephone side: a media leg of any dialect, which finds, or dials, the bot of its call."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Protocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, Catalog
-from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call
 from telephony_tts.wire import messages as m
+from telephony_tts.wire.fields import Wire
+from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.twilio import TwilioCodec
 
 _log = logs.get(__name__)
 _LOGGED_MISTAKES = 10
 
 
-async def serve_twilio(
-    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
+class Codec(Protocol):
+    """A dialect: what comes becomes messages, and messages what is sent."""
+
+    def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> m.FromMedia | None: ...
+    def encode(self, message: m.ToMedia) -> Wire: ...
+
+
+async def serve_media(
+    leg: MediaLeg,
+    settings: TransportSettings,
+    registry: Registry,
+    catalog: Catalog,
+    *,
+    trusted: bool,
+    may_begin: bool,
 ) -> None:
-    """Serve one media leg until its socket is gone."""
-    leg = _TwilioLeg(connection)
+    """Serve one media leg until its socket is gone. Not `trusted`, its start must bring a token; where it may not begin
+    a call there must be one that waits for it."""
+    connection = leg.connection
     connection.listen(leg.on_message, leg.on_writable)
     # Strangers do not count: they could keep the bots out by connecting and saying nothing.
-    registry.n_arriving += connection.trusted
+    registry.n_arriving += trusted
     try:
         await asyncio.wait(
             (leg.started, connection.left), timeout=settings.media_start_s, return_when=asyncio.FIRST_COMPLETED
         )
     finally:
-        registry.n_arriving -= connection.trusted
+        registry.n_arriving -= trusted
     if not leg.started.done():
         if not connection.left.done():
-            _log.warning("media_never_started")
+            _log.warning("media_never_started", dialect=leg.kind)
             connection.end(4400, "no start event came")
         return
     start = leg.started.result()
-    if not connection.trusted:
+    if not trusted:
         # Twilio strips query strings, so the token comes as a <Parameter>; it is nothing the bot should see.
         given = start.parameters.pop("token", "")
         if not settings.knows(given.encode()):
@@ -49,16 +66,16 @@ async def serve_twilio(
             connection.end(4401, "a token is needed as a stream parameter")
             return
         # While it was a stranger it did not count as a call to come.
-        connection.may_begin = connection.may_begin and len(registry) < settings.max_calls
+        may_begin = may_begin and len(registry) < settings.max_calls
     call = registry.find(start.call)
     if call is None:
-        if not connection.may_begin or registry.draining:
+        if not may_begin or registry.draining:
             # Let in for the sake of a bot that waits for its media leg, but that bot waits for another one.
             metrics.REFUSED.labels(reason="draining" if registry.draining else "busy").inc()
             connection.end(1013, "no room for another call")
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
-        call = new_call(speech, catalog, media=False)
+        call = new_call(speech, catalog, leg.kind)
         await registry.start(call)
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
@@ -74,27 +91,44 @@ async def serve_twilio(
                 call.expect("bot", settings.call_claim_s)
         await connection.left
     finally:
-        call.media_left(connection, leg.reason)
+        call.media_left(leg, leg.reason)
 
 
-class _TwilioLeg:
-    """What one media socket has said so far."""
+class MediaLeg:
+    """What one media socket has said so far, and how the call speaks to it. `kind` is one of `metrics.MEDIA_KINDS`."""
 
-    def __init__(self, connection: CallConnection) -> None:
-        self._connection = connection
-        self._codec = TwilioCodec()
-        self._call: Call | None = None
+    kind: str
+    fills = False
+    """Whether it is never to be left without frames."""
+
+    def __init__(self, connection: DirectConnection, codec: Codec) -> None:
+        self.connection = connection
+        self.codec = codec
+        self.call: Call | None = None
         self._waiting: list[m.FromMedia] = []
         self._n_mistakes = 0
         self._received = metrics.RECEIVED_BYTES.labels(leg="media")
         self.started: asyncio.Future[m.MediaStart] = asyncio.get_running_loop().create_future()
         self.reason = "closed"
 
+    # ------------------------------------------------------- as the call sees it
+
+    def send_now(self, payload: bytes, is_text: bool) -> None:
+        self.connection.send_now(payload, is_text)
+
+    def end(self, code: int, reason: str) -> None:
+        self.connection.end(code, reason)
+
+    def encode(self, message: m.ToMedia) -> Wire | None:
+        return self.codec.encode(message)
+
+    # ----------------------------------------------------- as the socket sees it
+
     def on_message(self, payload: bytes, is_text: bool) -> None:
         self._received.inc(len(payload))
-        call = self._call
-        want_audio = call is not None and call.session.inbound != "none"
-        message = self._codec.decode(payload, want_audio, is_text)
+        call = self.call
+        want_audio = call is not None and call.session.wants_audio
+        message = self.codec.decode(payload, want_audio, is_text)
         if message is None or (type(message) is m.MediaAudio and not want_audio):
             return
         if isinstance(message, m.Invalid):
@@ -105,34 +139,58 @@ class _TwilioLeg:
         elif call is None:
             self._waiting.append(message)
         else:
-            self._pass_on(call, message)
+            self.take(call, message)
 
     def on_writable(self, flag: bool) -> None:
-        if self._call is not None:
-            self._call.writable(flag)
+        if self.call is not None:
+            self.call.writable(flag)
 
     def attach(self, call: Call, start: m.MediaStart) -> None:
         """The call is known: everything goes to it from now on, first what came in between."""
-        call.join_media(self._connection, self._codec.encode)
-        self._call = call
-        call.session.attach_media(monotonic_ns(), marks=True, clears=True)
-        if self._connection.paused:
+        self.call = call
+        call.session.attach_media(monotonic_ns(), marks=True, clears=True, fills=self.fills, start=start)
+        call.join_media(self, self.encode)
+        if self.connection.paused:
             call.writable(False)
         call.receive(start)
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self._pass_on(call, message)
+            self.take(call, message)
 
-    def _pass_on(self, call: Call, message: m.FromMedia) -> None:
+    def take(self, call: Call, message: m.FromMedia) -> None:
+        """A message other than a start, once the call is known."""
         if isinstance(message, m.MediaStop):
             self.reason = message.reason
         call.receive(message)
         if isinstance(message, m.MediaStop):
-            self._connection.end(1000, "stopped")
+            self.connection.end(1000, "stopped")
 
     def _mistake(self, mistake: m.Invalid) -> None:
-        """Twilio has no error message to send back, so the log is the only place to tell."""
         self._n_mistakes += 1
         if self._n_mistakes <= _LOGGED_MISTAKES:
-            call_id = self._call.id if self._call is not None else None
+            call_id = self.call.id if self.call is not None else None
             _log.warning("media_message_refused", call=call_id, code=mistake.code, why=mistake.message)
+        self.complain(mistake)
+
+    def complain(self, mistake: m.Invalid) -> None:
+        """Tell the peer, if its dialect has words for it; otherwise the log is the only place."""
+
+
+class TwilioLeg(MediaLeg):
+    kind = "twilio"
+
+    def __init__(self, connection: CallConnection) -> None:
+        super().__init__(connection, TwilioCodec())
+
+
+class NativeLeg(MediaLeg):
+    """A process that holds the telephone leg itself (PROTOCOL.md §9.4)."""
+
+    kind = "native"
+
+    def __init__(self, connection: CallConnection) -> None:
+        self._codec = NativeMediaCodec()
+        super().__init__(connection, self._codec)
+
+    def complain(self, mistake: m.Invalid) -> None:
+        self.connection.send_now(*self._codec.complaint(mistake))

@@ -2,13 +2,16 @@
 
     /v1/stream      a bot, with or without the caller's audio on the same socket (PROTOCOL.md)
     /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
+    /media/asterisk the same of Asterisk's chan_websocket; /media/freeswitch of mod_audio_stream and mod_audio_fork;
+    /media/native in our own words
     /healthz /readyz /metrics   plain HTTP on the same port
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import base64
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -26,15 +29,18 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
+from telephony_tts.transport.asterisk_dial import serve_dialled
+from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Catalog
 from telephony_tts.transport.connection import CallConnection
-from telephony_tts.transport.media_leg import serve_twilio
+from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
+from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.wire import twilio
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.query import parse_stream_query, token_in
+from telephony_tts.wire.query import dial_in, parse_stream_query, token_in
 
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
@@ -168,7 +174,10 @@ class Server:
             return self._admit_stream(connection, request)
         if path == "/media/twilio":
             return self._admit_twilio(connection, request)
-        return _respond(HTTPStatus.NOT_FOUND, "no such path; WebSockets are served at /v1/stream and /media/twilio\n")
+        if path in _LEGS:
+            return self._admit_media(connection, request)
+        known = ", ".join(("/v1/stream", *_LEGS))
+        return _respond(HTTPStatus.NOT_FOUND, f"no such path; WebSockets are served at {known}\n")
 
     def _admit_stream(self, connection: CallConnection, request: Request) -> Response | None:
         if not self._authorised(request):
@@ -191,6 +200,13 @@ class Server:
                 return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
         connection.trusted = token is not None or self._authorised(request)
         # Its call is known only at its `start`, and may be one that a bot waits in.
+        return self._admit(connection, self.registry.awaits_media)
+
+    def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
+        if not self._authorised(request):
+            message = "a token is needed: Authorization: Bearer …, or as the password of Basic\n"
+            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+        connection.trusted = True
         return self._admit(connection, self.registry.awaits_media)
 
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
@@ -221,6 +237,8 @@ class Server:
         if scheme.lower() in ("bearer", "token"):
             # Headers are bytes, which the library shows as Latin-1 (before its version 16 as ASCII with surrogates).
             given = credential.strip().encode("iso-8859-1", "surrogateescape")
+        elif scheme.lower() == "basic":
+            given = _password(credential)
         else:
             given = (token_in(request.path) or "").encode()
         return self.settings.knows(given)
@@ -263,8 +281,14 @@ class Server:
         connection.watch_slow_reader(self.settings.slow_reader_s)
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
+        elif (url := dial_in(connection.request.path)) is not None:
+            await serve_dialled(connection, url, self.settings, self.registry, self.catalog)
         else:
-            await serve_twilio(connection, self.settings, self.registry, self.catalog)
+            leg = _LEGS[connection.request.path.partition("?")[0]](connection)
+            trusted, may_begin = connection.trusted, connection.may_begin
+            await serve_media(
+                leg, self.settings, self.registry, self.catalog, trusted=trusted, may_begin=may_begin
+            )
 
     async def _watch_lag(self) -> None:
         """How late the loop runs a timer is how late it would send a frame."""
@@ -275,6 +299,22 @@ class Server:
             lag_ms = max(0.0, (loop.time() - asked - _LAG_PERIOD_S) * 1000)
             metrics.EVENT_LOOP_LAG_MS.observe(lag_ms)
             self.admission.observe_lateness(lag_ms, monotonic_ns())
+
+
+_LEGS: Mapping[str, Callable[[CallConnection], MediaLeg]] = {
+    "/media/twilio": TwilioLeg,
+    "/media/asterisk": AsteriskLeg,
+    "/media/freeswitch": FreeSwitchLeg,
+    "/media/native": NativeLeg,
+}
+
+
+def _password(credential: str) -> bytes:
+    """Of HTTP's Basic scheme, RFC 7617; a name goes with it that says nothing here. Empty where there is none."""
+    try:
+        return base64.b64decode(credential, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

@@ -21,6 +21,8 @@ class TransportSettings:
     tls: ssl.SSLContext | None = None
     public_url: str | None = None
     twilio_auth_token: str | None = field(default=None, repr=False)
+    asterisk_urls: tuple[str, ...] = ()
+    """What may be dialled when somebody asks for it."""
     drain_s: float = 30.0
     max_message_bytes: int = 65_536
     slow_reader_s: float = 5.0

@@ -13,6 +13,7 @@ from telephony_tts.transport.call import Call, Catalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.voice_model import VOICE_MODEL
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.native import NativeCodec
@@ -42,7 +43,7 @@ async def serve_stream(
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        call = new_call(replace(speech, call=call_id), catalog, media=not joins)
+        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
         mine: Call | None = call
         await registry.start(call)
     else:
@@ -58,7 +59,7 @@ async def serve_stream(
         if call.media is None:
             call.expect("media", settings.call_claim_s)
         _warn_of_options(call, options, joins)
-        call.receive(m.Configure(lang=options.lang, inbound=options.inbound))
+        call.receive(_asked_for(options))
         if options.voice is not None:
             call.receive(m.Configure(voice=options.voice))
 
@@ -72,11 +73,20 @@ async def serve_stream(
         call.bot_left(connection, f"closed with {connection.protocol.close_code or 'no code'}")
 
 
-def new_call(speech: SessionSettings, catalog: Catalog, *, media: bool) -> Call:
-    """A call whose session begins now."""
+def _asked_for(options: StreamOptions) -> m.Configure:
+    """What a `config` message can say too; the voice comes by itself, as one that nobody has takes the rest with it."""
+    return m.Configure(
+        lang=options.lang, inbound=options.inbound, barge_in=options.barge_in,
+        min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
+    )
+
+
+def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
+    """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`; but for "stream" the media leg is still
+    to be joined."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")
-    kind = "stream" if media else "twilio"
-    return Call(Session(speech, monotonic_ns(), media=media), catalog, kind)
+    session = Session(speech, monotonic_ns(), media=kind == "stream", voice_model=VOICE_MODEL.find)
+    return Call(session, catalog, kind)
 
 
 def ready(call: Call, voice: str | None = None) -> m.Ready:
@@ -131,7 +141,7 @@ def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
 
 
 def _media_speech(speech: SessionSettings) -> SessionSettings:
-    """For a call whose media leg is still to come: the one dialect there is has μ-law at 8 kHz."""
+    """For a call whose media leg is still to come: most have μ-law at 8 kHz, and if it has not, all is made again."""
     return replace(speech, codec="ulaw", rate_hz=8000)
 
 

@@ -63,7 +63,9 @@ class Mark:
 class Configure:
     """Settings for text that comes after; None leaves a setting as it is.
 
-    `inbound` is how the bot leg wants the caller's audio: "none", "base64" or "binary".
+    `inbound` is how the bot leg wants the caller's audio: "none", "base64" or "binary"; `inbound_codec` and
+    `inbound_rate_hz` in what, by default as the media leg has it. `barge_in` is "on" or "off": whether the caller's
+    voice interrupts, from `min_speech_ms` of speech on and not within `hold_off_ms` of our beginning to speak.
     """
 
     voice: str | None = None
@@ -72,6 +74,11 @@ class Configure:
     seed: int | None = None
     instruct: str | None = None
     inbound: str | None = None
+    inbound_codec: str | None = None
+    inbound_rate_hz: int | None = None
+    barge_in: str | None = None
+    min_speech_ms: int | None = None
+    hold_off_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +111,20 @@ class Invalid:
 
 @dataclass(frozen=True, slots=True)
 class MediaStart:
-    """The telephone side is there. `call` is its name for the call, `stream` its name for this leg."""
+    """The telephone side is there. `call` is its name for the call, `stream` its name for this leg.
+
+    `ptime_ms` and `lead_ms` are the leg's own, None where it takes the server's. `whole_sentences`: it gathers frames
+    up to the mark that ends a sentence.
+    """
 
     call: str
     stream: str
     codec: str
     rate_hz: int
     parameters: dict[str, str] = field(default_factory=dict)
+    ptime_ms: int | None = None
+    lead_ms: int | None = None
+    whole_sentences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +139,12 @@ class MediaAudio:
 class MediaMark:
     """A mark: sent to the peer to be placed in its playout, and received when it came back.
 
-    Twilio also echoes marks when it clears; the session, not the codec, tells the two apart.
+    Twilio also echoes marks when it clears; the session, not the codec, tells the two apart. `ends_sentence` is for a
+    peer that takes whole sentences.
     """
 
     name: str
+    ends_sentence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,30 @@ class MediaDtmf:
 @dataclass(frozen=True, slots=True)
 class MediaStop:
     reason: str = "hangup"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFlow:
+    """Whether the peer's buffer has room; frames wait here while it has none."""
+
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBuffered:
+    """What the peer holds and has not played, on its own account. While it is paused it plays nothing."""
+
+    n_frames: int
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPlayback:
+    """A file of speech at a peer that plays files: it has begun, has ended, cannot be played, or (`again`) whatever was
+    not reported is to be sent once more."""
+
+    state: str
+    file: str = ""
 
 
 # ---------------------------------------------------------------- us → bot leg
@@ -284,6 +324,19 @@ class Dtmf:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerSpeech:
+    """`state` is "speaking" or "silent". `at_ms` is where that began, on the peer's media clock if it has one.
+
+    With "silent": how long the caller spoke, and whether that interrupted our speech.
+    """
+
+    state: str
+    at_ms: int | None = None
+    spoken_ms: int | None = None
+    interrupted: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hangup:
     reason: str
 
@@ -313,9 +366,11 @@ class MediaClear:
 
 
 FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | Close | Invalid
-FromMedia = MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | Invalid
+FromMedia = (
+    MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | Invalid
+)
 ToBot = (
     Ready | Started | SentenceSpoken | MarkReached | Cleared | Done | Pause | Resume | WarningEvent | ErrorEvent | Pong
-    | StatusReport | CallStarted | Dtmf | Hangup | InboundAudio
+    | StatusReport | CallStarted | Dtmf | CallerSpeech | Hangup | InboundAudio
 )
 ToMedia = Frame | MediaMark | MediaClear

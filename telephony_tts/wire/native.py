@@ -27,6 +27,7 @@ from telephony_tts.wire.fields import (
     require,
 )
 from telephony_tts.wire.messages import (
+    CallerSpeech,
     CallStarted,
     Clear,
     Cleared,
@@ -60,11 +61,17 @@ from telephony_tts.wire.messages import (
 )
 
 AUDIO_FORMS = ("base64", "binary", "none")
+INBOUND_CODECS = ("ulaw", "alaw", "pcm")
+INBOUND_RATES_HZ = (8000, 16000, 24000, 48000)
 CLIENT_TYPES = ("say", "text", "end", "flush", "clear", "mark", "config", "status", "ping", "close")
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 MAX_SEED = 2**32 - 1
 MAX_INSTRUCT_CHARS = 1000
+SWITCH = ("on", "off")
+MIN_SPEECH_MS = (64, 2000)
+"""Least and most of `min_speech_ms`: two windows of the detector, and what nobody would wait for."""
+MAX_HOLD_OFF_MS = 10_000
 
 EVENT_TYPES: Mapping[type, str] = {
     Ready: "ready",
@@ -81,6 +88,7 @@ EVENT_TYPES: Mapping[type, str] = {
     StatusReport: "status",
     CallStarted: "call",
     Dtmf: "dtmf",
+    CallerSpeech: "caller",
     Hangup: "hangup",
 }
 """The `type` each event travels under; its other fields are the dataclass's own."""
@@ -168,7 +176,19 @@ class NativeCodec:
             seed=f.whole("seed", MAX_SEED),
             instruct=f.text("instruct", MAX_INSTRUCT_CHARS),
             inbound=f.choice("inbound", AUDIO_FORMS),
+            inbound_codec=f.choice("inbound_codec", INBOUND_CODECS),
+            inbound_rate_hz=f.whole("inbound_rate_hz", max(INBOUND_RATES_HZ)),
+            barge_in=f.choice("barge_in", SWITCH),
+            min_speech_ms=f.whole("min_speech_ms", MIN_SPEECH_MS[1]),
+            hold_off_ms=f.whole("hold_off_ms", MAX_HOLD_OFF_MS),
         )
+        least, most = MIN_SPEECH_MS
+        if settings.min_speech_ms is not None and settings.min_speech_ms < least:
+            wrong = settings.min_speech_ms
+            raise BadField(f'"min_speech_ms" must be a whole number from {least} to {most}, got {wrong}')
+        if settings.inbound_rate_hz is not None and settings.inbound_rate_hz not in INBOUND_RATES_HZ:
+            rates = ", ".join(map(str, INBOUND_RATES_HZ))
+            raise BadField(f'"inbound_rate_hz" must be one of {rates}, got {settings.inbound_rate_hz}')
         if settings.inbound is not None:
             self.inbound = settings.inbound
         return settings

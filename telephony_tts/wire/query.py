@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from telephony_tts.wire.fields import CALL_NAME, MAX_NAME_CHARS, BadField, clean, quote
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.native import AUDIO_FORMS
+from telephony_tts.wire.native import AUDIO_FORMS, MAX_HOLD_OFF_MS, MIN_SPEECH_MS, SWITCH
 
 CODECS = ("ulaw", "alaw", "pcm")
 RATES_HZ = (8000, 16000, 24000, 48000)
@@ -39,6 +39,9 @@ class StreamOptions:
     call: str | None = None
     token: str | None = field(default=None, repr=False)  # a secret: it must not reach a log by way of repr
     inbound: str | None = None
+    barge_in: str | None = None
+    min_speech_ms: int | None = None
+    hold_off_ms: int | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -84,6 +87,18 @@ def token_in(path: str) -> str | None:
     return next((clean(raw) for name, raw in reversed(pairs) if name == "token"), None)
 
 
+def dial_in(path: str) -> str | None:
+    """The address that a request target such as `/media/asterisk?dial=ws://…` asks to be dialled; None for others."""
+    address, _, query = path.partition("?")
+    if address != "/media/asterisk":
+        return None
+    try:
+        pairs = parse_qsl(query.partition("#")[0], max_num_fields=MAX_OPTIONS)
+    except ValueError:
+        return None
+    return next((clean(raw) for name, raw in reversed(pairs) if name == "dial"), None)
+
+
 def _choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def read(raw: str) -> str:
         if raw not in allowed:
@@ -104,10 +119,13 @@ def _number(allowed: tuple[int, ...]) -> Callable[[str], int]:
     return read
 
 
-def _lead_ms(raw: str) -> int:
-    if raw.isascii() and raw.isdecimal() and len(raw) <= 5 and int(raw) <= MAX_LEAD_MS:
-        return int(raw)
-    raise BadField(f"a whole number of milliseconds from 0 to {MAX_LEAD_MS}")
+def _milliseconds(least: int, most: int) -> Callable[[str], int]:
+    def read(raw: str) -> int:
+        if raw.isascii() and raw.isdecimal() and len(raw) <= 5 and least <= int(raw) <= most:
+            return int(raw)
+        raise BadField(f"a whole number of milliseconds from {least} to {most}")
+
+    return read
 
 
 def _name(most: int) -> Callable[[str], str]:
@@ -137,10 +155,13 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ptime_ms": ("ptime_ms", _number(PTIMES_MS)),
     "audio": ("audio", _choice(AUDIO_FORMS)),
     "pace": ("pace", _choice(PACES)),
-    "lead_ms": ("lead_ms", _lead_ms),
+    "lead_ms": ("lead_ms", _milliseconds(0, MAX_LEAD_MS)),
     "voice": ("voice", _name(MAX_NAME_CHARS)),
     "lang": ("lang", _name(35)),
     "call": ("call", _call),
     "token": ("token", _token),
     "inbound": ("inbound", _choice(AUDIO_FORMS)),
+    "barge_in": ("barge_in", _choice(SWITCH)),
+    "min_speech_ms": ("min_speech_ms", _milliseconds(*MIN_SPEECH_MS)),
+    "hold_off_ms": ("hold_off_ms", _milliseconds(0, MAX_HOLD_OFF_MS)),
 }

@@ -15,6 +15,7 @@ import numpy as np
 
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
+from telephony_tts.session.caller import FindModel
 from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -41,10 +42,12 @@ class World:
         media: bool = True,
         peer: bool = False,
         peer_delay_ms: float = 0,
+        voice_model: FindModel | None = None,
     ) -> None:
         self.now_ns = 1_000_000_000
         self.start_ns = self.now_ns
-        self.session = Session(settings or SessionSettings(first_clause_chars=0), self.now_ns, media=media)
+        settings = settings or SessionSettings(first_clause_chars=0)
+        self.session = Session(settings, self.now_ns, media=media, voice_model=voice_model)
         self.first_audio_ms = first_audio_ms
         self.queued_ns = queued_ms * MS
         self.chunk_interval_ms = chunk_interval_ms

@@ -15,14 +15,18 @@ import telephony_tts.wire as wire_package
 from telephony_tts import errors
 from telephony_tts.session.settings import Limits
 from telephony_tts.wire import messages
+from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.freeswitch import FreeSwitchCodec
 from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
 from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
+from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.twilio import TwilioCodec
 
 PAGE = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
 
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -70,7 +74,8 @@ def _headings(part: int) -> list[tuple[str, str]]:
 
 
 def test_no_block_escapes_the_tests() -> None:
-    known = {"json bot", "json server", "json twilio-in", "json twilio-out", "text session", "text address"}
+    dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
+    known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
     assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
     assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))
@@ -153,6 +158,61 @@ def test_twilio_examples_are_read_and_written() -> None:
     assert isinstance(audio, messages.MediaAudio)
     spoken = [codec.encode(m)[0].decode() for m in (Frame(audio.payload), MediaMark("1.1"), MediaClear())]
     assert spoken == examples("json twilio-out")
+
+
+def test_native_media_examples_are_read_and_written() -> None:
+    codec = NativeMediaCodec()
+    read = [codec.decode(line.encode()) for line in examples("json native-media-in")]
+    parameters = {"from": "+4930123456"}
+    assert read == [
+        messages.MediaStart("c1", "s1", "pcm", 16000, parameters, ptime_ms=20, lead_ms=40),
+        MediaMark("1.1"),
+        messages.MediaDtmf("5"),
+        messages.MediaStop("hangup"),
+    ]
+    said = [codec.encode(MediaMark("1.1")), codec.encode(MediaClear()), codec.complaint(Invalid("bad_field", "…"))]
+    assert [(payload.decode(), is_text) for payload, is_text in said] == [
+        (line, True) for line in examples("json native-media-out")
+    ]
+
+
+def test_asterisk_examples_are_read_and_written() -> None:
+    codec = AsteriskCodec()
+    read = [codec.decode(line.encode()) for line in examples("json asterisk-in")]
+    kinds = ["MediaStart", "MediaMark", "MediaDtmf", "MediaFlow", "MediaFlow", "MediaBuffered", "Invalid"]
+    assert [type(message).__name__ for message in read] == kinds
+    assert read[1:6] == [
+        MediaMark("1.1"), messages.MediaDtmf("5"), messages.MediaFlow(False), messages.MediaFlow(True),
+        messages.MediaBuffered(3),
+    ]  # fmt: skip
+    mark, clear = codec.encode(MediaMark("1.1")), codec.encode(MediaClear())
+    said = [codec.command("ANSWER"), mark, clear, *map(codec.command, ("GET_STATUS", "CONTINUE_MEDIA", "HANGUP"))]
+    assert [(payload.decode(), is_text) for payload, is_text in said] == [
+        (line, True) for line in examples("json asterisk-out")
+    ]
+
+
+def test_freeswitch_examples_are_read_and_written() -> None:
+    codec = FreeSwitchCodec(is_fork=False)
+    read = [codec.decode(line.encode()) for line in examples("json freeswitch-in")]
+    parameters = {"call": "c1", "rate_hz": "8000", "from": "+4930123456"}
+    assert read == [
+        messages.MediaStart("c1", "c1", "pcm", 8000, parameters, 20, 60_000, whole_sentences=True),
+        messages.MediaPlayback("playing", "1"),
+        messages.MediaPlayback("played", "1"),
+        messages.MediaPlayback("failed", "2"),
+        messages.MediaPlayback("again"),
+        messages.MediaDtmf("5"),
+    ]
+    said = [codec.hello(), codec.file("1", bytes(4)), codec.clear(2), codec.hang_up()]
+    assert [(payload.decode(), is_text) for payload, is_text in said] == [
+        (line, True) for line in examples("json freeswitch-out")
+    ]
+    codec.is_fork = True
+    said = [codec.file("1", bytes(4)), codec.kill()]
+    assert [(payload.decode(), is_text) for payload, is_text in said] == [
+        (line, True) for line in examples("json freeswitch-fork-out")
+    ]
 
 
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))

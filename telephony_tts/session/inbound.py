@@ -1,0 +1,54 @@
+"""The caller's audio on its way to the bot: in the form, the codec and at the rate that the bot asked for."""
+
+from __future__ import annotations
+
+from telephony_tts.audio.encoder import CODECS
+from telephony_tts.audio.transcoder import Transcoder
+from telephony_tts.errors import AudioError
+from telephony_tts.session.effects import Effect
+from telephony_tts.wire.messages import Configure, ErrorEvent, InboundAudio, MediaAudio
+
+
+class Inbound:
+    """`out` is the session's own list."""
+
+    def __init__(self, out: list[Effect]) -> None:
+        self.form = "none"
+        """ "none", "base64" or "binary"."""
+        self._out = out
+        self._codec: str | None = None
+        self._rate_hz: int | None = None
+        self._media: tuple[str, int] | None = None
+        self._transcoder: Transcoder | None = None
+
+    def configure(self, message: Configure) -> None:
+        """What of the message is about this."""
+        self.form = message.inbound or self.form
+        if message.inbound_codec is not None or message.inbound_rate_hz is not None:
+            self._codec, self._rate_hz = message.inbound_codec, message.inbound_rate_hz
+            self._choose()
+
+    def media(self, codec: str, rate_hz: int) -> None:
+        """The media leg is there, and this is what it sends."""
+        self._media = codec, rate_hz
+        self._choose()
+
+    def take(self, audio: MediaAudio) -> None:
+        if self.form == "none":
+            return
+        payload = audio.payload if self._transcoder is None else self._transcoder.feed(audio.payload)
+        if payload:
+            self._out.append(InboundAudio(payload, audio.timestamp_ms or 0))
+
+    def _choose(self) -> None:
+        """A new stream begins; the bot hears of what cannot be, and then has the media leg's own."""
+        if self._media is None:
+            return
+        codec, rate_hz = self._media
+        to_codec = self._codec or codec
+        to_rate_hz = self._rate_hz or (rate_hz if rate_hz in CODECS[to_codec].rates_hz else 8000)
+        try:
+            self._transcoder = Transcoder(codec, rate_hz, to_codec, to_rate_hz)
+        except AudioError as error:
+            self._transcoder = self._codec = self._rate_hz = None
+            self._out.append(ErrorEvent("bad_field", f"{error}; the caller comes as {codec} at {rate_hz} Hz"))

@@ -1,0 +1,53 @@
+"""When the caller begins to speak and when it is over, told from windows that are each voice or not. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from telephony_tts.session.settings import BargeIn
+
+_SPEECH, _STILL_SPEECH = 0.5, 0.35
+"""Probabilities from which a window is speech: of one who is silent, and of one who speaks."""
+_COVERED_LEAK = 0.25
+"""Speech behind the closed gate is our echo, or the caller under it: it takes back a quarter of its time, not all."""
+
+
+class Change(Enum):
+    BEGAN = 1
+    ENDED = 2
+
+
+class TalkSpurt:
+    """One call's. Times are milliseconds of the caller's audio since its first sample."""
+
+    def __init__(self, settings: BargeIn) -> None:
+        self.settings = settings
+        self.is_speaking = False
+        self.begun_ms = 0
+        """Where the first voice was of the talk spurt that is under way or was the last."""
+        self.voice_end_ms = 0
+        """Where the last voice was."""
+        self._voiced_ms = 0.0
+
+    def feed(self, probability: float, is_open: bool, window_ms: int, at_ms: int) -> Change | None:
+        """The window that begins at `at_ms`. `is_open`: it is loud enough to be the caller and not our echo."""
+        is_speech = probability >= (_STILL_SPEECH if self.is_speaking else _SPEECH)
+        if is_speech and is_open:
+            if self._voiced_ms <= 0 and not self.is_speaking:
+                self.begun_ms = at_ms
+            self._voiced_ms += window_ms
+            self.voice_end_ms = at_ms + window_ms
+        else:
+            self._voiced_ms = max(0.0, self._voiced_ms - window_ms * (_COVERED_LEAK if is_speech else 1.0))
+        if not self.is_speaking and self._voiced_ms >= self.settings.min_speech_ms:
+            self.is_speaking = True
+            return Change.BEGAN
+        return self.silent_to(at_ms + window_ms)
+
+    def silent_to(self, at_ms: int) -> Change | None:
+        """Nothing that is voice came up to here."""
+        if not self.is_speaking or at_ms - self.voice_end_ms < self.settings.silence_ms:
+            return None
+        self.is_speaking = False
+        self._voiced_ms = 0.0
+        return Change.ENDED

@@ -1,0 +1,78 @@
+"""Dials an Asterisk that waits for a media WebSocket (`INCOMING`), on the word of somebody who rules it, as ARI does.
+
+Who opens `/media/asterisk?dial=URL` holds the call: it is over when that socket is closed, and closed when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+from websockets.typing import Subprotocol
+
+from telephony_tts import logs
+from telephony_tts.transport.asterisk_leg import AsteriskLeg
+from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.connection import CallConnection, DialledConnection
+from telephony_tts.transport.media_leg import serve_media
+from telephony_tts.transport.registry import Registry
+from telephony_tts.transport.settings import TransportSettings
+
+_log = logs.get(__name__)
+_OPEN_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+def may_dial(url: str, allowed: Sequence[str]) -> bool:
+    """Whether the address is one of those that are `allowed`, or lies in a folder of theirs: a server that dials
+    whatever it is told would reach for its caller what only it can reach."""
+    try:
+        asked = urlsplit(url)
+        beginnings = [urlsplit(each) for each in allowed]
+    except ValueError:
+        return False
+    if asked.scheme not in ("ws", "wss") or ".." in asked.path.split("/") or "%" in asked.path:
+        return False
+    return any(
+        (asked.scheme, asked.netloc) == (each.scheme, each.netloc)
+        and (asked.path == each.path or asked.path.startswith(f"{each.path.rstrip('/')}/"))
+        for each in beginnings
+    )
+
+
+async def serve_dialled(
+    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: Catalog
+) -> None:
+    """Dial `url` and serve it as a media leg, for as long as `control` lives."""
+    control.listen(lambda payload, is_text: None, lambda flag: None)
+    if not may_dial(url, settings.asterisk_urls):
+        _log.warning("dial_refused")  # the address may hold a secret
+        control.end(4400, "the address is none of asterisk.dial in the server's configuration")
+        return
+    try:
+        connection = await connect(
+            url,
+            create_connection=DialledConnection,
+            subprotocols=[Subprotocol("media")],
+            compression=None,
+            max_size=settings.max_message_bytes,
+            ping_interval=settings.ping_interval_s,
+            open_timeout=_OPEN_TIMEOUT_S,
+            close_timeout=_CLOSE_TIMEOUT_S,
+            proxy=None,
+        )
+    except (OSError, TimeoutError, WebSocketException, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        _log.error("asterisk_unreachable", why=why)
+        control.end(1011, f"Asterisk: {why}")
+        return
+    assert isinstance(connection, DialledConnection)
+    leg = AsteriskLeg(connection)
+    control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))
+    try:
+        await serve_media(leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin)
+    finally:
+        control.end(1000, "the call has ended")
+        await connection.close()

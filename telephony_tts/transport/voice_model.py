@@ -1,0 +1,54 @@
+"""The process's one network for the caller's voice: loaded when a call first wants it, and not in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from telephony_tts import logs
+from telephony_tts.audio.voice_activity import VoiceModel
+from telephony_tts.errors import AudioError
+
+_log = logs.get(__name__)
+
+
+class VoiceModelSource:
+    """Where calls find the network. `make` makes it and may raise AudioError; what it gave is kept, either way."""
+
+    def __init__(self, make: Callable[[], VoiceModel] = VoiceModel) -> None:
+        self._make = make
+        self._model: VoiceModel | None = None
+        self._error: AudioError | None = None
+        self._is_loading = False
+
+    def load(self) -> VoiceModel:
+        """The network, at once. Raises AudioError."""
+        if self._model is None:
+            self._model = self._make()
+        return self._model
+
+    def find(self) -> VoiceModel | None:
+        """The network if it is there; else a thread loads it from now on. Raises AudioError if that failed.
+
+        For the event loop alone.
+        """
+        if self._error is not None:
+            raise AudioError(self._error.message)
+        if self._model is None and not self._is_loading:
+            self._is_loading = True
+            asyncio.get_running_loop().run_in_executor(None, self.load).add_done_callback(self._loaded)
+        return self._model
+
+    def _loaded(self, loading: asyncio.Future[VoiceModel]) -> None:
+        self._is_loading = False
+        if loading.cancelled():
+            return
+        error = loading.exception()
+        if error is not None:
+            message = error.message if isinstance(error, AudioError) else f"the voice model cannot be made: {error}"
+            self._error = AudioError(message)
+            _log.error("voice_model_unavailable", why=message)
+
+
+VOICE_MODEL = VoiceModelSource()
+"""What calls share."""

@@ -1,0 +1,183 @@
+"""Asterisk's chan_websocket (PROTOCOL.md §9.5): binary audio, and control messages as JSON or as plain lines.
+
+Which of the two a call speaks is settled by its first message, MEDIA_START, and we answer in kind: Asterisk reads
+nothing else. It drops a control message longer than 128 bytes without a word, so ours are short.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from telephony_tts.wire.fields import CALL_NAME, BadField, Fields, Wire, clean, decode_text, parse_object, quote
+from telephony_tts.wire.messages import (
+    Frame,
+    FromMedia,
+    Invalid,
+    MediaAudio,
+    MediaBuffered,
+    MediaDtmf,
+    MediaFlow,
+    MediaMark,
+    MediaStart,
+    ToMedia,
+)
+from telephony_tts.wire.query import PTIMES_MS
+
+FORMATS: Mapping[str, tuple[str, int]] = {
+    "ulaw": ("ulaw", 8000),
+    "alaw": ("alaw", 8000),
+    "slin": ("pcm", 8000),
+    "slin16": ("pcm", 16000),
+    "slin24": ("pcm", 24000),
+    "slin48": ("pcm", 48000),
+}
+"""Asterisk's names of the formats a call of ours can have: codec and rate in Hz."""
+
+CALL_VARIABLE = "TTS_CALL"
+"""The channel variable by which a dialplan gives the call a name of its own."""
+
+MAX_CONTROL_BYTES = 128
+LEAD_MS = 100
+"""How far ahead of real time frames are sent: Asterisk plays one a tick from its own queue."""
+
+NO_AUDIO = MediaAudio(b"")
+_DIGITS = frozenset("0123456789*#ABCD")
+_QUIET = frozenset({"MEDIA_BUFFERING_COMPLETED", "QUEUE_DRAINED"})
+"""Answers to what others may ask; nothing follows from them here."""
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class AsteriskCodec:
+    """One media leg's codec; it learns from MEDIA_START how the peer speaks."""
+
+    def __init__(self) -> None:
+        self.is_json: bool | None = None
+        """None before MEDIA_START."""
+
+    # ---------------------------------------------------------- media leg → us
+
+    def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
+        """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`."""
+        if not is_text:
+            # Asterisk may send the caller's first frames before it has said who it is.
+            return MediaAudio(data) if want_audio and self.is_json is not None else NO_AUDIO
+        text = decode_text(data)
+        if isinstance(text, Invalid):
+            return text
+        try:
+            if text.lstrip().startswith("{"):
+                message = parse_object(text)
+                if isinstance(message, Invalid):
+                    return message
+                return self._event(str(message.get("event")), Fields(message), is_json=True)
+            name, fields = _plain(text)
+            return self._event(name, Fields(fields), is_json=False)
+        except BadField as error:
+            return error.invalid
+
+    def _event(self, event: str, f: Fields, *, is_json: bool) -> FromMedia | None:
+        if event == "MEDIA_START":
+            return self._start(f, is_json)
+        if self.is_json is None:
+            raise BadField(f"{quote(event)} came before MEDIA_START", "bad_order")
+        match event:
+            case "MEDIA_MARK_PROCESSED":
+                name = f.name("correlation_id")
+                return None if name is None else MediaMark(name)
+            case "MEDIA_XOFF" | "MEDIA_XON":
+                return MediaFlow(event == "MEDIA_XON")
+            case "STATUS":
+                n_frames = _whole(f, "queue_length")
+                return None if n_frames is None else MediaBuffered(n_frames, _flag(f, "media_paused"))
+            case "DTMF_END":
+                digit = f.get("digit")
+                if not isinstance(digit, str) or digit not in _DIGITS:
+                    raise BadField(f'"digit" must be one of 0-9 * # A-D, got {quote(digit)}')
+                return MediaDtmf(digit)
+            case "ERROR":
+                return Invalid("peer_error", f"Asterisk says: {quote(f.get('error_text'))}")
+            case _ if event in _QUIET:
+                return None
+        return Invalid("unknown_type", f"{quote(event)} is no event of chan_websocket that is known here")
+
+    def _start(self, f: Fields, is_json: bool) -> MediaStart:
+        if self.is_json is not None:
+            raise BadField("a second MEDIA_START on one leg", "bad_order")
+        name = f.get("format")
+        if not isinstance(name, str) or name not in FORMATS:
+            known = ", ".join(f"c({each})" for each in FORMATS)
+            raise BadField(f"format {quote(name)} cannot be spoken; dial with one of {known}", "unsupported_codec")
+        codec, rate_hz = FORMATS[name]
+        variables = _variables(f.get("channel_variables"))
+        channel_id = f.get("channel_id")
+        call = variables.get(CALL_VARIABLE) or channel_id
+        if not isinstance(call, str) or not CALL_NAME.fullmatch(call):
+            where = CALL_VARIABLE if CALL_VARIABLE in variables else "channel_id"
+            raise BadField(f"{where} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, got {quote(call)}")
+        ptime_ms = _whole(f, "ptime")
+        if ptime_ms is not None and ptime_ms not in PTIMES_MS:
+            raise BadField(f"ptime must be one of {', '.join(map(str, PTIMES_MS))}, got {ptime_ms}")
+        for field in ("channel", "channel_id", "connection_id"):
+            value = f.get(field)
+            if isinstance(value, str):
+                variables[field] = clean(value)
+        self.is_json = is_json
+        return MediaStart(call, str(channel_id or call), codec, rate_hz, variables, ptime_ms, LEAD_MS)
+
+    # ---------------------------------------------------------- us → media leg
+
+    def encode(self, message: ToMedia) -> Wire:
+        """Spell one message for Asterisk. Raises RuntimeError before MEDIA_START, and ValueError for a mark with a name
+        that would make the message too long: Asterisk would drop it."""
+        if type(message) is Frame:
+            return message.payload, False
+        if isinstance(message, MediaMark):
+            return self.command("MARK_MEDIA", message.name)
+        return self.command("FLUSH_MEDIA")
+
+    def command(self, name: str, correlation_id: str | None = None) -> Wire:
+        """A control message. Raises as `encode`."""
+        if self.is_json is None:
+            raise RuntimeError("nothing can be sent to Asterisk before its MEDIA_START")
+        if self.is_json:
+            given = {} if correlation_id is None else {"correlation_id": correlation_id}
+            payload = _to_json({"command": name, **given}).encode()
+        else:
+            payload = (name if correlation_id is None else f"{name} {correlation_id}").encode()
+        if len(payload) > MAX_CONTROL_BYTES:
+            raise ValueError(f"{name} has {len(payload)} bytes; Asterisk drops what has over {MAX_CONTROL_BYTES}")
+        return payload, True
+
+
+def _plain(text: str) -> tuple[str, dict[str, Any]]:
+    """A plain line: its event, and `name:value` for each word; a word without a name is the correlation id."""
+    event, *words = text.split()[:64] or [""]
+    fields: dict[str, Any] = {}
+    for word in words:
+        name, colon, value = word.partition(":")
+        if colon:
+            fields.setdefault(name, value)
+        else:
+            fields.setdefault("correlation_id", word)
+    return event, fields
+
+
+def _variables(value: Any) -> dict[str, str]:
+    """Channel variables as strings. The underscores by which Asterisk hands them down are not part of their names."""
+    if not isinstance(value, dict):
+        return {}
+    return {clean(name.lstrip("_")): clean(item) for name, item in value.items() if isinstance(item, str)}
+
+
+def _whole(f: Fields, field: str) -> int | None:
+    """A count, a number in JSON and digits in a plain line; None for anything else."""
+    value = f.get(field)
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _flag(f: Fields, field: str) -> bool:
+    return f.get(field) in (True, "true")

@@ -1,0 +1,156 @@
+"""FreeSWITCH's mod_audio_stream and mod_audio_fork (PROTOCOL.md §9.6).
+
+Binary is the caller's audio, s16 little-endian. Neither module plays: what we say becomes a file there and an event,
+and whoever holds FreeSWITCH's event socket plays it and reports, through `send_text` of the module, in the words of
+`REPORTS`. What we have to say to that side travels as JSON that the module hands on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from telephony_tts.wire.fields import CALL_NAME, BadField, Fields, Wire, clean, decode_text, parse_object, quote
+from telephony_tts.wire.messages import FromMedia, Invalid, MediaAudio, MediaDtmf, MediaPlayback, MediaStart
+from telephony_tts.wire.native_media import DIGITS, NO_AUDIO, parameters
+
+FORK_PROTOCOL = "audio.drachtio.org"
+"""The subprotocol by which mod_audio_fork is known; mod_audio_stream names none."""
+
+CALL_HEADER = "X-Call"
+"""Where STREAM_EXTRA_HEADERS may name the call."""
+
+CALLER_HEADERS = {"X-From": "from", "X-To": "to"}
+"""What else these may tell, and what it is called among the call's parameters."""
+
+CALL_FIELDS = ("call", "uuid", "callSid")
+"""Where the metadata may name it, in this order."""
+
+RATES_HZ = (8000, 16000)
+LEAD_MS = 60_000
+"""Nothing is held back: a sentence is a file, and is played when all of it is there."""
+
+REPORTS = ("playing", "played", "failed", "again", "dtmf")
+"""What the side that plays says, in the field `esl`."""
+
+MAX_FILE_BYTES = 480_000
+"""Of PCM: 640 kB as base64, which modules are known to take. A longer sentence becomes two files."""
+
+
+class FreeSwitchCodec:
+    """One media leg's codec. `call`, `rate_hz` and `caller` are what the handshake has told."""
+
+    def __init__(
+        self,
+        is_fork: bool,
+        call: str | None = None,
+        rate_hz: int | None = None,
+        caller: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.is_fork = is_fork
+        self._caller = caller
+        self._call = call
+        self._rate_hz = rate_hz
+        self.start: MediaStart | None = None
+
+    # ---------------------------------------------------------- media leg → us
+
+    def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
+        """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`.
+
+        The first one of a leg is its MediaStart: the metadata, or, where the handshake has named the call, anything.
+        """
+        try:
+            if not is_text:
+                return self._audio(data, want_audio)
+            text = decode_text(data)
+            if isinstance(text, Invalid):
+                return text
+            if self.start is None:
+                return self._metadata(text)
+            message = parse_object(text)
+            # The module also sends what others give it (a last word at its stop, say): that is not for us.
+            return self._report(Fields(message)) if isinstance(message, dict) and "esl" in message else None
+        except BadField as error:
+            return error.invalid
+
+    def begin(self, metadata: dict[str, Any] | None = None) -> MediaStart:
+        """The leg starts with what is known. Raises BadField where that is not enough."""
+        given = {**self._caller, **(metadata or {})}
+        fields = Fields(given)
+        call = self._call or next((given[name] for name in CALL_FIELDS if given.get(name) is not None), None)
+        if not isinstance(call, str) or not CALL_NAME.fullmatch(call):
+            raise BadField(
+                "the call needs a name of 1 to 128 of the characters A-Z a-z 0-9 _ . : -, as metadata "
+                f'{{"call":"NAME"}} or as {CALL_HEADER} in STREAM_EXTRA_HEADERS; got {quote(call)}'
+            )
+        rate_hz = fields.get("rate_hz") or fields.get("sampleRate") or self._rate_hz or 8000
+        if rate_hz not in RATES_HZ:
+            rates = " or ".join(map(str, RATES_HZ))
+            raise BadField(f"the sample rate must be {rates}, got {quote(rate_hz)}", "unsupported_codec")
+        flat = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
+        self.start = MediaStart(call, call, "pcm", int(rate_hz), parameters(flat), 20, LEAD_MS, whole_sentences=True)
+        return self.start
+
+    def _metadata(self, text: str) -> MediaStart | Invalid:
+        message = parse_object(text)
+        if isinstance(message, dict) and "esl" in message:
+            raise BadField("a report came before the leg had started", "bad_order")
+        if self._call is None and isinstance(message, Invalid):
+            return message
+        return self.begin(message if isinstance(message, dict) else {"metadata": clean(text[:1024])})
+
+    def _audio(self, data: bytes, want_audio: bool) -> MediaAudio | MediaStart:
+        if self.start is None:
+            return self.begin()
+        if len(data) % 2:
+            raise BadField(f"{len(data)} bytes are no whole number of samples of 2 bytes")
+        return MediaAudio(data) if want_audio else NO_AUDIO
+
+    def _report(self, f: Fields) -> FromMedia:
+        what = f.get("esl")
+        if what not in REPORTS:
+            return Invalid("unknown_type", f'"esl" {quote(what)} is not known; known are {", ".join(REPORTS)}')
+        if what == "dtmf":
+            digit = f.get("digit")
+            if not isinstance(digit, str) or len(digit) != 1 or digit not in DIGITS:
+                raise BadField(f'"digit" must be one of {DIGITS}, got {quote(digit)}')
+            return MediaDtmf(digit)
+        if what == "again":
+            return MediaPlayback("again")
+        return MediaPlayback(str(what), f.name("file") or "")
+
+    # ---------------------------------------------------------- us → media leg
+
+    def file(self, name: str, pcm: bytes) -> Wire:
+        """Speech to be played as one file; the module puts `name` (as "id") into its event."""
+        assert self.start is not None
+        kind, form, audio = ("playAudio", "audioContentType", "audioContent") if self.is_fork else (
+            "streamAudio", "audioDataType", "audioData",
+        )  # fmt: skip
+        head = f'{{"type":"{kind}","data":{{"{form}":"raw","sampleRate":{self.start.rate_hz},"id":"{name}","{audio}":"'
+        return b"".join((head.encode(), base64.b64encode(pcm), b'"}}')), True
+
+    def clear(self, before: int) -> Wire:
+        """Whatever plays of the files before the number `before` stops, and the others of them are not played."""
+        return _control({"tts": "clear", "before": before})
+
+    def kill(self) -> Wire:
+        """mod_audio_fork's own word, by which the module stops what plays without waiting for anybody."""
+        return b'{"type":"killAudio"}', True
+
+    def hello(self) -> Wire:
+        """The call is ours: there may be others in the same FreeSWITCH."""
+        return _control({"tts": "hello"})
+
+    def hang_up(self) -> Wire:
+        """The call is over for us."""
+        return _control({"tts": "hangup"})
+
+
+def _control(data: dict[str, Any]) -> Wire:
+    """Of this form both modules hand it on, as the body of their event ::json."""
+    return json.dumps({"type": "json", "data": data}, separators=(",", ":")).encode(), True

@@ -1,0 +1,155 @@
+"""A media leg in our own words (PROTOCOL.md §9.4): binary audio, and JSON for all else.
+
+For a process that holds the telephone leg itself, as our sip_bridge does. Any codec and rate a call can have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from telephony_tts.wire.fields import (
+    CALL_NAME,
+    MAX_MARK_CHARS,
+    BadField,
+    Fields,
+    Wire,
+    clean,
+    decode_text,
+    parse_object,
+    quote,
+    require,
+)
+from telephony_tts.wire.messages import (
+    ErrorEvent,
+    Frame,
+    FromMedia,
+    Invalid,
+    MediaAudio,
+    MediaDtmf,
+    MediaMark,
+    MediaStart,
+    MediaStop,
+    ToMedia,
+)
+from telephony_tts.wire.query import CODECS, MAX_LEAD_MS, PTIMES_MS, RATES_HZ
+
+TYPES = ("start", "mark", "dtmf", "stop")
+DIGITS = "0123456789*#ABCD"
+MAX_PARAMETERS = 64
+MAX_PARAMETER_CHARS = 1024
+
+NO_AUDIO = MediaAudio(b"")
+"""What every binary message becomes while nobody wants the caller's audio."""
+
+_CLEAR = b'{"type":"clear"}'
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class NativeMediaCodec:
+    """One media leg's codec."""
+
+    def __init__(self) -> None:
+        self._has_started = False
+        self._sample_bytes = 1
+
+    # ---------------------------------------------------------- media leg → us
+
+    def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia:
+        """Read one WebSocket message. Never raises: what cannot be read is `Invalid`."""
+        try:
+            if not is_text:
+                return self._audio(data, want_audio)
+            text = decode_text(data)
+            if isinstance(text, Invalid):
+                return text
+            message = parse_object(text)
+            return message if isinstance(message, Invalid) else self._event(Fields(message))
+        except BadField as error:
+            return error.invalid
+
+    def _audio(self, data: bytes, want_audio: bool) -> MediaAudio:
+        if not self._has_started:
+            raise BadField('audio came before "start"', "bad_order")
+        if len(data) % self._sample_bytes:
+            raise BadField(f"{len(data)} bytes are no whole number of samples of {self._sample_bytes} bytes")
+        return MediaAudio(data) if want_audio else NO_AUDIO
+
+    def _event(self, f: Fields) -> FromMedia:
+        event = f.get("type")
+        if event == "start":
+            return self._start(f)
+        if event not in TYPES:
+            return Invalid("unknown_type", f'"type" {quote(event)} is not known; known types: {", ".join(TYPES)}')
+        if not self._has_started:
+            raise BadField(f'"{event}" came before "start"', "bad_order")
+        if event == "mark":
+            name = f.name("name", MAX_MARK_CHARS, printable=False)
+            return MediaMark(require("name", name, f"a string of 1 to {MAX_MARK_CHARS} characters"))
+        if event == "dtmf":
+            return MediaDtmf(require("digit", f.choice("digit", DIGITS), f"one of {DIGITS}"))
+        return MediaStop(f.name("reason") or "hangup")
+
+    def _start(self, f: Fields) -> MediaStart:
+        if self._has_started:
+            raise BadField('a second "start" on one leg', "bad_order")
+        call = require("call", f.name("call"), "the call's name")
+        if not CALL_NAME.fullmatch(call):
+            raise BadField(f'"call" must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -, got {quote(call)}')
+        codec = f.choice("codec", CODECS) or "ulaw"
+        rate_hz = _one_of(f, "rate_hz", RATES_HZ) or 8000
+        if codec != "pcm" and rate_hz != 8000:
+            raise BadField(f'"rate_hz" must be 8000 with codec {codec}; other rates go with pcm', "unsupported_codec")
+        start = MediaStart(
+            call,
+            f.name("stream") or call,
+            codec,
+            rate_hz,
+            parameters(f.get("parameters")),
+            _one_of(f, "ptime_ms", PTIMES_MS),
+            f.whole("lead_ms", MAX_LEAD_MS),
+        )
+        self._has_started = True
+        self._sample_bytes = 2 if codec == "pcm" else 1
+        return start
+
+    # ---------------------------------------------------------- us → media leg
+
+    def encode(self, message: ToMedia) -> Wire:
+        if type(message) is Frame:
+            return message.payload, False
+        if isinstance(message, MediaMark):
+            return ('{"type":"mark","name":' + clean(_to_json(message.name)) + "}").encode(), True
+        return _CLEAR, True
+
+    def complaint(self, mistake: Invalid) -> Wire:
+        """Tell the peer which of its messages was not understood."""
+        error = ErrorEvent(mistake.code, mistake.message)
+        return clean(_to_json({"type": "error", "code": error.code, "message": error.message})).encode(), True
+
+
+def parameters(value: Any) -> dict[str, str]:
+    """What a peer says of its call, as strings. Raises BadField for what is no flat object or far too much."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadField(f'"parameters" must be an object, got {quote(value)}')
+    if len(value) > MAX_PARAMETERS:
+        raise BadField(f'"parameters" has {len(value)} fields; the limit is {MAX_PARAMETERS}')
+    given = {}
+    for name, item in value.items():
+        if not isinstance(item, str | int | float):
+            raise BadField(f'"parameters" must hold strings, numbers or true and false; {quote(name)} is {quote(item)}')
+        text = clean(item) if isinstance(item, str) else json.dumps(item)
+        if max(len(name), len(text)) > MAX_PARAMETER_CHARS:
+            raise BadField(f'"parameters": {quote(name)} is longer than {MAX_PARAMETER_CHARS} characters')
+        given[clean(name)] = text
+    return given
+
+
+def _one_of(f: Fields, field: str, allowed: tuple[int, ...]) -> int | None:
+    value = f.whole(field, max(allowed))
+    if value is not None and value not in allowed:
+        raise BadField(f'"{field}" must be one of {", ".join(map(str, allowed))}, got {value}')
+    return value

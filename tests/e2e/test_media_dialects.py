@@ -1,0 +1,318 @@
+"""Media legs other than Twilio's, against a peer that is true to the page: our own words, and Asterisk's.
+
+(tests/pbx has the real Asterisk; here is what it does too rarely to be waited for.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from rig import Bot, Rig, correlation, rendering, run, serving, until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from telephony_tts.audio.encoder import CODECS
+
+SENTENCE = "Your parcel left the depot on Tuesday."
+
+
+class Peer:
+    """A media leg that plays nothing by itself: a test says when it has."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.frames: list[bytes] = []
+        self.said: list[str] = []
+        self.order: list[bytes | str] = []
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        with suppress(ConnectionClosed):
+            async for message in self.socket:
+                self.order.append(message)
+                if isinstance(message, bytes):
+                    self.frames.append(message)
+                else:
+                    self.said.append(message)
+
+    async def tell(self, *what: str | bytes | dict[str, Any]) -> None:
+        for each in what:
+            await self.socket.send(json.dumps(each) if isinstance(each, dict) else each)
+
+    async def hears(self, *what: str, within: str) -> None:
+        await until(lambda: all(any(each in said for said in self.said) for each in what), within)
+
+    async def closed(self) -> int | None:
+        await asyncio.wait_for(self._reader, 5)
+        return self.socket.close_code
+
+
+@asynccontextmanager
+async def leg(rig: Rig, path: str, **headers: str) -> AsyncIterator[Peer]:
+    async with connect(
+        rig.url(path), open_timeout=5, compression=None, proxy=None, additional_headers=headers, max_queue=None
+    ) as socket:
+        peer = Peer(socket)
+        try:
+            yield peer
+        finally:
+            await socket.close()
+            await peer._reader
+
+
+def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
+    return CODECS[codec].decode(b"".join(frames))
+
+
+# ----------------------------------------------------------------------- our own words
+
+START = {"type": "start", "call": "c1", "stream": "s1", "lead_ms": 40, "parameters": {"from": "+49"}}
+
+
+@pytest.mark.parametrize(
+    ("codec", "rate_hz", "bot_first"), [("ulaw", 8000, True), ("pcm", 16000, True), ("alaw", 8000, False)]
+)
+def test_a_call_in_our_own_words(codec: str, rate_hz: int, bot_first: bool) -> None:
+    async def main() -> None:
+        start = START | {"codec": codec, "rate_hz": rate_hz}
+        async with serving() as rig, leg(rig, "/media/native") as peer:
+            if not bot_first:
+                await peer.tell(start)
+                await until(lambda: len(rig.server.registry), "the call")
+            async with rig.bot(call="c1") as bot:
+                if bot_first:
+                    await bot.say(SENTENCE, "a")  # before anything is known of the leg
+                    await asyncio.sleep(0.05)
+                    await peer.tell(start)
+                else:
+                    await bot.say(SENTENCE, "a")
+                call = await bot.event("call")
+                assert (call["codec"], call["rate_hz"], call["parameters"]) == (codec, rate_hz, {"from": "+49"})
+                n_marks = 0
+                while not bot.terminals("a"):
+                    for said in peer.said[n_marks:]:
+                        await peer.tell(said)  # played
+                    n_marks = len(peer.said)
+                    await asyncio.sleep(0.02)
+                assert {len(frame) for frame in peer.frames} == {rate_hz // 50 * CODECS[codec].bytes_per_sample}
+                expected = rendering([SENTENCE], rate_hz)
+                assert correlation(heard(peer.frames, codec), expected) > 0.99
+                await peer.tell({"type": "dtmf", "digit": "7"}, {"type": "nonsense"})
+                assert (await bot.event("dtmf"))["digit"] == "7"
+                await peer.hears('"unknown_type"', within="its mistake")
+                await peer.tell({"type": "stop"})
+                assert (await bot.event("hangup"))["reason"] == "hangup"
+                assert await peer.closed() == 1000
+
+    run(main)
+
+
+def test_a_clear_in_our_own_words_is_the_last_of_it() -> None:
+    async def main() -> None:
+        async with serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
+            await peer.tell(START)
+            await bot.say(SENTENCE * 3, "a")
+            await until(lambda: len(peer.frames) > 10, "speech")
+            await bot.send({"type": "clear"})
+            await bot.event("cleared")
+            await peer.hears('{"type":"clear"}', within="the clear")
+            await asyncio.sleep(0.2)
+            at = peer.order.index('{"type":"clear"}')
+            assert not any(isinstance(each, bytes) for each in peer.order[at:])
+
+    run(main)
+
+
+@pytest.mark.parametrize("form", ["base64", "binary"])
+def test_the_bot_hears_the_caller_at_the_rate_of_its_choice(form: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
+            wish = {"inbound": form, "inbound_codec": "pcm", "inbound_rate_hz": 16000}
+            await bot.send({"type": "config", **wish})
+            await peer.tell(START)
+            await bot.event("call")
+            t = np.arange(8000) / 8000
+            tone = np.rint(8000 * np.sin(2 * np.pi * 440 * t)).astype(np.int16)
+            payload = CODECS["ulaw"].encode(tone)
+            for i in range(0, 8000, 160):
+                await peer.tell(payload[i : i + 160])
+            await until(lambda: len(_inbound(bot)) == 32000, "a second of it")
+            pcm = np.frombuffer(_inbound(bot), "<i2")
+            expected = np.rint(8000 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000))
+            assert np.corrcoef(pcm[232:], expected[200:-32])[0, 1] > 0.999
+
+    run(main)
+
+
+def _inbound(bot: Bot) -> bytes:
+    in_json = [base64.b64decode(event["media"]["payload"]) for event in bot.events if event.get("event") == "media"]
+    return b"".join([*in_json, *bot.frames])
+
+
+# --------------------------------------------------------------------------- Asterisk
+
+MEDIA_START = {
+    "event": "MEDIA_START", "connection_id": "tts", "channel": "WebSocket/tts/0x1", "channel_id": "1.2",
+    "format": "ulaw", "optimal_frame_size": 160, "ptime": 20,
+}  # fmt: skip
+PLAIN_START = "MEDIA_START connection_id:tts channel:WebSocket/tts/0x1 channel_id:1.2 format:ulaw ptime:20"
+
+
+@pytest.mark.parametrize("start", [MEDIA_START, PLAIN_START], ids=["json", "plain"])
+def test_asterisk_is_answered_in_its_kind_and_never_left_without_frames(start: Any) -> None:
+    async def main() -> None:
+        is_json = start is MEDIA_START
+        async with serving() as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot:
+            await peer.tell(start)
+            await until(lambda: len(peer.frames) >= 25, "silence")
+            assert set(peer.frames) == {b"\xff" * 160}
+            assert peer.order[0] == ('{"command":"ANSWER"}' if is_json else "ANSWER")
+            await bot.say(SENTENCE, "a")
+            await peer.hears("MARK_MEDIA", within="a mark")
+            mark = next(said for said in peer.said if "MARK_MEDIA" in said)
+            name = json.loads(mark)["correlation_id"] if is_json else mark.split()[1]
+            assert name
+            await bot.send({"type": "clear"})
+            await peer.hears("FLUSH_MEDIA", "GET_STATUS", within="the clear")
+            await bot.event("cleared")
+            await bot.send({"type": "close"})
+            await peer.hears("HANGUP", within="the end")
+            assert await peer.closed() == 1000
+
+    run(main)
+
+
+def test_a_queue_that_is_not_empty_after_a_flush_is_flushed_again_and_not_for_ever() -> None:
+    async def main() -> None:
+        async with serving() as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot:
+            await peer.tell(MEDIA_START)
+            await bot.say(SENTENCE, "a")
+            await until(lambda: any(set(frame) != {0xFF} for frame in peer.frames), "speech")
+            await bot.send({"type": "clear"})
+            await peer.hears("FLUSH_MEDIA", within="the clear")
+            for _ in range(6):
+                await peer.tell({"event": "STATUS", "channel_id": "1.2", "queue_length": 200, "media_paused": True})
+                await asyncio.sleep(0.05)
+            n_flushes = sum("FLUSH_MEDIA" in said for said in peer.said)
+            assert n_flushes == 3
+            assert any("CONTINUE_MEDIA" in said for said in peer.said), "FLUSH_MEDIA does not undo a pause"
+
+    run(main)
+
+
+def test_while_its_queue_is_full_frames_wait_here() -> None:
+    async def main() -> None:
+        async with serving() as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2"):
+            await peer.tell({"event": "MEDIA_XON"}, MEDIA_START, {"event": "MEDIA_XON"})  # reversed: nothing is lost
+            await until(lambda: len(peer.frames) >= 5, "silence")
+            await peer.tell({"event": "MEDIA_XOFF"})
+            await asyncio.sleep(0.1)
+            n_frames = len(peer.frames)
+            await asyncio.sleep(0.3)
+            assert len(peer.frames) == n_frames
+            await peer.tell({"event": "MEDIA_XON"})
+            await until(lambda: len(peer.frames) > n_frames, "silence again")
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", ["/media/asterisk", "/media/native"])
+def test_a_leg_without_the_token_is_refused(path: str) -> None:
+    async def main() -> None:
+        async with serving(tokens=("opensesame",)) as rig:
+            for headers in ({}, {"Authorization": "Basic " + base64.b64encode(b"pbx:wrong").decode()},
+                            {"Authorization": "Basic \xff"}):  # fmt: skip
+                with pytest.raises(InvalidStatus) as refused:
+                    async with leg(rig, path, **headers):
+                        pass
+                assert refused.value.response.status_code == 401
+            basic = "Basic " + base64.b64encode(b"pbx:opensesame").decode()
+            async with leg(rig, path, Authorization=basic) as peer:
+                await peer.tell(MEDIA_START if path == "/media/asterisk" else START)
+                await until(lambda: len(rig.server.registry), "the call")
+
+    run(main)
+
+
+# ------------------------------------------------------------- an Asterisk that is dialled
+
+
+@asynccontextmanager
+async def waiting_asterisk() -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
+    """Its address, and who comes."""
+    came: asyncio.Queue[Peer] = asyncio.Queue()
+
+    async def on_leg(socket: ServerConnection) -> None:
+        assert socket.request is not None and socket.subprotocol == "media"
+        peer = Peer(socket)  # type: ignore[arg-type]  # both sides of a WebSocket read and write alike
+        came.put_nowait(peer)
+        await peer._reader
+
+    async with serve(on_leg, "127.0.0.1", 0, compression=None, subprotocols=[Subprotocol("media")]) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        yield f"ws://127.0.0.1:{port}/media/", came
+
+
+@pytest.mark.parametrize("who_ends", ["bot", "asterisk", "who asked"])
+def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_want(who_ends: str) -> None:
+    async def main() -> None:
+        async with (
+            waiting_asterisk() as (url, came),
+            serving(asterisk_urls=(url,)) as rig,
+            leg(rig, f"/media/asterisk?dial={url}723df311") as control,
+        ):
+            peer = await asyncio.wait_for(came.get(), 5)
+            await peer.tell(MEDIA_START)
+            async with rig.bot(call="1.2") as bot:
+                await bot.say(SENTENCE, "a")
+                await until(lambda: any(set(frame) != {0xFF} for frame in peer.frames), "speech")
+                if who_ends == "bot":
+                    await bot.send({"type": "close", "now": True})
+                elif who_ends == "asterisk":
+                    await peer.socket.close()
+                    await bot.event("hangup")
+                else:
+                    await control.socket.close()
+                    await bot.event("hangup")
+                assert await control.closed() == 1000
+                await peer.closed()
+                assert any("HANGUP" in said for said in peer.said) or who_ends == "asterisk"
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", ["other/723", "media/../ari/channels", "media/%2e%2e/ari", "mediax/723"])
+def test_nothing_is_dialled_but_what_the_configuration_allows(path: str) -> None:
+    async def main() -> None:
+        async with waiting_asterisk() as (url, came), serving(asterisk_urls=(url,)) as rig:
+            asked = url.removesuffix("media/") + path
+            async with leg(rig, f"/media/asterisk?dial={quote(asked, safe='')}") as control:
+                assert await control.closed() == 4400
+            async with leg(rig, "/media/asterisk?dial=ws://127.0.0.2:1/media/1") as control:
+                assert await control.closed() == 4400
+            assert came.empty()
+
+    run(main)
+
+
+def test_an_asterisk_that_is_not_there_is_told() -> None:
+    async def main() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and does not listen
+            url = f"ws://127.0.0.1:{taken.getsockname()[1]}/media/"
+            async with serving(asterisk_urls=(url,)) as rig, leg(rig, f"/media/asterisk?dial={url}1") as control:
+                assert await control.closed() == 1011
+                assert "Asterisk" in (control.socket.close_reason or "")
+
+    run(main)

@@ -1,0 +1,378 @@
+"""A caller's voice stops ours, and our own voice that comes back does not: real speech, simulated time.
+
+Delays are from the caller's first sound to `cleared`. What is asserted is what was measured, with room for a window or
+two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from speech_line import BOT, CALLERS, HOUSE_DBOV, Line, at_level, model, speech
+
+from telephony_tts.errors import AudioError
+from telephony_tts.session.settings import BargeIn
+from telephony_tts.wire import messages as m
+
+BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "en-gb"), ("en-us", "heart")])
+
+
+def over_us(line: Line, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
+    """We speak, the caller speaks over us; how long it took until we were told to be silent, in ms."""
+    line.say(BOT, "a")
+    line.listen(after_ms)
+    assert line.when(m.Started) and not line.when(m.CallerSpeech)
+    said = speech(text, voice, dbov)
+    line.listen(2500, np.concatenate([said, np.zeros(800), said]))
+    moments = line.when(m.Cleared, reason="barge_in")
+    return moments[0] - after_ms if moments else None
+
+
+# -------------------------------------------------------------------------- echo
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("echo_db", "delay_ms", "noise_dbov"),
+    [(-10, 20, -60), (-10, 200, -48), (-15, 110, -40), (-20, 60, -55), (-30, 150, -50)],
+)
+def test_our_own_speech_come_back_interrupts_nothing(
+    bot_voice: str, caller_voice: str, echo_db: float, delay_ms: int, noise_dbov: float
+) -> None:
+    """A minute each, ten in all."""
+    del caller_voice
+    line = Line(bot_voice=bot_voice, echo_db=echo_db, delay_ms=delay_ms, noise_dbov=noise_dbov)
+    for n in range(4):
+        line.say(BOT, f"t{n}")
+    line.listen(60_000)
+    assert line.when(m.CallerSpeech) == [] == line.when(m.Cleared)
+    assert line.when(m.Done), "it was spoken"
+
+
+def test_a_peer_that_plays_late_and_says_so_has_an_echo_as_late() -> None:
+    line = Line(echo_db=-10, delay_ms=100, late_ms=700)
+    line.say(BOT, "a")
+    line.listen(30_000)
+    assert line.when(m.CallerSpeech) == []
+
+
+def test_without_the_gate_it_would() -> None:
+    """That the line of these tests does carry an echo."""
+    line = Line(echo_db=-10, delay_ms=100)
+    line.session.caller.playing = lambda payload, heard_ns: None  # type: ignore[method-assign]
+    line.session._sender.on_frame = None
+    line.say(BOT, "a")
+    line.listen(5000)
+    assert line.when(m.Cleared, reason="barge_in")
+
+
+def test_noise_keys_and_tones_of_the_line_interrupt_nothing() -> None:
+    line = Line(noise_dbov=-40)
+    line.say(BOT, "a")
+    t = np.arange(16000) / 8000
+    keys = 0.2 * (np.sin(2 * np.pi * 770 * t) + np.sin(2 * np.pi * 1336 * t)) * (t % 0.4 < 0.2)
+    rng = np.random.default_rng(4)
+    bursts = rng.standard_normal(16000) * 0.2 * (t % 0.5 < 0.06)
+    for wave in (keys, bursts, 0.2 * np.sin(2 * np.pi * 425 * t)):
+        line.listen(2500, wave)
+    assert line.when(m.CallerSpeech) == []
+
+
+# ------------------------------------------------------------------------ callers
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("echo_db", "median_ms", "most_ms"), [(None, 400, 600), (-30, 400, 600), (-20, 400, 700), (-10, 600, 1000)]
+)
+def test_a_caller_as_loud_as_we_are_interrupts(
+    bot_voice: str, caller_voice: str, echo_db: float | None, median_ms: float, most_ms: float
+) -> None:
+    delays = [
+        over_us(Line(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text) for text in CALLERS
+    ]
+    assert None not in delays
+    assert max(delays) <= most_ms and np.median(delays) <= median_ms  # type: ignore[type-var, arg-type]
+    assert min(delays) >= 200, "less than the least speech that counts"  # type: ignore[type-var]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("echo_db", [None, -20])
+def test_a_caller_half_as_loud_interrupts(bot_voice: str, caller_voice: str, echo_db: float | None) -> None:
+    delays = [
+        over_us(Line(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text, HOUSE_DBOV - 6)
+        for text in CALLERS
+    ]
+    assert None not in delays
+    assert max(delays) <= 1000 and np.median(delays) <= 400  # type: ignore[type-var, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("codec", "rate_hz"), [("alaw", 8000), ("pcm", 8000), ("pcm", 16000), ("pcm", 24000), ("pcm", 48000)]
+)
+def test_every_codec_and_rate_of_a_leg_is_listened_to(codec: str, rate_hz: int) -> None:
+    line = Line(codec=codec, rate_hz=rate_hz, echo_db=-20, delay_ms=60)
+    delay_ms = over_us(line, "en-gb", CALLERS[0])
+    assert delay_ms is not None and delay_ms <= 400
+
+
+def test_what_we_were_about_to_say_hides_nobody_once_it_is_cleared() -> None:
+    line = Line(echo_db=-10, lead_ms=5000)
+    line.say(BOT, "a")
+    line.listen(4000)
+    line.send(m.Clear())
+    line.listen(500)
+    line.listen(1500, speech(CALLERS[0], "en-gb", HOUSE_DBOV - 10))
+    begun = line.when(m.CallerSpeech)
+    assert begun and begun[0] - 4500 <= 400
+
+
+# --------------------------------------------------------------------- what follows
+
+
+def test_it_is_an_interruption_as_any_other_and_the_bot_is_told_of_the_caller_too() -> None:
+    line = Line(echo_db=-20)
+    line.say("Please hold the line while I look.", "late")
+    line.session.turns[0].id = "first"
+    line.say(BOT, "b")
+    assert over_us_again(line) is not None
+    begun, ended = line.of(m.CallerSpeech)
+    assert begun.state == "speaking" and abs(begun.at_ms - 6000) <= 120
+    assert (ended.state, ended.interrupted) == ("silent", True)
+    said_ms = len(speech(CALLERS[1], "en-gb")) // 8
+    assert abs(ended.spoken_ms - said_ms) < 300 and ended.at_ms == begun.at_ms + ended.spoken_ms
+    events = [type(event) for event in line.events if isinstance(event, m.CallerSpeech | m.Cleared | m.MediaClear)]
+    assert events == [m.CallerSpeech, m.MediaClear, m.Cleared, m.CallerSpeech]
+    (cleared,) = line.of(m.Cleared)
+    assert cleared.reason == "barge_in"
+    assert cleared.heard_text + cleared.unheard_text == BOT and len(cleared.heard_text) > 20
+    at = line.log.index(cleared)
+    assert not any(isinstance(effect, m.Frame) for effect in line.log[at:])
+
+
+def over_us_again(line: Line) -> float | None:
+    line.listen(6000)
+    line.listen(3500, speech(CALLERS[1], "en-gb"))
+    moments = line.when(m.Cleared, reason="barge_in")
+    return moments[0] - 6000 if moments else None
+
+
+def test_all_turns_that_wait_are_over_too() -> None:
+    line = Line()
+    line.say(BOT, "a")
+    line.say("And then there is one more thing.", "b")
+    line.listen(2000)
+    line.listen(1500, speech(CALLERS[0], "en-gb"))
+    assert [(event.turn, event.reason) for event in line.of(m.Cleared)] == [("a", "barge_in"), ("b", "barge_in")]
+    assert line.terminals("b")[0].heard_text == ""
+
+
+def test_while_we_are_silent_the_bot_is_told_and_nothing_is_interrupted() -> None:
+    line = Line()
+    line.listen(1000, clock=False)
+    line.listen(3000, speech(CALLERS[0], "en-gb"), clock=False)
+    begun, ended = line.of(m.CallerSpeech)
+    assert (begun.state, begun.at_ms, begun.spoken_ms, begun.interrupted) == ("speaking", None, None, None)
+    assert (ended.state, ended.at_ms, ended.interrupted) == ("silent", None, False)
+
+
+def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_reports_a_mark() -> None:
+    line = Line()
+    line._echo = lambda name: None  # type: ignore[method-assign]
+    line.say("Which of these would suit you best?", "a")
+    line.listen(200)
+    while line.session._sender.media_end_ns == 0 or line.now_ns < line.session._sender.media_end_ns + 100_000_000:
+        line.listen(20)
+    line.listen(1500, speech(CALLERS[0], "en-gb"))
+    assert line.when(m.CallerSpeech, state="speaking") and not line.when(m.Cleared)
+    line.listen(1500)
+    assert [type(event) for event in line.terminals("a")] == [m.Done]
+
+
+def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
+    line = Line(BargeIn(enabled=True, hold_off_ms=0))
+    said = np.concatenate([speech(CALLERS[1], "en-gb"), speech(CALLERS[2], "en-gb")])
+    n_steps = 0
+    while not line.when(m.CallerSpeech):
+        line.listen(20, said[n_steps * 160 : (n_steps + 1) * 160])
+        n_steps += 1
+    line.say(BOT, "a")  # no sooner than the bot was told
+    line.listen(1500, said[n_steps * 160 :])
+    assert line.when(m.Started) and not line.when(m.Cleared)
+
+
+def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> None:
+    def beginning_together(hold_off_ms: int, said_ms: int) -> Line:
+        line = Line(BargeIn(enabled=True, hold_off_ms=hold_off_ms))
+        line.say(BOT, "a")
+        line.listen(20)
+        line.listen(4000, np.tile(speech(CALLERS[0], "en-gb")[:6000], 4)[: said_ms * 8])
+        return line
+
+    (at_once,) = beginning_together(0, 3000).when(m.Cleared)
+    (held_off,) = beginning_together(2000, 3000).when(m.Cleared)
+    assert at_once < 1000, "in our first second less is known of the line than later"
+    assert 2000 <= held_off < 2400
+    for said_ms in (1200, 1750):  # and of the second it is not known yet that no more comes
+        let_be = beginning_together(2000, said_ms)
+        assert let_be.when(m.CallerSpeech, state="speaking") and not let_be.when(m.Cleared)
+
+
+def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_comes() -> None:
+    line = Line(BargeIn(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
+    line.say(BOT, "a")
+    line.listen(4000)
+    said = speech(CALLERS[1], "en-gb")
+    for n in range(100):
+        line.listen(20, said[n * 160 : (n + 1) * 160])
+        if line.when(m.Cleared):
+            break
+    line.say(BOT, "b")
+    line.listen(240)
+    begun_ms = line.now_ms - 240
+    line.listen(3000, np.concatenate([said, said]))
+    _, second = line.when(m.Cleared)
+    assert begun_ms + 1500 <= second <= begun_ms + 2000
+
+
+def test_it_is_turned_on_and_off_within_a_call() -> None:
+    line = Line(BargeIn(enabled=False))
+    said = speech(CALLERS[0], "en-gb")
+    assert not line.session.wants_audio
+    line.say(BOT, "a")
+    line.listen(1000)
+    line.listen(1500, said)
+    assert not line.when(m.CallerSpeech)
+    line.send(m.Configure(barge_in="on", min_speech_ms=400, hold_off_ms=100))
+    assert line.session.wants_audio
+    line.listen(3000)
+    before_ms = line.now_ms
+    line.listen(2500, np.concatenate([said, said]))
+    (cleared,) = line.when(m.Cleared, reason="barge_in")
+    assert 400 <= cleared - before_ms <= 900
+    line.send(m.Configure(barge_in="off"))
+    assert not line.session.wants_audio
+    line.say(BOT, "b")
+    line.listen(500)
+    line.listen(1500, said)
+    assert len(line.when(m.Cleared)) == 1
+
+
+def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
+    line = Line()
+    line.listen(500)
+    line.listen(800, speech(CALLERS[1], "en-gb"))
+    line.send(m.Configure(barge_in="off"))
+    assert [event.state for event in line.of(m.CallerSpeech)] == ["speaking", "silent"]
+
+
+def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt() -> None:
+    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200)
+    line.say(BOT, "a")
+    line.listen(3000)
+    line.send(m.Configure(barge_in="on"))
+    line.listen(8000)
+    assert not line.when(m.Cleared)
+
+
+def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock() -> None:
+    line = Line()
+    line.listen(500)
+    line.listen(1000, speech(CALLERS[1], "en-gb"))
+    assert not line.when(m.CallerSpeech, state="silent")
+    line.run(600)
+    line._play()
+    assert line.when(m.CallerSpeech, state="silent")
+
+
+# ------------------------------------------------------------------- what goes wrong
+
+
+def test_without_audio_of_the_caller_nothing_happens() -> None:
+    line = Line()
+    line.say(BOT, "a")
+    line.run(20_000)
+    assert [type(event) for event in line.terminals("a")] == [m.Done]
+
+
+def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> None:
+    def fails() -> None:
+        raise AudioError("the voice model cannot be loaded (no such file)")
+
+    line = Line(find_model=fails)
+    line.say(BOT, "a")
+    line.listen(1000)
+    line.listen(1500, speech(CALLERS[0], "en-gb"))
+    (warning,) = line.of(m.WarningEvent)
+    assert warning.code == "barge_in_unavailable" and "no such file" in warning.message
+    assert not line.when(m.Cleared) and not line.session.wants_audio
+
+
+def test_a_server_that_does_not_listen_says_so_when_asked() -> None:
+    line = Line(BargeIn(enabled=False), find_model=None)
+    line.send(m.Configure(barge_in="on"))
+    (warning,) = line.of(m.WarningEvent)
+    assert warning.code == "barge_in_unavailable"
+
+
+def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> None:
+    there: list[object] = []
+    line = Line(find_model=lambda: there[0] if there else None)
+    line.say(BOT, "a")
+    line.listen(1000, speech(CALLERS[0], "en-gb"))
+    assert not line.when(m.CallerSpeech)
+    there.append(model())
+    line.listen(1000)
+    line.listen(1500, speech(CALLERS[0], "en-gb"))
+    assert line.when(m.Cleared, reason="barge_in")
+
+
+def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> None:
+    calls = 0
+    loaded = model()
+
+    def counted(window: object, state: object) -> object:
+        nonlocal calls
+        calls += 1
+        return loaded(window, state)  # type: ignore[arg-type]
+
+    line = Line(find_model=lambda: counted)
+    payload = line._encode(at_level(speech(CALLERS[0], "en-gb"), -20)[:8000])
+    for _ in range(200):
+        line.send(m.MediaAudio(payload))
+    line.send(m.MediaAudio(payload * 60))
+    assert 0 < calls <= 1000 // 32 + 1
+    calls = 0
+    line.run(500)
+    line.send(m.MediaAudio(payload[:3200]))
+    assert calls > 10, "later it is"
+
+
+def test_silence_is_not_given_to_the_model() -> None:
+    calls = 0
+    loaded = model()
+
+    def counted(window: object, state: object) -> object:
+        nonlocal calls
+        calls += 1
+        return loaded(window, state)  # type: ignore[arg-type]
+
+    line = Line(find_model=lambda: counted, noise_dbov=-75)
+    line.listen(10_000)
+    assert calls <= 20
+    line.listen(1000, speech(CALLERS[0], "en-gb"))
+    assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and who speaks then is heard as soon"
+
+
+def test_the_model_is_given_what_came_just_before_a_voice() -> None:
+    levels: list[float] = []
+
+    def noted(window: np.ndarray, state: object) -> tuple[float, object]:
+        levels.append(float(np.abs(window[0, 32:]).max()))
+        return 0.0, state
+
+    line = Line(find_model=lambda: noted, noise_dbov=-75)
+    line.listen(5000)
+    levels.clear()
+    line.listen(200, np.full(1600, 0.3))
+    assert all(level < 0.01 for level in levels[:4]) and levels[5] > 0.2

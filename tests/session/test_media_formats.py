@@ -1,0 +1,182 @@
+"""A media leg of another codec, rate or frame than was expected, and the caller's audio as the bot wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from world import STEP, World
+
+from telephony_tts.audio.encoder import CODECS
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+
+TEXT = "One two three. Four five six."
+OTHERS = [("alaw", 8000, 20), ("pcm", 16000, 20), ("pcm", 48000, 10), ("ulaw", 8000, 60)]
+
+
+def joined(world: World, codec: str, rate_hz: int, ptime_ms: int | None = None, lead_ms: int | None = None) -> None:
+    start = m.MediaStart("c", "s", codec, rate_hz, ptime_ms=ptime_ms, lead_ms=lead_ms)
+    world.session.attach_media(world.now_ns, marks=True, clears=True, start=start)
+    world.pump()
+
+
+def loud(world: World, codec: str, n_samples: int = 80) -> list[int]:
+    """Which turn each so many samples of what was sent belong to."""
+    pcm = np.concatenate([CODECS[codec].decode(payload) for _, _, payload in world.frames]).astype(int)
+    return [round(level / STEP) for level in np.abs(pcm[::n_samples])]
+
+
+@pytest.mark.parametrize(("codec", "rate_hz", "ptime_ms"), OTHERS)
+def test_what_was_said_before_the_leg_came_is_spoken_as_the_leg_has_it(codec: str, rate_hz: int, ptime_ms: int) -> None:
+    world = World(media=False)
+    world.send(m.Text("One two three. ", "a"))
+    world.send(m.Mark("middle", "a"))
+    world.send(m.Text("Four five six.", "a", last=True))
+    world.run(700)
+    assert world.submitted and not world.frames
+    world.events.clear()
+    joined(world, codec, rate_hz, ptime_ms)
+    world.run(300)
+    sent = [effect.name for effect in world.log if isinstance(effect, m.MediaMark)]
+    for name in sent:
+        world.send(m.MediaMark(name))
+    world.run(5000)
+    for name in [effect.name for effect in world.log if isinstance(effect, m.MediaMark)][len(sent) :]:
+        world.send(m.MediaMark(name))
+    world.run(3000)
+    (done,) = world.of(m.Done)
+    n_bytes = rate_hz * ptime_ms // 1000 * CODECS[codec].bytes_per_sample
+    assert {len(payload) for _, _, payload in world.frames} == {n_bytes}
+    assert len(world.frames) * ptime_ms == done.audio_ms
+    assert 1400 <= done.audio_ms < 1400 + 60 + ptime_ms
+    assert set(loud(world, codec)) <= {0, 1} and loud(world, codec).count(1) > 0.9 * len(loud(world, codec))
+    assert [mark.name for mark in world.of(m.MarkReached)] == ["middle"]
+    ids = [utterance.id for _, utterance in world.submitted]
+    assert len(set(ids)) == len(ids), "what an utterance leaves behind must not be taken for another's"
+
+
+@pytest.mark.parametrize("run_ms", [0, 30, 200, 650, 900, 3000])
+def test_each_sentence_is_told_once_whenever_the_leg_came(run_ms: int) -> None:
+    world = World(media=False, first_audio_ms=50, chunk_interval_ms=70)
+    world.say(TEXT, "a")
+    world.run(run_ms)
+    joined(world, "pcm", 16000)
+    world.run(8000)
+    told = world.of(m.SentenceSpoken)
+    assert [(each.index, each.text, each.start_ms) for each in told] == [
+        (0, "One two three.", 0), (1, "Four five six.", told[0].end_ms),
+    ]  # fmt: skip
+    assert len(world.of(m.Done)) == 1
+    assert set(loud(world, "pcm", 160)) <= {0, 1} and loud(world, "pcm", 160).count(1) > 130
+
+
+def test_a_leg_as_expected_is_spoken_to_at_once_with_what_is_there() -> None:
+    world = World(media=False)
+    world.say(TEXT, "a")
+    world.run(700)
+    n_submitted = len(world.submitted)
+    joined(world, "ulaw", 8000)
+    assert world.frames and not world.cancelled and len(world.submitted) == n_submitted
+
+
+@pytest.mark.parametrize("run_ms", [0, 30, 260, 450])
+@pytest.mark.parametrize("whole_first", [False, True])
+def test_a_sentence_that_is_still_being_written_is_begun_again_too(run_ms: int, whole_first: bool) -> None:
+    sentence = "I am looking at your account now, please stay with me."
+    world = World(SessionSettings(first_clause_chars=0, text_mode="interleaved"), media=False)
+    for word in sentence.split(" ")[:7]:
+        world.send(m.Text(word + " ", "a"))
+    world.run(run_ms)
+    assert world.submitted[0][1].more is not None, "the engine has begun it"
+    rest = m.Text(" ".join(sentence.split(" ")[7:]), "a", last=True)
+    if whole_first:
+        world.send(rest)
+    joined(world, "alaw", 8000)
+    if not whole_first:
+        world.send(rest)
+    world.run(20_000)
+    (done,) = world.of(m.Done)
+    assert abs(done.audio_ms - 50 * len(sentence)) <= 40
+    assert [each.text for each in world.of(m.SentenceSpoken)] == [sentence]
+
+
+def test_the_lead_is_the_legs_own() -> None:
+    world = World(media=False)
+    joined(world, "ulaw", 8000, lead_ms=40)
+    world.say(TEXT, "a")
+    world.run(500)
+    assert len(world.frames) == (500 + 40) // 20 + 1
+
+
+def test_after_the_clear_of_a_leg_with_another_codec_nothing_is_sent() -> None:
+    world = World(media=False)
+    world.say(TEXT, "a")
+    world.run(500)
+    joined(world, "pcm", 16000)
+    world.run(300)
+    world.send(m.Clear())
+    n_frames = len(world.frames)
+    world.run(3000)
+    assert len(world.frames) == n_frames
+    (cleared,) = world.of(m.Cleared)
+    assert TEXT.startswith(cleared.heard_text) and cleared.heard_ms <= 320
+
+
+# ------------------------------------------------------------------- the caller's audio
+
+
+def tone(rate_hz: int) -> np.ndarray[Any, Any]:
+    return np.rint(8000 * np.sin(2 * np.pi * 440 * np.arange(rate_hz) / rate_hz)).astype(np.int16)
+
+
+def listened(world: World, codec: str, rate_hz: int) -> bytes:
+    """What the bot hears of a second of a tone in that codec."""
+    payload = CODECS[codec].encode(tone(rate_hz))
+    n = len(payload) // 50
+    for i in range(0, len(payload), n):
+        world.send(m.MediaAudio(payload[i : i + n], 1000 * i // len(payload)))
+    return b"".join(event.payload for event in world.of(m.InboundAudio))
+
+
+@pytest.mark.parametrize(("codec", "rate_hz"), [("ulaw", 8000), ("alaw", 8000), ("pcm", 16000), ("pcm", 48000)])
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_the_bot_hears_the_caller_in_the_codec_and_at_the_rate_it_asked_for(
+    codec: str, rate_hz: int, asked_first: bool
+) -> None:
+    world = World(media=False)
+    wish = m.Configure(inbound="binary", inbound_codec="pcm", inbound_rate_hz=16000)
+    if asked_first:
+        world.send(wish)
+    joined(world, codec, rate_hz)
+    if not asked_first:
+        world.send(wish)
+    pcm = np.frombuffer(listened(world, codec, rate_hz), "<i2")
+    expected = tone(16000)
+    assert len(pcm) == 16000
+    n_late = 0 if rate_hz == 16000 else 32 if rate_hz < 16000 else 16
+    assert np.corrcoef(pcm[n_late + 800 :], expected[800 : len(pcm) - n_late])[0, 1] > 0.999
+    assert [event.timestamp_ms for event in world.of(m.InboundAudio)][:3] == [0, 20, 40]
+
+
+def test_without_a_wish_it_comes_as_it_is() -> None:
+    world = World(media=False)
+    joined(world, "alaw", 8000)
+    world.send(m.Configure(inbound="binary"))
+    assert listened(world, "alaw", 8000) == CODECS["alaw"].encode(tone(8000))
+
+
+def test_a_wish_that_cannot_be_is_told_and_the_caller_comes_as_the_leg_has_it() -> None:
+    world = World(media=False)
+    joined(world, "ulaw", 8000)
+    world.send(m.Configure(inbound="binary", inbound_codec="alaw", inbound_rate_hz=16000))
+    (error,) = world.of(m.ErrorEvent)
+    assert error.code == "bad_field" and "alaw at 16000 Hz" in error.message and not error.fatal
+    assert listened(world, "ulaw", 8000) == CODECS["ulaw"].encode(tone(8000))
+
+
+def test_nothing_is_made_of_it_where_nobody_listens() -> None:
+    world = World(media=False)
+    joined(world, "ulaw", 8000)
+    assert listened(world, "ulaw", 8000) == b""

@@ -1,0 +1,69 @@
+"""When the caller is said to speak, and when no longer, from windows that each are speech or not."""
+
+from __future__ import annotations
+
+from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.talkspurt import Change, TalkSpurt
+
+WINDOW_MS = 32
+
+
+class Windows:
+    """Feeds a talk spurt with letters: v is voice, e the voice behind the gate, . silence, ? doubtful."""
+
+    def __init__(self, **settings: int) -> None:
+        self.spurt = TalkSpurt(BargeIn(enabled=True, **settings))  # type: ignore[arg-type]
+        self.at_ms = 0
+        self.changes: list[tuple[Change, int]] = []
+
+    def feed(self, letters: str) -> list[tuple[Change, int]]:
+        """The changes so far and the moments, in ms, at which they were known."""
+        for letter in letters:
+            probability = {"v": 0.9, "e": 0.9, ".": 0.02, "?": 0.4}[letter]
+            change = self.spurt.feed(probability, letter in "v?", WINDOW_MS, self.at_ms)
+            self.at_ms += WINDOW_MS
+            if change is not None:
+                self.changes.append((change, self.at_ms))
+        return self.changes
+
+
+def test_speech_begins_with_the_window_that_makes_it_long_enough() -> None:
+    windows = Windows(min_speech_ms=200)
+    assert windows.feed("..vvvvvv") == []
+    assert windows.feed("v") == [(Change.BEGAN, 9 * WINDOW_MS)]
+    assert windows.spurt.begun_ms == 2 * WINDOW_MS
+
+
+def test_a_cough_is_no_speech_however_often_it_comes() -> None:
+    assert Windows(min_speech_ms=200).feed("vvv......" * 50) == []
+
+
+def test_gaps_within_words_only_delay() -> None:
+    assert Windows(min_speech_ms=200).feed("vvvv.vvvv")[0] == (Change.BEGAN, 9 * WINDOW_MS)
+
+
+def test_a_caller_under_our_echo_is_heard_between_it_and_echo_that_slips_through_is_not() -> None:
+    assert Windows(min_speech_ms=200).feed("veveveveveveveveve")[0][0] is Change.BEGAN
+    assert Windows(min_speech_ms=200).feed("veeeee" * 100) == []
+
+
+def test_speech_ends_after_silence_and_was_where_its_voice_was() -> None:
+    windows = Windows(min_speech_ms=96, silence_ms=320)
+    windows.feed("vvvvv")
+    assert len(windows.feed("." * 9)) == 1
+    assert windows.feed(".")[-1] == (Change.ENDED, 15 * WINDOW_MS)
+    assert windows.spurt.voice_end_ms == 5 * WINDOW_MS
+    assert windows.feed("vvv")[-1][0] is Change.BEGAN, "it can begin again"
+    assert windows.spurt.begun_ms == 15 * WINDOW_MS
+
+
+def test_a_pause_for_breath_is_no_end_and_doubtful_windows_keep_speech_alive_but_begin_none() -> None:
+    assert Windows(min_speech_ms=96).feed("?" * 50) == []
+    assert [change for change, _ in Windows(min_speech_ms=96, silence_ms=320).feed("vvv" + ".........?" * 20)] == [
+        Change.BEGAN
+    ]
+
+
+def test_our_echo_does_not_keep_a_caller_speaking() -> None:
+    changes = Windows(min_speech_ms=96, silence_ms=320).feed("vvv" + "e" * 20)
+    assert [change for change, _ in changes] == [Change.BEGAN, Change.ENDED]

@@ -1,0 +1,117 @@
+"""The one network of the process: loaded when first wanted, not in the event loop, and its failure told per call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from stage import READY, Leg, new_call, run, until
+
+from telephony_tts import app, config
+from telephony_tts.audio.voice_activity import VoiceModel
+from telephony_tts.errors import AudioError, ConfigError
+from telephony_tts.transport import stream_leg
+from telephony_tts.transport.voice_model import VoiceModelSource
+from telephony_tts.wire import messages as m
+
+
+def test_it_is_made_once_in_a_thread_and_nobody_waits_for_it() -> None:
+    made_in: list[int] = []
+    may_end = threading.Event()
+
+    def make() -> Any:
+        made_in.append(threading.get_ident())
+        may_end.wait(5)
+        return "the model"
+
+    async def main() -> None:
+        source = VoiceModelSource(make)
+        assert [source.find() for _ in range(100)] == [None] * 100
+        await until(lambda: made_in, "a thread")
+        assert source.find() is None
+        may_end.set()
+        await until(lambda: source.find() == "the model", "the model")
+        assert len(made_in) == 1 and made_in[0] != threading.get_ident()
+        assert source.load() == "the model"
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [AudioError("no such file"), MemoryError("no such file")])
+def test_a_failure_is_kept_and_told_to_each_call(error: Exception) -> None:
+    n_made = 0
+
+    def make() -> VoiceModel:
+        nonlocal n_made
+        n_made += 1
+        raise error
+
+    def failed(source: VoiceModelSource) -> bool:
+        try:
+            return source.find() is not None
+        except AudioError as told:
+            return "no such file" in told.message
+
+    async def main() -> None:
+        source = VoiceModelSource(make)
+        await until(lambda: failed(source), "the failure")
+        assert failed(source) and n_made == 1
+
+    run(main)
+
+
+def test_a_server_that_is_to_listen_and_cannot_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> VoiceModel:
+        raise AudioError("the voice model cannot be loaded (gone)")
+
+    monkeypatch.setattr(app, "VOICE_MODEL", VoiceModelSource(make))
+    listening = {"barge_in.enabled": True, "engines.default": "fake", "server.port": 0}
+    with pytest.raises(ConfigError, match=r"barge_in\.enabled: .*\(gone\)"):
+        asyncio.run(app.serve(config.load(None, listening, environ={})))
+
+
+def test_the_settings_of_the_configuration_reach_the_session() -> None:
+    text = {"enabled": True, "min_speech_ms": 320, "hold_off_ms": 0, "silence_ms": 900, "floor_dbov": -38.5}
+    loaded = config.load(None, {f"barge_in.{name}": value for name, value in text.items()}, environ={})
+    session = app.session_settings(loaded).barge_in
+    assert {name: getattr(session, name) for name in text} == text
+
+
+def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through `Call`, with a network that takes everything for speech."""
+    from telephony_tts import metrics
+
+    def everything(window: object, state: object) -> tuple[float, object]:
+        return 1.0, state
+
+    class Source:
+        find = staticmethod(lambda: everything)
+
+    async def main() -> None:
+        monkeypatch.setattr(stream_leg, "VOICE_MODEL", Source)
+        call = stream_leg.new_call(new_call().session.settings, new_call()._catalog, "twilio")
+        running = asyncio.create_task(call.run())
+        await call.started.wait()
+        bot, media = Leg(), Leg()
+        call.join_bot(bot, bot.encode, READY)
+        call.session.attach_media(0, marks=True, clears=True)
+        call.join_media(media, media.encode)
+        before = metrics.value("telephony_tts_caller_speech_total", outcome="interrupted")
+        call.receive(m.Configure(barge_in="on", hold_off_ms=0))
+        call.receive(m.Say("A sentence that is long enough to be interrupted by somebody.", "a"))
+        await until(lambda: media.got(m.Frame), "speech")
+        loud = (np.random.default_rng(1).integers(0, 2, 800) * 128).astype(np.uint8).tobytes()  # μ-law at full scale
+        for _ in range(5):
+            call.receive(m.MediaAudio(loud, 0))
+        assert [event.reason for event in bot.got(m.Cleared)] == ["barge_in"]
+        assert media.got(m.MediaClear)
+        call.receive(m.Configure(barge_in="off"))
+        assert [event.state for event in bot.got(m.CallerSpeech)] == ["speaking", "silent"]
+        assert metrics.value("telephony_tts_caller_speech_total", outcome="interrupted") == before + 1
+        call.finish(1000, "over")
+        await running
+
+    run(main)
