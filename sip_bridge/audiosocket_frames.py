@@ -1,0 +1,160 @@
+"""AudioSocket's frames: one byte of kind, two of length (big-endian), the payload. Pure.
+
+Both directions carry hang-up and audio; the call's UUID, digits and errors come from Asterisk alone, and it ends a call
+in which it is sent any of them, or audio of no length.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+HANGUP, CALL_UUID, DTMF, ERROR = 0x00, 0x01, 0x03, 0xFF
+
+RATE_HZ = {
+    0x10: 8_000,
+    0x11: 12_000,
+    0x12: 16_000,
+    0x13: 24_000,
+    0x14: 32_000,
+    0x15: 44_100,
+    0x16: 48_000,
+    0x17: 96_000,
+    0x18: 192_000,
+}
+"""The sample rate of each kind of audio: signed 16-bit little-endian, mono."""
+
+KIND_OF_RATE = {rate_hz: kind for kind, rate_hz in RATE_HZ.items()}
+
+HANGUP_FRAME = bytes(3)
+
+DIGITS = "0123456789*#ABCD"
+
+_HEADER_BYTES = 3
+_UUID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Asterisk ends the call. (It mostly just closes the connection.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The first frame: which call this is."""
+
+    call: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    digit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """What the caller says, any whole number of samples."""
+
+    rate_hz: int
+    pcm: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerError:
+    """Asterisk tells of an error of its own; -1 where it gives no code."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A frame that cannot be used and was left out. `kind` is one of `BAD_KINDS`, `why` for a person."""
+
+    kind: str
+    why: str
+
+
+BAD_KINDS = ("not_audiosocket", "second_uuid", "unknown_kind", "empty_audio", "odd_audio", "bad_digit")
+
+Item = Hangup | Named | Digit | Audio | PeerError | Bad
+
+
+def audio_header(rate_hz: int, n_bytes: int) -> bytes:
+    """The header of an audio frame of `n_bytes`. KeyError for a rate that AudioSocket does not have."""
+    return bytes((KIND_OF_RATE[rate_hz],)) + n_bytes.to_bytes(2, "big")
+
+
+class FrameReader:
+    """Reads frames from a stream that may be cut anywhere; holds at most one unfinished frame of 64 kB.
+
+    What is wrong with a header is told as soon as the header is there, once, and the payload is then skipped. Until the
+    call has a UUID every frame but its UUID is `not_audiosocket`: whoever sends it is not Asterisk. (An error frame and
+    a hang-up are let through.)
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._n_to_skip = 0
+        self._named = False
+
+    def feed(self, data: bytes | memoryview) -> list[Item]:
+        """The frames that are complete now."""
+        self._held += data
+        items: list[Item] = []
+        at = 0
+        while True:
+            if self._n_to_skip:
+                n = min(self._n_to_skip, len(self._held) - at)
+                self._n_to_skip -= n
+                at += n
+            start = at + _HEADER_BYTES
+            if self._n_to_skip or len(self._held) < start:
+                break
+            kind, length = self._held[at], int.from_bytes(self._held[at + 1 : start], "big")
+            bad = self._judge(kind, length)
+            if bad is not None:
+                items.append(bad)
+                at, self._n_to_skip = start, length
+                continue
+            if len(self._held) < start + length:
+                break
+            items.extend(self._read(kind, bytes(self._held[start : start + length])))
+            at = start + length
+        del self._held[:at]
+        return items
+
+    def _judge(self, kind: int, length: int) -> Bad | None:
+        """What is wrong with a header."""
+        if not self._named:
+            if (kind, length) == (CALL_UUID, _UUID_BYTES) or kind in (HANGUP, ERROR):
+                return None
+            seen = f"{kind:02x} {length:04x}"
+            why = f"the first frame must be 01 0010 and the call's UUID, got {seen}: is this Asterisk?"
+            return Bad("not_audiosocket", why)
+        if kind in RATE_HZ:
+            if length == 0:
+                return Bad("empty_audio", f"an audio frame {kind:02x} without audio")
+            if length % 2:
+                return Bad("odd_audio", f"an audio frame {kind:02x} of {length} bytes: no whole number of samples")
+        elif kind == CALL_UUID:
+            return Bad("second_uuid", "a second UUID on one connection")
+        elif kind == DTMF and length != 1:
+            return Bad("bad_digit", f"a DTMF frame of {length} bytes; expected one character")
+        elif kind not in (HANGUP, DTMF, ERROR):
+            return Bad("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
+        return None
+
+    def _read(self, kind: int, payload: bytes) -> Iterator[Item]:
+        if kind in RATE_HZ:
+            yield Audio(RATE_HZ[kind], payload)
+        elif kind == DTMF:
+            digit = payload.decode("latin-1").upper()
+            yield Digit(digit) if digit in DIGITS else Bad("bad_digit", f"DTMF {payload.hex()} is none of {DIGITS}")
+        elif kind == CALL_UUID:
+            self._named = True
+            yield Named(uuid.UUID(bytes=payload))
+        elif kind == HANGUP:
+            yield Hangup()
+        else:
+            yield PeerError(payload[0] if payload else -1)

@@ -1,0 +1,196 @@
+"""Every setting of the bridge, its default, and the one place that reads its file and environment.
+
+`load()` merges, weakest first: the defaults below, a YAML file, the environment, the caller's overrides. One
+`ConfigError` lists every problem at once. Secrets appear neither in the repr of a section nor in an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from sip_bridge.ari_config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, Ari
+from sip_bridge.freeswitch_config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from telephony_tts.errors import ConfigError
+from telephony_tts.schema import Between, OneOf, Url, names, read_section, show
+
+Port = Annotated[int, Between(0, 65_535)]
+Seconds = Annotated[float, Between(0.001, 3_600)]
+
+TOKEN_VARIABLE = "TELEPHONY_SIP_BRIDGE_TOKEN"
+
+_SECRETS = {
+    "server.token": TOKEN_VARIABLE,
+    "ari.password": PASSWORD_VARIABLE,
+    "ari.originate.token": ORIGINATE_TOKEN_VARIABLE,
+    "freeswitch.password": ESL_PASSWORD_VARIABLE,
+}
+"""Which setting comes from which environment variable."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The telephony-tts server. Its URL may carry a secret, so it is not shown."""
+
+    url: Annotated[str, Url(("ws", "wss"))] = field(default="ws://127.0.0.1:8080/media/native", repr=False)
+    token: str | None = field(default=None, repr=False)
+    lead_ms: Annotated[int, Between(0, 1_000)] = 100
+    connect_timeout_s: Annotated[float, Between(0.1, 60)] = 4.0
+    slow_reader_s: Seconds = 2.0
+    ping_interval_s: Seconds = 20.0
+
+    def conflicts(self) -> Iterator[str]:
+        if self.token is not None and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
+            yield "token: must be visible ASCII characters without spaces"
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSocket:
+    """Where Asterisk connects, and who may. Without `rate_hz` each call has the rate of its first audio frame."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9092
+    allowed: tuple[str, ...] = ("127.0.0.0/8", "::1")
+    rate_hz: Annotated[int | None, OneOf((8_000, 16_000, 24_000, 48_000))] = None
+    max_calls: Annotated[int, Between(1, 100_000)] = 200
+    uuid_timeout_s: Seconds = 3.0
+    slow_reader_s: Seconds = 2.0
+    max_queue_ms: Annotated[int, Between(200, 60_000)] = 3_000
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        return tuple(ipaddress.ip_network(text) for text in self.allowed)
+
+    def conflicts(self) -> Iterator[str]:
+        for text in self.allowed:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                yield f"allowed: {show(text)} is wrong ({error}); expected an address or a network such as 10.1.0.0/16"
+        if not self.allowed:
+            yield "allowed: is empty, so nobody could call; expected addresses or networks"
+
+    def allows(self, peer: str) -> bool:
+        """Whether a connection from the address `peer` may come in."""
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self.networks)
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """/healthz, /readyz and /metrics."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9093
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
+    format: Annotated[str, OneOf(("json", "text"))] = "json"
+
+    @property
+    def spoken_text(self) -> bool:
+        """No text passes through the bridge."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    server: Server = field(default_factory=Server)
+    audiosocket: AudioSocket = field(default_factory=AudioSocket)
+    ari: Ari = field(default_factory=Ari)
+    freeswitch: FreeSwitch = field(default_factory=FreeSwitch)
+    http: Http = field(default_factory=Http)
+    log: Log = field(default_factory=Log)
+    drain_s: Annotated[float, Between(0, 3_600)] = 30.0
+
+    def conflicts(self) -> Iterator[str]:
+        if self.audiosocket.max_queue_ms < self.server.lead_ms + 160:
+            yield f"audiosocket.max_queue_ms: must be at least server.lead_ms + 160 ({self.server.lead_ms + 160})"
+        if self.ari.enabled and self.ari.password is None:
+            yield f"ari.password: is needed, as in Asterisk's ari.conf; or set {PASSWORD_VARIABLE}"
+        if self.freeswitch.enabled and self.freeswitch.password is None:
+            yield f"freeswitch.password: is needed, as in event_socket.conf.xml; or set {ESL_PASSWORD_VARIABLE}"
+
+
+def load(
+    path: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Read the settings. `overrides` has dotted keys ("audiosocket.port"). Raises ConfigError, one line per problem."""
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    tree = {} if path is None else _read_file(path, problems)
+    secrets = [(key, environ.get(variable) or None) for key, variable in _SECRETS.items()]
+    for key, value in [*secrets, *(overrides or {}).items()]:
+        if value is not None:
+            _put(tree, key, value)
+    config = read_section(Config, tree, problems)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """Notes keys given twice, which YAML forbids and PyYAML lets pass."""
+
+    repeated: list[str]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    self.repeated.append(f"{key.value}: given twice in one section (line {key.start_mark.line + 1})")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    loader = _Loader(text)
+    loader.repeated = problems
+    try:
+        tree = loader.get_single_data()
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    finally:
+        loader.dispose()
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected sections ({', '.join(names(Config))}), found {show(tree)}")
+    return tree
+
+
+def _put(tree: dict[Any, Any], dotted: str, value: object) -> None:
+    """Set a value by its dotted key. A section of the wrong type stays, for `read_section` to report."""
+    *sections, last = dotted.split(".")
+    here: Any = tree
+    for name in sections:
+        if here.get(name) is None:
+            here[name] = {}
+        here = here[name]
+        if not isinstance(here, dict):
+            return
+    here[last] = value

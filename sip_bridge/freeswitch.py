@@ -1,0 +1,229 @@
+"""FreeSWITCH's event socket: the bridge hears of files of speech, plays them, and tells the server how far they got.
+
+Lost, the connection is made again; calls live on meanwhile, silent, and the server then sends again what was not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+from sip_bridge import metrics
+from sip_bridge.esl import EslConnection, EslLost, OnReply, connect_esl
+from sip_bridge.esl_messages import EslEvent
+from sip_bridge.freeswitch_call import FreeSwitchCall, is_uuid
+from sip_bridge.freeswitch_config import FreeSwitch
+from telephony_tts import logs
+
+_log = logs.get(__name__)
+_FIRST_RETRY_S = 0.2
+_MAX_RETRY_S = 5.0
+_MAX_JOBS = 10_000
+
+_COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
+_FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
+_WORDS = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
+_KILLS = frozenset({"mod_audio_fork::kill_audio"})
+_LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"})
+_UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_failed"})
+_REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
+"""Close codes of our server for a leg that never became a call's (PROTOCOL.md)."""
+EVENTS = " ".join(
+    (
+        "BACKGROUND_JOB", "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
+        *sorted(_FILES | _WORDS | _KILLS | _LEFT | _UNREACHED),
+    )
+)  # fmt: skip
+
+Begin = Callable[[FreeSwitchCall, Callable[[], None]], None]
+"""Run the call, whose `run` is not awaited here; the second is called when it is over."""
+
+
+class FreeSwitchApplication:
+    """`run` it for as long as there are calls; `begin` gets each."""
+
+    def __init__(self, settings: FreeSwitch, begin: Begin) -> None:
+        self._settings = settings
+        self._begin = begin
+        self._connection: EslConnection | None = None
+        self._why_lost = "not connected yet"
+        self._calls: dict[str, FreeSwitchCall] = {}
+        self._jobs: dict[str, OnReply] = {}
+        self.draining = False
+        """No new calls."""
+
+    def why_not_ready(self) -> str | None:
+        return None if self._connection is not None else f"freeswitch: {self._why_lost}"
+
+    # ---------------------------------------------------------------- the connection
+
+    async def run(self) -> None:
+        """Connect, serve, and connect again, until cancelled. Raises nothing else."""
+        pause_s = _FIRST_RETRY_S
+        while True:
+            try:
+                connection = await connect_esl(self._settings, EVENTS)
+            except EslLost as error:
+                self._is_lost(str(error))
+                metrics.ESL_CONNECT_RETRIES.inc()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                continue
+            pause_s = _FIRST_RETRY_S
+            try:
+                self._found(connection)
+                await asyncio.wait((connection.lost,))
+                self._is_lost(connection.lost.result())
+            finally:
+                self._connection = None
+                await connection.leave()
+            await asyncio.sleep(pause_s)
+
+    def _found(self, connection: EslConnection) -> None:
+        _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)
+        self._connection = connection
+        connection.listen(self._on_event)
+        for call in list(self._calls.values()):
+            connection.send(f"api uuid_exists {call.uuid}", partial(self._exists, call))
+
+    def _exists(self, call: FreeSwitchCall, reply: str) -> None:
+        if reply == "false":
+            call.end("hangup")
+        else:
+            call.lost_touch()
+
+    def _is_lost(self, why: str) -> None:
+        if self._connection is not None or why != self._why_lost:
+            _log.warning("freeswitch_lost", why=why, calls=len(self._calls))
+        self._why_lost = why
+        self._connection = None
+        self._jobs.clear()
+
+    def _send(self, command: str, then: OnReply | None, beside: bool) -> None:
+        """Give an order, if anybody hears it: what gets lost is made up for when the connection is back."""
+        connection = self._connection
+        if connection is None:
+            return
+        if not beside:
+            connection.send(f"api {command}", then)
+            return
+        job = secrets.token_hex(16)
+        if then is not None:
+            self._jobs[job] = then
+            if len(self._jobs) > _MAX_JOBS:
+                del self._jobs[next(iter(self._jobs))]
+        connection.send(f"bgapi {command}", lambda reply: self._job_refused(job, reply), job=job)
+
+    def _job_refused(self, job: str, reply: str) -> None:
+        if not reply.startswith("+OK") and (then := self._jobs.pop(job, None)) is not None:
+            then(f"-ERR {reply}")
+
+    # ---------------------------------------------------------------------- events
+
+    def _on_event(self, event: EslEvent, _now_ns: int) -> None:
+        if event.name == "BACKGROUND_JOB":
+            if (then := self._jobs.pop(event.get("Job-UUID"), None)) is not None:
+                then(event.body.strip())
+            return
+        uuid = event.get("Unique-ID")
+        call = self._calls.get(uuid)
+        if call is not None and call.is_over:
+            return
+        try:
+            if event.name in _FILES or event.name in _WORDS:
+                self._on_word(event, uuid, call)
+            elif event.name in _LEFT or event.name in _UNREACHED:
+                self._on_left(event, uuid, call)
+            elif call is not None:
+                self._on_channel(event, call)
+        except Exception:
+            _log.exception("event_crashed", call=uuid, event_name=event.name)
+            if call is not None:
+                call.end("failed")
+
+    def _on_channel(self, event: EslEvent, call: FreeSwitchCall) -> None:
+        match event.name:
+            case "PLAYBACK_START":
+                call.playback(True, event.get("Playback-File-Path"), "")
+            case "PLAYBACK_STOP":
+                call.playback(False, event.get("Playback-File-Path"), event.get("Playback-Status"))
+            case "DTMF":
+                call.digit(event.get("DTMF-Digit"))
+            case "CHANNEL_HANGUP":
+                call.end("hangup")
+            case "mod_audio_fork::kill_audio":
+                call.clear()
+
+    def _on_word(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
+        """A file, or a word of the server's. Streams to others than our server may be in the same FreeSWITCH: a call is
+        ours from its first word on."""
+        data: object = None
+        if event.name in _WORDS:
+            try:
+                data = json.loads(event.body)
+            except (ValueError, RecursionError):
+                return
+            data = data.get("data", data) if isinstance(data, dict) else None
+            if not isinstance(data, dict) or "tts" not in data:
+                return
+        if call is None:
+            call = self._new_call(uuid, _COMMANDS[event.name.partition("::")[0]])
+            if call is None:
+                return
+        if isinstance(data, dict):
+            call.told(data)
+        else:
+            call.file(event.body)
+
+    def _new_call(self, uuid: str, module: str) -> FreeSwitchCall | None:
+        settings = self._settings
+        if not is_uuid(uuid):
+            metrics.BAD.labels("freeswitch_event").inc()
+            _log.warning("bad_input", kind="freeswitch_event", why="a channel's name is not fit for commands")
+            return None
+        reason = "draining" if self.draining else "busy" if len(self._calls) >= settings.max_calls else None
+        if reason is not None:
+            metrics.REFUSED.labels(reason).inc()
+            _log.warning("refused", reason=reason, call=uuid)
+            self._kill(uuid)
+            return None
+        call = FreeSwitchCall(
+            uuid, module, self._send, hang_up=settings.hang_up, remove_files=settings.remove_files
+        )
+        self._calls[uuid] = call
+        self._begin(call, lambda: self._forget(call))
+        return call
+
+    def _forget(self, call: FreeSwitchCall) -> None:
+        if self._calls.get(call.uuid) is call:
+            del self._calls[call.uuid]
+
+    def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
+        """The module's socket is gone, or never came to be. One that was stopped in FreeSWITCH closes with 1000 and is
+        wanted; where the server ends a call it says so before."""
+        code = _close_code(event.body)
+        if event.name in _LEFT and code == 1000:
+            if call is not None:
+                call.end("hangup")
+            return
+        _log.warning("server_lost" if event.name in _LEFT else "server_unreachable", call=uuid, why=event.body[:200])
+        if call is not None:
+            call.end("server_lost" if event.name in _LEFT else "server_unreachable")
+        elif is_uuid(uuid) and (event.name in _UNREACHED or code in _REFUSALS):
+            self._kill(uuid)
+
+    def _kill(self, uuid: str) -> None:
+        if self._settings.hang_up:
+            self._send(f"uuid_kill {uuid} NORMAL_TEMPORARY_FAILURE", None, False)
+
+
+def _close_code(body: str) -> int | None:
+    """In mod_audio_stream's ::disconnect; mod_audio_fork tells none."""
+    try:
+        code = json.loads(body)["message"]["code"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, int) else None

@@ -1,0 +1,234 @@
+"""The server's end of a call: the client of /media/native (PROTOCOL.md), with nothing that waits but the connecting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
+
+from sip_bridge import metrics
+from sip_bridge.config import Server
+from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.transport.connection import DialledConnection
+
+RATES_HZ = (8_000, 16_000, 24_000, 48_000)
+"""What the server speaks. Other rates are made of these here."""
+
+_FIRST_RETRY_S = 0.1
+_MAX_RETRY_S = 1.0
+_CLOSE_TIMEOUT_S = 2.0
+_MAX_MESSAGE_BYTES = 65_536
+_LOST = 1006
+
+
+def server_rate_hz(socket_hz: int) -> int:
+    """The rate to ask the server for: the socket's own, else one that loses nothing the server could have said."""
+    if socket_hz in RATES_HZ:
+        return socket_hz
+    return 16_000 if socket_hz < 16_000 else 48_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the server is told of the call. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
+
+    call: str
+    rate_hz: int
+    ptime_ms: int
+    lead_ms: int
+    parameters: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    pcm: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """The server did not understand a message of ours."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadMessage:
+    """What the server said and cannot be used; `kind` is one of metrics.BAD_INPUT."""
+
+    kind: str
+    why: str
+
+
+FromServer = Speech | Mark | Clear | Complaint | BadMessage
+
+
+class NotJoined(Exception):
+    """The call has no server. `reason` is one of metrics.ENDS; the message says what to do about it."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ServerLeg:
+    """A connection to the server. Nothing is delivered before `start`."""
+
+    def __init__(self, connection: DialledConnection) -> None:
+        self._connection = connection
+        self._has_started = False
+
+    @property
+    def left(self) -> asyncio.Future[None]:
+        """Done as soon as either side wants no more of it."""
+        return self._connection.left
+
+    @property
+    def close_code(self) -> int:
+        """The server's close code; 1006 where the connection broke."""
+        close = self._connection.protocol.close_rcvd
+        return close.code if close is not None else _LOST
+
+    @property
+    def close_reason(self) -> str:
+        close = self._connection.protocol.close_rcvd
+        return close.reason if close is not None else "the connection broke"
+
+    def start(self, start: Start, on_message: Callable[[FromServer, int], None]) -> None:
+        """Join the call; `on_message` gets what the server says, and when in ns."""
+        self._has_started = True
+        self._send(
+            {
+                "type": "start",
+                "call": start.call,
+                "codec": "pcm",
+                "rate_hz": start.rate_hz,
+                "ptime_ms": start.ptime_ms,
+                "lead_ms": start.lead_ms,
+                "parameters": start.parameters,
+            }
+        )
+        self._connection.listen(
+            lambda payload, is_text: on_message(decode(payload, is_text), monotonic_ns()), lambda is_writable: None
+        )
+
+    def send_audio(self, pcm: bytes) -> bool:
+        """The caller's audio; False if it was dropped, because the server does not read."""
+        if self._connection.paused:
+            return False
+        self._connection.send_now(pcm, False)
+        return True
+
+    def report_mark(self, name: str) -> None:
+        self._send({"type": "mark", "name": name})
+
+    def send_digit(self, digit: str) -> None:
+        self._send({"type": "dtmf", "digit": digit})
+
+    def leave(self, reason: str) -> None:
+        """Say that the telephone call is over, and why. Idempotent."""
+        if not self.left.done():
+            if self._has_started:
+                self._send({"type": "stop", "reason": reason})
+            self._connection.end(1000, "")
+
+    async def close(self) -> None:
+        """Wait for the end of the connection, at most two seconds."""
+        try:
+            await self._connection.close()
+        finally:
+            self._connection.transport.abort()
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._connection.send_now(json.dumps(message, separators=(",", ":")).encode(), True)
+
+
+def decode(payload: bytes, is_text: bool) -> FromServer:
+    """Read one message of the server. Never raises."""
+    if not is_text:
+        if not payload or len(payload) % 2:
+            return BadMessage("server_audio", f"{len(payload)} bytes are no whole number of samples")
+        return Speech(payload)
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):
+        return BadMessage("server_message", f"a message of {len(payload)} bytes is not JSON")
+    kind = message.get("type") if isinstance(message, dict) else None
+    if kind == "clear":
+        return Clear()
+    if kind == "mark" and isinstance(message.get("name"), str):
+        return Mark(message["name"])
+    if kind == "error":
+        return Complaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
+    return BadMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
+
+
+async def join(server: Server) -> ServerLeg:
+    """Connect, again and again while the caller can wait (`connect_timeout_s`). Raises NotJoined.
+
+    Only what may pass by itself is tried again, a server that does not answer. What it answers is its last word: it
+    knows how long it will be busy, and the caller has a dialplan to go on in.
+    """
+    end_ns = monotonic_ns() + round(server.connect_timeout_s * NS_PER_S)
+    pause_s = _FIRST_RETRY_S
+    while True:
+        left_s = (end_ns - monotonic_ns()) / NS_PER_S
+        try:
+            return ServerLeg(await _connect(server, max(0.001, left_s)))
+        except InvalidStatus as error:
+            raise NotJoined("server_refused", _refusal(error)) from None
+        except (OSError, InvalidMessage) as error:  # TimeoutError is an OSError
+            why = getattr(error, "strerror", None) or str(error) or "no answer"
+        except InvalidURI:
+            # The address may hold a secret, so it is not told.
+            raise NotJoined("server_unreachable", "server.url is not the address of a WebSocket") from None
+        except (WebSocketException, ValueError) as error:
+            raise NotJoined("server_unreachable", str(error)) from None
+        if monotonic_ns() + round(pause_s * NS_PER_S) >= end_ns:
+            raise NotJoined("server_unreachable", f"no server at server.url: {why}")
+        metrics.CONNECT_RETRIES.inc()
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+async def _connect(server: Server, within_s: float) -> DialledConnection:
+    connection = await connect(
+        server.url,
+        additional_headers={"Authorization": f"Bearer {server.token}"} if server.token else {},
+        create_connection=DialledConnection,
+        compression=None,
+        max_size=_MAX_MESSAGE_BYTES,
+        open_timeout=within_s,
+        ping_interval=server.ping_interval_s,
+        ping_timeout=server.ping_interval_s,
+        close_timeout=_CLOSE_TIMEOUT_S,
+        proxy=None,
+    )
+    assert isinstance(connection, DialledConnection)
+    connection.watch_slow_reader(server.slow_reader_s)
+    return connection
+
+
+def _refusal(error: InvalidStatus) -> str:
+    status = error.response.status_code
+    body = bytes(error.response.body or b"")[:200].decode("utf-8", "replace").strip()
+    hint = {
+        401: "; set server.token or TELEPHONY_SIP_BRIDGE_TOKEN",
+        403: "; set server.token or TELEPHONY_SIP_BRIDGE_TOKEN",
+        404: "; server.url must end with /media/native",
+    }.get(status, "")
+    return f"the server answers HTTP {status} ({body}){hint}"

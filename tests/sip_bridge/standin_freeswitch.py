@@ -1,0 +1,324 @@
+"""A FreeSWITCH with an event socket and a module that dials out, as pages and records say they behave; no telephone.
+
+What a caller would hear is kept as bytes with their times. Its habits that matter: a file takes a while to begin, a
+break a while to stop it, a break that finds nothing hits the next file, the module plays nothing and splits `send_text`
+at spaces, and a `bgapi` answers by an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid as uuids
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+PASSWORD = "ClueCon-not"
+BEGIN_S = 0.11
+BREAK_S = 0.034
+
+
+@dataclass
+class Channel:
+    uuid: str
+    module: str = "mod_audio_stream"
+    heard: list[tuple[float, float, bytes]] = field(default_factory=list)
+    """(from, to, PCM) of each stretch of a file that was heard, in seconds of the loop."""
+    files: list[Path] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """What was sent to the server by `send_text`."""
+    broadcast: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    playing: asyncio.Event = field(default_factory=asyncio.Event)
+    break_now: asyncio.Event = field(default_factory=asyncio.Event)
+    is_up: bool = True
+    socket: ClientConnection | None = None
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.texts]
+
+    @property
+    def pcm(self) -> bytes:
+        return b"".join(pcm for _, _, pcm in self.heard)
+
+
+class StandinFreeSwitch:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.channels: dict[str, Channel] = {}
+        self.commands: list[str] = []
+        self.on_command: Callable[[str], str | None] = lambda command: None
+        """A reply of a test's own instead of the usual; "" for none at all."""
+        self.password = PASSWORD
+        self.greeting: bytes | None = b"Content-Type: auth/request\n\n"
+        self.n_connections = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._subscribed: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[StandinFreeSwitch]:
+        await self.open_socket()
+        try:
+            yield self
+        finally:
+            for channel in list(self.channels.values()):
+                await self.hang_up(channel)
+            await self.close_socket()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def open_socket(self) -> None:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def close_socket(self) -> None:
+        """The event socket is gone; calls are not."""
+        assert self._listener is not None
+        self._listener.close()
+        self.drop_connections()
+        await self._listener.wait_closed()
+
+    def drop_connections(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        self._subscribed.clear()
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ------------------------------------------------------------- event socket
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.n_connections += 1
+        self._writers.add(writer)
+        try:
+            if self.greeting is not None:
+                writer.write(self.greeting)
+            while True:
+                block = (await reader.readuntil(b"\n\n")).decode()
+                command, *headers = block.strip().split("\n")
+                self.commands.append(command)
+                self._command(writer, command, dict(line.split(": ", 1) for line in headers))
+                if command == "exit":
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            self._subscribed.discard(writer)
+            writer.close()
+
+    def _command(self, writer: asyncio.StreamWriter, command: str, headers: dict[str, str]) -> None:
+        reply = self.on_command(command)
+        if reply == "" or writer not in self._writers:
+            return
+        verb, _, rest = command.partition(" ")
+        if verb == "auth":
+            ok = rest == self.password
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": "+OK" if ok else "-ERR invalid"})
+        elif verb == "event":
+            self._subscribed.add(writer)
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": "+OK event listener enabled plain"})
+        elif verb == "exit":
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": "+OK bye"})
+            self._write(writer, {"Content-Type": "text/disconnect-notice"}, "Disconnected, goodbye.\n")
+        elif verb == "api":
+            answer = reply if reply is not None else self._api(rest)
+            self._write(writer, {"Content-Type": "api/response"}, answer)
+        elif verb == "bgapi":
+            job = headers.get("Job-UUID", str(uuids.uuid4()))
+            reply_text = f"+OK Job-UUID: {job}"
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": reply_text, "Job-UUID": job})
+            result = reply if reply is not None else self._api(rest)
+            self.event("BACKGROUND_JOB", {"Job-UUID": job}, result)
+        else:
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": "-ERR command not found"})
+
+    @staticmethod
+    def _write(writer: asyncio.StreamWriter, headers: dict[str, str], body: str = "") -> None:
+        if body:
+            headers = headers | {"Content-Length": str(len(body.encode()))}
+        head = "".join(f"{name}: {value}\n" for name, value in headers.items())
+        writer.write(f"{head}\n{body}".encode())
+
+    def event(self, name: str, headers: dict[str, str], body: str = "") -> None:
+        given = {"Event-Name": "CUSTOM", "Event-Subclass": name} if "::" in name else {"Event-Name": name}
+        given |= {"Core-UUID": "0b", "Event-Date-Local": "2026-11-20 12:00:00", **headers}
+        if body:
+            given["Content-Length"] = str(len(body.encode()))
+        text = "".join(f"{key}: {quote(value)}\n" for key, value in given.items()) + "\n" + body
+        for writer in list(self._subscribed):
+            self._write(writer, {"Content-Type": "text/event-plain"}, text)
+
+    # ------------------------------------------------------------------ commands
+
+    def _api(self, command: str) -> str:
+        name, *words = command.split(" ")
+        channel = self.channels.get(words[0]) if words else None
+        if name == "uptime":
+            return "12345"
+        if name == "uuid_exists":
+            return "true" if channel is not None and channel.is_up else "false"
+        if channel is None or not channel.is_up:
+            return "-ERR No such channel!\n"
+        if name == "uuid_broadcast":
+            channel.broadcast.put_nowait(words[1])
+            return "+OK Message sent\n"
+        if name == "uuid_break":
+            while not channel.broadcast.empty():
+                channel.broadcast.get_nowait()
+            asyncio.get_running_loop().call_later(BREAK_S, channel.break_now.set)
+            return "+OK\n"
+        if name == "uuid_kill":
+            self._spawn(self.hang_up(channel))
+            return "+OK\n"
+        if name == f"uuid_{channel.module.removeprefix('mod_')}" and words[1] == "send_text":
+            channel.texts.append(words[2])
+            if channel.socket is not None:
+                self._spawn(self._send(channel.socket, words[2]))
+            return "+OK Success\n"
+        return "-ERR Command not found!\n"
+
+    @staticmethod
+    async def _send(socket: ClientConnection, data: str | bytes) -> None:
+        with suppress(ConnectionClosed):
+            await socket.send(data)
+
+    # ---------------------------------------------------------------------- calls
+
+    def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> Channel:
+        """An answered channel that is parked: broadcasts are played one after the other."""
+        channel = Channel(uuid or str(uuids.uuid4()), module)
+        self.channels[channel.uuid] = channel
+        self._spawn(self._play(channel))
+        return channel
+
+    async def hang_up(self, channel: Channel) -> None:
+        if channel.is_up:
+            channel.is_up = False
+            channel.break_now.set()
+            channel.broadcast.put_nowait("")
+            await asyncio.sleep(0)
+            self.event("CHANNEL_HANGUP", {"Unique-ID": channel.uuid, "Hangup-Cause": "NORMAL_CLEARING"})
+            if channel.socket is not None:
+                await channel.socket.close(1000, "Normal closure")
+            for path in channel.files:
+                path.unlink(missing_ok=True)
+
+    def press(self, channel: Channel, digit: str) -> None:
+        self.event("DTMF", {"Unique-ID": channel.uuid, "DTMF-Digit": digit, "DTMF-Duration": "1600"})
+
+    async def _play(self, channel: Channel) -> None:
+        """The channel's own thread."""
+        loop = asyncio.get_running_loop()
+        while channel.is_up:
+            path = await channel.broadcast.get()
+            if not channel.is_up:
+                return
+            await asyncio.sleep(BEGIN_S)
+            pcm = _samples(path)
+            if pcm is None:
+                continue  # it says so in its log alone
+            headers = {"Unique-ID": channel.uuid, "Playback-File-Path": path}
+            rate_hz = 16000 if path.endswith("16") else 8000
+            begun_s = loop.time()
+            self.event("PLAYBACK_START", headers)
+            channel.playing.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(len(pcm) / 2 / rate_hz):
+                    await channel.break_now.wait()
+            channel.playing.clear()
+            was_broken = channel.break_now.is_set()
+            channel.break_now.clear()
+            n_heard = min(len(pcm), round((loop.time() - begun_s) * rate_hz) * 2) if was_broken else len(pcm)
+            channel.heard.append((begun_s, loop.time(), pcm[:n_heard]))
+            self.event("PLAYBACK_STOP", headers | {"Playback-Status": "break" if was_broken else "done"})
+
+    # ---------------------------------------------------------------- the module
+
+    def speech(self, channel: Channel, number: int, pcm: bytes, kind: str = "r8") -> Path:
+        """What the module does with a message of speech."""
+        path = self.folder / f"{channel.uuid}_{len(channel.files)}.tmp.{kind}"
+        path.write_bytes(pcm)
+        channel.files.append(path)
+        name = "play" if channel.module == "mod_audio_stream" else "play_audio"
+        body = {"audioDataType": "raw", "sampleRate": 8000, "id": str(number), "file": str(path)}
+        self.event(f"{channel.module}::{name}", {"Unique-ID": channel.uuid}, json.dumps(body))
+        return path
+
+    def word(self, channel: Channel, **data: Any) -> None:
+        """What the module does with any other text of the server."""
+        body = json.dumps({"type": "json", "data": data})
+        self.event(f"{channel.module}::json", {"Unique-ID": channel.uuid}, body)
+
+    def left(self, channel: Channel, code: int, reason: str = "") -> None:
+        body = {"status": "disconnected", "message": {"code": code, "reason": reason}}
+        self.event(f"{channel.module}::disconnect", {"Unique-ID": channel.uuid}, json.dumps(body))
+
+    async def stream(
+        self, channel: Channel, url: str, *, metadata: str | None = None, headers: dict[str, str] | None = None
+    ) -> bool:
+        """`uuid_audio_stream UUID start URL mono 8k METADATA`: whether the server took it."""
+        is_fork = channel.module == "mod_audio_fork"
+        try:
+            socket = channel.socket = await connect(
+                url, additional_headers=headers or {}, compression=None, proxy=None, close_timeout=2,
+                subprotocols=[Subprotocol("audio.drachtio.org")] if is_fork else None, max_queue=None,
+            )  # fmt: skip
+        except (OSError, InvalidStatus) as error:
+            body = {"status": "error", "message": {"retries": 1, "error": str(error), "http_status": 0}}
+            name = "connect_failed" if is_fork else "error"
+            self.event(f"{channel.module}::{name}", {"Unique-ID": channel.uuid}, json.dumps(body))
+            return False
+        if metadata is not None:
+            await socket.send(metadata)
+        self._spawn(self._listen(channel, socket))
+        return True
+
+    async def _listen(self, channel: Channel, socket: ClientConnection) -> None:
+        with suppress(ConnectionClosed):
+            async for text in socket:
+                if isinstance(text, bytes):
+                    continue  # ignored in the open edition
+                said = json.loads(text)
+                if said["type"] in ("streamAudio", "playAudio"):
+                    data = said["data"]
+                    audio = data.get("audioData") or data.get("audioContent")
+                    kind = "r16" if data["sampleRate"] == 16000 else "r8"
+                    self.speech(channel, int(data["id"]), base64.b64decode(audio), kind)
+                elif said["type"] == "killAudio":
+                    self.event("mod_audio_fork::kill_audio", {"Unique-ID": channel.uuid})
+                    channel.break_now.set()
+                else:
+                    self.event(f"{channel.module}::json", {"Unique-ID": channel.uuid}, str(text))
+        self.left(channel, socket.close_code or 1006, socket.close_reason or "")
+
+    async def hears_caller(self, channel: Channel, pcm: bytes) -> None:
+        """The caller speaks: 20 ms a message."""
+        assert channel.socket is not None
+        for at in range(0, len(pcm), 320):
+            await channel.socket.send(pcm[at : at + 320])
+
+
+def _samples(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return None

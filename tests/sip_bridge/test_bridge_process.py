@@ -1,0 +1,137 @@
+"""The bridge as a process: its flags, its errors, its signals and what it exits with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from bridge_rig import get, noise, run
+from standin_asterisk import phone
+from standin_server import ServedCall, standin_server
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "sip_bridge.cli"]
+ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "default"}
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=ENVIRONMENT
+    )
+
+
+@asynccontextmanager
+async def running(url: str, *settings: str) -> AsyncIterator[tuple[Process, int, int]]:
+    """The process once it is ready, its AudioSocket port and its health port."""
+    flags = [f"server.url={url}", "audiosocket.port=0", "http.port=0", *settings]
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, *[word for flag in flags for word in ("--set", flag)], stdout=PIPE, stderr=PIPE, cwd=ROOT,
+        env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        told = ""
+        async with asyncio.timeout(20):
+            while "Ctrl-C" not in told:
+                line = await process.stdout.readline()
+                assert line, await process.communicate()
+                told += line.decode()
+        ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)(?= |/metrics)", told)]
+        yield process, ports[0], ports[-1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def test_sigterm_lets_calls_finish_and_exits_with_0() -> None:
+    frames = noise(40, 1)
+
+    async def main() -> None:
+        async def script(call: ServedCall) -> None:
+            await call.speak(frames)
+            await call.socket.close(1000)
+
+        async with standin_server(script) as server, running(server.url) as (process, port, http_port):
+            async with phone(port) as up:
+                await up.hears(5)
+                process.send_signal(signal.SIGTERM)
+                status = 0
+                while status != 503:
+                    status, body = await get(http_port, "/readyz")
+                assert body == "draining\n"
+                with pytest.raises(ConnectionRefusedError):
+                    async with phone(port):
+                        pass
+                assert await up.is_over() == "hung up by the peer"
+                assert up.speech == frames
+            assert process.stderr is not None
+            log = (await asyncio.wait_for(process.stderr.read(), 8)).decode()
+            assert await process.wait() == 0
+            events = re.findall(r'"event": "(\w+)"', log)
+            assert events == ["ready", "call_started", "joined", "stopping", "draining", "call_ended", "stopped"]
+            assert f'"call": "{up.name}"' in log and '"reason": "finished"' in log
+
+    run(main)
+
+
+def test_a_second_signal_cuts_at_once() -> None:
+    async def main() -> None:
+        async with standin_server() as server, running(server.url) as (process, port, _), phone(port) as up:
+            call = await server.call(up.name)
+            process.send_signal(signal.SIGINT)
+            await up.hears_any(len(up.heard) + 3)
+            process.send_signal(signal.SIGINT)  # within 0.3 s: make's or a shell's echo of the first
+            await up.hears_any(len(up.heard) + 20)
+            assert process.returncode is None
+            process.send_signal(signal.SIGINT)
+            assert await up.is_over() == "hung up by the peer"
+            await call.gone()
+            assert call.of("stop") == [{"type": "stop", "reason": "drain"}]
+            assert await asyncio.wait_for(process.wait(), 8) == 0
+
+    run(main)
+
+
+def test_a_port_in_use_is_told_with_its_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for section, other in (("audiosocket", "http"), ("http", "audiosocket")):
+            done = command("--set", f"{section}.port={port}", "--set", f"{other}.port=0")
+            assert done.returncode == 2
+            assert f"cannot listen on 127.0.0.1:{port}" in done.stderr and f"set {section}.port" in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
+    url = "wss://user:s3cret@voice.example.com/media/native?token=s3cret"
+    done = command("--config", "configs/sip_bridge.yaml", "--check", "--set", f"server.url={url}")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "127.0.0.1:9092" in done.stdout and "wss://voice.example.com/media/native" in done.stdout
+    assert "s3cret" not in done.stdout
+
+
+def test_wrong_settings_and_flags_exit_with_2() -> None:
+    done = command("--check", "--set", "audiosocket.prot=1")
+    assert done.returncode == 2 and 'Did you mean "port"?' in done.stderr
+    assert command("--nonsense").returncode == 2
+    assert command("--set", "drain_s").returncode == 2
+
+
+def test_the_help_shows_how_to_begin() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    words = ("--config", "--check", "AudioSocket(${CALL_UUID}", "TELEPHONY_SIP_BRIDGE_TOKEN", "/v1/stream?call=UUID")
+    assert [word for word in words if word not in done.stdout] == []

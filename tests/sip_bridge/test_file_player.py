@@ -1,0 +1,225 @@
+"""The files of one call, on a clock of the test's own, and a FreeSWITCH that is only told things."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sip_bridge.file_player import FilePlayer
+
+MS = 1_000_000
+
+
+class World:
+    """`told` is what was asked of FreeSWITCH and told to the server, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.removed: list[str] = []
+        self.now_ns = 0
+        self.player = FilePlayer(self)
+
+    def play(self, path: str) -> None:
+        self.told.append(f"play {path}")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def report(self, what: str, number: int | None = None) -> None:
+        self.told.append(what if number is None else f"{what} {number}")
+
+    def remove(self, path: str) -> None:
+        self.removed.append(path)
+
+    def add(self, *numbers: int) -> None:
+        for number in numbers:
+            self.player.add(number, f"/f{number}", self.now_ns)
+
+    def begun(self, number: int) -> None:
+        self.player.begun(f"/f{number}", self.now_ns)
+
+    def ended(self, number: int, was_broken: bool = False) -> None:
+        self.player.ended(f"/f{number}", was_broken, self.now_ns)
+
+    def pass_ms(self, ms: int) -> None:
+        """Time passes; the player is called when it has asked for it."""
+        end_ns = self.now_ns + ms * MS
+        while self.player.deadline_ns is not None and self.player.deadline_ns <= end_ns:
+            self.now_ns = max(self.now_ns, self.player.deadline_ns)
+            self.player.poll(self.now_ns)
+        self.now_ns = end_ns
+
+    def taken(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+
+def test_files_are_played_one_after_the_other_and_removed() -> None:
+    world = World()
+    world.add(1, 2)
+    world.begun(1)
+    assert world.taken() == ["play /f1", "playing 1"]
+    world.pass_ms(60_000)
+    world.ended(1)
+    assert world.taken() == ["played 1", "play /f2"]
+    world.begun(2)
+    world.ended(2)
+    assert world.taken() == ["playing 2", "played 2"]
+    assert world.removed == ["/f1", "/f2"] and world.player.deadline_ns is None
+
+
+def test_a_clear_stops_what_plays_and_forgets_what_waits() -> None:
+    world = World()
+    world.add(1, 2, 3)
+    world.begun(1)
+    world.taken()
+    world.player.clear(4, world.now_ns)
+    assert world.taken() == ["stop"]
+    world.add(4)
+    assert world.taken() == [], "not before the break is known to be done: it would hit this one"
+    world.pass_ms(34)
+    world.ended(1, was_broken=True)
+    assert world.taken() == ["play /f4"]
+    assert world.removed == ["/f2", "/f3", "/f1"]
+
+
+def test_of_a_cleared_file_nothing_is_reported() -> None:
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.begun(1)
+    world.ended(1)
+    assert world.taken() == ["play /f1", "stop", "stop"], "stopped again, because the first came too early for it"
+
+
+def test_a_break_that_never_shows_does_not_hold_up_the_next_file() -> None:
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.add(2)
+    world.taken()
+    world.pass_ms(499)
+    assert world.taken() == []
+    world.pass_ms(2)
+    assert world.taken() == ["play /f2"]
+
+
+def test_a_file_whose_event_comes_after_its_clear_is_never_played() -> None:
+    world = World()
+    world.player.clear(3, world.now_ns)
+    world.add(2, 3)
+    assert world.taken() == ["play /f3"] and world.removed == ["/f2"]
+
+
+def test_a_clear_touches_only_what_it_is_about() -> None:
+    world = World()
+    world.add(5, 6)
+    world.begun(5)
+    world.taken()
+    world.player.clear(5, world.now_ns)
+    assert world.taken() == []
+    world.player.clear(None, world.now_ns)
+    world.ended(5, was_broken=True)
+    world.add(7)
+    assert world.taken() == ["stop", "play /f7"]
+
+
+def test_a_file_that_somebody_else_has_broken_is_played_again_once() -> None:
+    """As a break does that was left over when it found nothing to stop."""
+    world = World()
+    world.add(1)
+    world.begun(1)
+    world.ended(1, was_broken=True)
+    world.taken()
+    world.pass_ms(149)
+    assert world.taken() == []
+    world.pass_ms(2)
+    world.begun(1)
+    assert world.taken() == ["play /f1", "playing 1"]
+    world.ended(1, was_broken=True)
+    world.pass_ms(200)
+    assert world.taken() == ["failed 1"], "not reported as heard, and not for ever"
+
+
+def test_a_clear_between_two_tries_breaks_nothing() -> None:
+    world = World()
+    world.add(1, 2)
+    world.begun(1)
+    world.ended(1, was_broken=True)
+    world.taken()
+    world.player.clear(2, world.now_ns)
+    assert world.taken() == ["play /f2"]
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+def test_a_file_that_is_not_played_is_told(how: str) -> None:
+    world = World()
+    world.add(1, 2)
+    if how == "refused":
+        world.player.refused("/f1", world.now_ns)
+    else:
+        world.pass_ms(3001)
+    assert world.taken() == ["play /f1", "failed 1", "play /f2"]
+
+
+def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
+    world = World()
+    world.add(1, 2)
+    world.begun(1)
+    world.taken()
+    world.player.lost_touch(world.now_ns)
+    assert world.taken() == ["stop", "again"] and world.removed == ["/f2"]
+    world.add(3)
+    world.pass_ms(501)
+    assert world.taken() == ["play /f3"]
+
+
+def test_what_is_not_ours_is_nothing_to_us() -> None:
+    world = World()
+    world.begun(9)
+    world.ended(9)
+    world.player.refused("/f9", 0)
+    world.add(1)
+    world.begun(9)
+    world.ended(9, was_broken=True)
+    assert world.taken() == ["play /f1"]
+
+
+STEPS = st.lists(
+    st.sampled_from(["add", "clear", "begun", "ended", "broken", "refused", "lost", "wait"]), min_size=1, max_size=40
+)
+
+
+@given(STEPS)
+def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(steps: list[str]) -> None:
+    world = World()
+    n_added, cleared = 0, 0
+    asked: str | None = None
+    for step in steps:
+        match step:
+            case "add":
+                n_added += 1
+                world.add(n_added)
+            case "clear":
+                cleared = n_added + 1
+                world.player.clear(cleared, world.now_ns)
+            case "begun" if asked:
+                world.player.begun(asked, world.now_ns)
+            case "ended" | "broken" if asked:
+                world.player.ended(asked, step == "broken", world.now_ns)
+            case "refused" if asked:
+                world.player.refused(asked, world.now_ns)
+            case "lost":
+                world.player.lost_touch(world.now_ns)
+            case "wait":
+                world.pass_ms(100)
+        for told in world.taken():
+            what, _, which = told.partition(" ")
+            if what == "play":
+                assert int(which.removeprefix("/f")) >= cleared
+                asked = which
+            elif which:
+                assert int(which) >= cleared, told
+    world.pass_ms(60_000)
+    assert len(set(world.removed)) == len(world.removed), "each file is removed once"

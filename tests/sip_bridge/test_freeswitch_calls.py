@@ -1,0 +1,245 @@
+"""A bot speaks through the server, FreeSWITCH's module, the bridge and FreeSWITCH: all ours but FreeSWITCH, a stand-in.
+
+No package carries FreeSWITCH, so what the stand-in does is what was recorded of one; see docs/freeswitch.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bridge_rig import bridging, run, until
+from standin_freeswitch import PASSWORD, Channel, StandinFreeSwitch
+from test_bridge_and_server import TOKEN, bot_of, event, tones, tts_server
+from websockets.asyncio.client import ClientConnection
+
+from telephony_tts import metrics
+from telephony_tts.transport.server import Server
+
+pytestmark = pytest.mark.alone
+
+SENTENCES = ["Your parcel left the depot on Tuesday.", "It will be with you on Friday.", "Good bye."]
+AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@dataclass
+class Line:
+    server: Server
+    switch: StandinFreeSwitch
+    channel: Channel
+    url: str
+    bot: ClientConnection
+
+
+@asynccontextmanager
+async def lined(
+    folder: Path, *, rate_hz: int = 8000, module: str = "mod_audio_stream", inbound: str = "none",
+    by_header: bool = True,
+) -> AsyncIterator[Line]:  # fmt: skip
+    """An answered call whose module has connected, and its bot."""
+    async with tts_server() as server, StandinFreeSwitch(folder).running() as switch:
+        url = f"ws://127.0.0.1:{server.port}/media/freeswitch?rate={rate_hz}"
+        async with bridging(
+            "ws://127.0.0.1:9/", freeswitch__enabled=True, freeswitch__port=switch.port, freeswitch__password=PASSWORD
+        ) as rig:
+            await until(lambda: rig.bridge._why_not_ready() is None, "the event socket")
+            channel = switch.call(module=module)
+            headers = AUTHORISED | ({"X-Call": channel.uuid} if by_header else {})
+            metadata = json.dumps({"from": "+4930", **({} if by_header else {"call": channel.uuid})})
+            assert await switch.stream(channel, url, metadata=metadata, headers=headers)
+            async with bot_of(server, channel.uuid, inbound) as bot:
+                yield Line(server, switch, channel, url, bot)
+                await switch.hang_up(channel)
+            await until(lambda: rig.bridge.n_calls == 0 and not len(server.registry), "the end of the call")
+
+
+def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
+    n = min(len(heard), len(wanted))
+    assert abs(len(heard) - len(wanted)) < 800, (len(heard), len(wanted))
+    return float(np.corrcoef(heard[:n], wanted[:n])[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "module", "by_header"),
+    [(8000, "mod_audio_stream", True), (16000, "mod_audio_stream", False), (8000, "mod_audio_fork", False)],
+)
+def test_a_bots_sentences_are_heard_whole_and_told_as_heard(
+    tmp_path: Path, rate_hz: int, module: str, by_header: bool
+) -> None:
+    async def main() -> None:
+        async with lined(tmp_path, rate_hz=rate_hz, module=module, by_header=by_header) as line:
+            call = await event(line.bot, "call")
+            assert (call["codec"], call["rate_hz"], call["parameters"]["from"]) == ("pcm", rate_hz, "+4930")
+            await line.bot.send(json.dumps({"type": "text", "text": " ".join(SENTENCES[:2]), "turn": "a"}))
+            await line.bot.send(json.dumps({"type": "mark", "name": "here", "turn": "a"}))
+            await line.bot.send(json.dumps({"type": "text", "text": " " + SENTENCES[2], "turn": "a", "last": True}))
+            loop = asyncio.get_running_loop()
+            assert (await event(line.bot, "mark"))["name"] == "here"
+            here_s = loop.time()
+            await event(line.bot, "done")
+            done_s = loop.time()
+            heard = line.channel.heard
+            assert len(heard) == 3, "a sentence is a file"
+            for sentence, (_, _, pcm) in zip(SENTENCES, heard, strict=True):
+                assert correlation(np.frombuffer(pcm, "<i2"), tones([sentence], rate_hz)) > 0.999
+            assert here_s == pytest.approx(heard[1][1], abs=0.08)
+            assert done_s == pytest.approx(heard[2][1], abs=0.08)
+
+    run(main)
+
+
+def test_what_a_bot_said_before_the_call_came_is_heard_in_sentences_as_well(tmp_path: Path) -> None:
+    """What was made for a telephone that takes frames is made again for one that takes files."""
+
+    async def main() -> None:
+        async with lined(tmp_path) as line:
+            later = line.switch.call()
+            async with bot_of(line.server, later.uuid) as bot:
+                await bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
+                await asyncio.sleep(0.2)
+                await line.switch.stream(later, line.url, headers=AUTHORISED | {"X-Call": later.uuid})
+                await event(bot, "done")
+            assert len(later.heard) == len(SENTENCES)
+            for sentence, (_, _, pcm) in zip(SENTENCES, later.heard, strict=True):
+                assert correlation(np.frombuffer(pcm, "<i2"), tones([sentence], 8000)) > 0.999
+            await until(lambda: not later.is_up, "the end, for its bot has left")
+
+    run(main)
+
+
+@pytest.mark.parametrize("module", ["mod_audio_stream", "mod_audio_fork"])
+def test_a_clear_silences_the_telephone_and_says_what_was_heard(tmp_path: Path, module: str) -> None:
+    async def main() -> None:
+        async with lined(tmp_path, module=module, by_header=False) as line:
+            await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
+            await until(lambda: line.channel.heard, "the first sentence")
+            await line.channel.playing.wait()
+            await asyncio.sleep(0.5)
+            cleared_s = asyncio.get_running_loop().time()
+            await line.bot.send('{"type":"clear"}')
+            cleared = await event(line.bot, "cleared")
+            await line.bot.send(json.dumps({"type": "say", "text": SENTENCES[2], "turn": "b"}))
+            await event(line.bot, "done")
+            (_, _, first), (from_s, to_s, _), *rest = line.channel.heard
+            assert to_s - cleared_s < 0.15
+            heard_ms = len(first) / 16 + (to_s - from_s) * 1000
+            assert cleared["basis"] == "marks"
+            assert heard_ms - 150 < cleared["heard_ms"] <= heard_ms
+            assert cleared["heard_text"].startswith(SENTENCES[0]) and SENTENCES[2] in cleared["unheard_text"]
+            spoken = np.concatenate([np.frombuffer(pcm, "<i2") for _, _, pcm in rest if pcm])
+            assert correlation(spoken, tones([SENTENCES[2]], 8000)) > 0.999, "the new turn, and nothing of the old"
+
+    run(main)
+
+
+def test_the_callers_voice_and_digits_reach_the_bot(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lined(tmp_path, inbound="binary") as line:
+            voice = np.random.default_rng(1).integers(-9000, 9000, 8000).astype("<i2").tobytes()
+            await asyncio.sleep(0.05)
+            await line.switch.hears_caller(line.channel, voice)
+            audio = bytearray()
+            line.switch.press(line.channel, "7")
+            assert (await event(line.bot, "dtmf", audio))["digit"] == "7"
+            assert bytes(audio) == voice
+
+    run(main)
+
+
+def test_a_hang_up_in_the_middle_of_a_file_is_told_and_not_taken_for_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lined(tmp_path) as line:
+            await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
+            await line.channel.playing.wait()
+            await asyncio.sleep(0.3)
+            await line.switch.hang_up(line.channel)
+            cleared = await event(line.bot, "cleared")
+            assert cleared["reason"] == "hangup" and 200 <= cleared["heard_ms"] <= 450
+            await event(line.bot, "hangup")
+
+    run(main)
+
+
+def test_a_bot_that_leaves_ends_the_telephone_call(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lined(tmp_path) as line:
+            await line.bot.send(json.dumps({"type": "say", "text": "Good bye.", "turn": "a"}))
+            await event(line.bot, "done")
+            await line.bot.close()
+            await until(lambda: not line.channel.is_up, "the hang-up")
+
+    run(main)
+
+
+def test_an_event_socket_that_was_away_loses_no_word(tmp_path: Path) -> None:
+    """What was not heard to its end is said once more; the turn ends as any other."""
+
+    async def main() -> None:
+        async with lined(tmp_path) as line:
+            await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
+            await until(lambda: line.channel.heard, "the first sentence")
+            await line.channel.playing.wait()
+            line.switch.drop_connections()
+            done = await event(line.bot, "done")
+            assert done["turn"] == "a"
+            whole = [pcm for _, _, pcm in line.channel.heard]
+            wanted = [tones([sentence], 8000) for sentence in SENTENCES]
+            for tone in wanted:
+                assert any(
+                    abs(len(pcm) // 2 - len(tone)) < 800 and correlation(np.frombuffer(pcm, "<i2"), tone) > 0.999
+                    for pcm in whole
+                ), "a sentence was never heard whole"
+
+    run(main)
+
+
+def test_where_nobody_plays_the_call_ends_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("telephony_tts.transport.freeswitch_leg._PATIENCE_S", 0.4)
+
+    async def main() -> None:
+        async with tts_server() as server, StandinFreeSwitch(tmp_path).running() as switch:
+            channel = switch.call()
+            url = f"ws://127.0.0.1:{server.port}/media/freeswitch"
+            await switch.stream(channel, url, headers=AUTHORISED | {"X-Call": channel.uuid})
+            live = metrics.value("telephony_tts_calls_live", media="freeswitch")
+            async with bot_of(server, channel.uuid) as bot:
+                await bot.send(json.dumps({"type": "say", "text": "Hello.", "turn": "a"}))
+                cleared = await event(bot, "cleared")
+                assert (cleared["heard_text"], cleared["heard_ms"]) == ("", 0)
+                assert (await event(bot, "hangup"))["reason"] == "playback_failed"
+            await until(lambda: not len(server.registry), "the end of the call")
+            assert metrics.value("telephony_tts_calls_live", media="freeswitch") <= live
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("headers", "metadata", "is_taken"),
+    [({}, '{"call":"c1"}', False), (AUTHORISED, "{}", True), (AUTHORISED | {"X-Call": "a b"}, "{}", True)],
+)
+def test_a_stranger_is_refused_and_a_nameless_leg_ends(
+    tmp_path: Path, headers: dict[str, str], metadata: str, is_taken: bool
+) -> None:
+    async def main() -> None:
+        async with tts_server() as server, StandinFreeSwitch(tmp_path).running() as switch:
+            server.settings = server.settings.__class__(
+                **{name: getattr(server.settings, name) for name in server.settings.__slots__} | {"media_start_s": 0.3}
+            )
+            channel = switch.call()
+            url = f"ws://127.0.0.1:{server.port}/media/freeswitch"
+            assert await switch.stream(channel, url, metadata=metadata, headers=headers) is is_taken
+            if is_taken:
+                assert channel.socket is not None
+                await asyncio.wait_for(channel.socket.wait_closed(), 5)
+                assert channel.socket.close_code == 4400
+            assert len(server.registry) == 0
+
+    run(main)

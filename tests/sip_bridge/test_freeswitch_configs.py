@@ -1,0 +1,98 @@
+"""The files for FreeSWITCH agree with each other, the bridge and the server. No FreeSWITCH reads them here."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from sip_bridge.config import load
+from sip_bridge.freeswitch_config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from telephony_tts.errors import ConfigError
+from telephony_tts.transport.server import _LEGS
+from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "freeswitch"
+UUID = "7dd5e34e-5db4-4edb-a166-757e5d29b941"
+
+
+def variables() -> dict[str, str]:
+    tree = ElementTree.parse(FOLDER / "telephony_tts_vars.xml")
+    given = [element.attrib["data"] for element in tree.iter("X-PRE-PROCESS") if element.attrib["cmd"] == "set"]
+    return dict(each.split("=", 1) for each in given)
+
+
+def actions() -> list[tuple[str, str]]:
+    """What the dialplan does, with what is known of a call put in."""
+    known = {f"$${{{name}}}": value for name, value in variables().items()}
+    known |= {"${uuid}": UUID, "${tts_from}": "+4930123456", "${destination_number}": "700"}
+    found = []
+    for element in ElementTree.parse(FOLDER / "telephony_tts_dialplan.xml").iter("action"):
+        data = element.attrib.get("data", "")
+        for name, value in known.items():
+            data = data.replace(name, value)
+        found.append((element.attrib["application"], data))
+    return found
+
+
+def test_every_global_variable_that_is_used_is_set() -> None:
+    text = "".join(path.read_text() for path in sorted(FOLDER.iterdir()))
+    assert set(re.findall(r"\$\$\{(\w+)\}", text)) == set(variables())
+
+
+def test_the_dialplan_names_the_call_and_begins_the_stream_when_all_is_set() -> None:
+    done = actions()
+    assert [name for name, _ in done if name != "set"] == ["answer", "park"]
+    settings = dict(data.split("=", 1) for name, data in done if name == "set")
+    headers = json.loads(settings["STREAM_EXTRA_HEADERS"])
+    assert headers == {
+        CALL_HEADER: UUID, "X-From": "+4930123456", "X-To": "700", "Authorization": "Bearer none",
+    }  # fmt: skip
+    assert set(CALLER_HEADERS) <= set(headers)
+    assert settings["playback_terminators"] == "none" and settings["STREAM_SUPPRESS_LOG"] == "true"
+    url = variables()["telephony_tts_url"]
+    assert settings["tts_stream"] == f"${{uuid_audio_stream({UUID} start {url} mono 8k)}}"
+    assert url.endswith("/media/freeswitch") and "/media/freeswitch" in _LEGS
+    assert [name for name, data in done].index("answer") < [data[:10] for _, data in done].index("tts_stream")
+
+
+@pytest.mark.parametrize("number", ['1","X-Call":"other', "a b", "", '"', "4930\n", "1" * 33])
+def test_a_callers_number_that_is_more_than_one_is_not_passed_on(number: str) -> None:
+    condition = next(
+        each for each in ElementTree.parse(FOLDER / "telephony_tts_dialplan.xml").iter("condition")
+        if each.attrib.get("field") == "caller_id_number"
+    )  # fmt: skip
+    assert condition.attrib["break"] == "never"
+    # As PCRE does, whose dollar also stands before a last line's end; FreeSWITCH's headers have none.
+    assert re.fullmatch(condition.attrib["expression"].strip("^$"), number) is None
+
+
+def test_the_event_socket_is_where_the_bridge_looks_for_it() -> None:
+    tree = ElementTree.parse(FOLDER / "event_socket.conf.xml")
+    given = {each.attrib["name"]: each.attrib["value"] for each in tree.iter("param")}
+    assert (given["listen-ip"], int(given["listen-port"])) == (FreeSwitch().host, FreeSwitch().port)
+    assert given["password"] == "$${telephony_tts_esl_password}" and given["apply-inbound-acl"] == "loopback.auto"
+
+
+def test_the_files_the_page_copies_are_there() -> None:
+    page = (ROOT / "docs" / "freeswitch.md").read_text()
+    assert set(re.findall(r"configs/freeswitch/(\w[\w.]*)\s", page)) == {path.name for path in FOLDER.iterdir()}
+
+
+# ------------------------------------------------------------------- the bridge's settings
+
+
+def test_the_password_comes_from_the_environment_and_is_not_shown() -> None:
+    config = load(None, {"freeswitch.enabled": True}, {ESL_PASSWORD_VARIABLE: "very-secret"})
+    assert config.freeswitch.password == "very-secret" and "very-secret" not in repr(config)
+
+
+@pytest.mark.parametrize("password", [None, "two words", "line\nend", "käse", ""])
+def test_without_a_password_that_can_be_said_it_does_not_begin(password: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"freeswitch\.password") as caught:
+        load(None, {"freeswitch.enabled": True, "freeswitch.password": password}, {})
+    assert password in (None, "") or password not in str(caught.value)

@@ -1,0 +1,151 @@
+"""RTP packets made and put in order: whatever the network does to them, what was said keeps its order and its pace."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sip_bridge.rtp import RtpReceiver, RtpSender
+
+MS = 1_000_000
+SILENCE = b"\xff" * 160
+_HEADER = struct.Struct("!BBHII")
+
+
+def said(number: int) -> bytes:
+    return bytes([number % 251]) * 160
+
+
+def packet(number: int, codes: bytes | None = None, *, kind: int = 0, ssrc: int = 7, first: int = 0x80) -> bytes:
+    codes = said(number) if codes is None else codes
+    return _HEADER.pack(first, kind, number & 0xFFFF, number * 160 & 0xFFFFFFFF, ssrc) + codes
+
+
+def heard(receiver: RtpReceiver, numbers: list[int], every_ms: int = 20) -> bytes:
+    return b"".join(receiver.feed(packet(number), n * every_ms * MS) for n, number in enumerate(numbers))
+
+
+def test_packets_in_order_are_given_at_once() -> None:
+    receiver = RtpReceiver()
+    for number in range(65_530, 65_550):  # over the end of the counter
+        assert receiver.feed(packet(number), number * 20 * MS) == said(number)
+    assert (receiver.n_lost, receiver.n_late, receiver.n_doubled) == (0, 0, 0)
+
+
+def test_what_the_network_mixes_up_is_put_in_order() -> None:
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 2, 1, 3, 6, 5, 4, 7]) == b"".join(said(n) for n in range(8))
+    assert (receiver.n_lost, receiver.n_late) == (0, 0)
+
+
+def test_a_lost_packet_is_silence_of_its_length_and_a_late_one_is_left_out() -> None:
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 2, 3], every_ms=1) == said(0)
+    assert receiver.feed(packet(4), 4 * MS) == b""
+    assert receiver.feed(packet(5), 5 * MS) == SILENCE + b"".join(said(n) for n in (2, 3, 4, 5))
+    assert receiver.feed(packet(1), 6 * MS) == b"" and receiver.feed(packet(5), 7 * MS) == b""
+    assert (receiver.n_lost, receiver.n_late) == (1, 2)
+
+
+def test_what_waits_is_given_after_60_ms_though_nothing_comes() -> None:
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 2]) == said(0)
+    assert receiver.due(79 * MS) == b""
+    assert receiver.due(80 * MS) == SILENCE + said(2)
+    assert receiver.due(10_000 * MS) == b""
+
+
+def test_a_packet_that_comes_twice_is_heard_once() -> None:
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 2, 2, 1, 1]) == said(0) + said(1) + said(2)
+    assert (receiver.n_doubled, receiver.n_late) == (1, 1)
+
+
+def test_a_long_loss_is_at_most_200_ms_of_silence() -> None:
+    receiver = RtpReceiver()
+    receiver.feed(packet(0), 0)
+    assert receiver.feed(packet(500), MS) == b""
+    assert receiver.due(100 * MS) == b"\xff" * 1600 + said(500)
+
+
+def test_another_source_or_a_far_jump_begins_anew() -> None:
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 2]) == said(0)
+    # What waited is not lost with the old source.
+    assert receiver.feed(packet(9_000, ssrc=8), 21 * MS) == SILENCE + said(2) + said(9_000)
+    assert receiver.feed(packet(9_001, ssrc=8), 41 * MS) == said(9_001)
+    assert receiver.feed(packet(30_000, ssrc=8), 61 * MS) == said(30_000)
+    assert receiver.n_lost == 1
+
+
+def test_digits_and_comfort_noise_leave_no_hole() -> None:
+    receiver = RtpReceiver()
+    assert receiver.feed(packet(0), 0) == said(0)
+    assert receiver.feed(packet(1, b"\x01\x0a\x00\xa0", kind=101), 0) == b""
+    assert receiver.feed(packet(2, b"\x40", kind=13), 0) == b""
+    assert receiver.feed(packet(3), 0) == said(3)
+    assert (receiver.n_lost, receiver.n_unreadable) == (0, 0)
+
+
+def test_headers_with_more_in_them_are_read() -> None:
+    receiver = RtpReceiver()
+    sources = packet(0, bytes(8) + said(0), first=0x82)
+    extension = packet(1, b"\xbe\xde\x00\x02" + bytes(8) + said(1), first=0x90)
+    padded = packet(2, said(2) + b"\x00\x00\x03", first=0xA0)
+    assert [receiver.feed(each, 0) for each in (sources, extension, padded)] == [said(0), said(1), said(2)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80", bytes(12), packet(0, kind=8), packet(0, b""), packet(0, b"\x01\x02", first=0x90),
+     packet(0, b"\xbe\xde\xff\xff", first=0x90), packet(0, b"\xff", first=0xA0), packet(0, b"x", first=0x8F)],
+)  # fmt: skip
+def test_what_is_no_rtp_in_mu_law_is_counted(data: bytes) -> None:
+    receiver = RtpReceiver()
+    assert receiver.feed(data, 0) == b"" and receiver.n_unreadable == 1
+    assert receiver.feed(packet(5), 0) == said(5)
+
+
+@given(st.lists(st.binary(max_size=400), max_size=40))
+def test_no_datagram_is_an_exception_nor_held_for_ever(datagrams: list[bytes]) -> None:
+    receiver = RtpReceiver()
+    for n, data in enumerate(datagrams):
+        receiver.feed(data, n * MS)
+    receiver.due(10_000 * MS)
+    assert not receiver._held
+
+
+@given(st.integers(0, 2**16 - 1), st.integers(0, 2**32), st.lists(st.integers(0, 9), min_size=60, max_size=60))
+def test_jitter_loss_and_doubles_never_change_the_order(first: int, seed: int, luck: list[int]) -> None:
+    chance = random.Random(seed)
+    sent = [(n * 20 + chance.uniform(0, 55), n) for n in range(len(luck)) if luck[n] > 0]
+    sent += [(at + 1, n) for at, n in sent if luck[n] == 9]
+    sent[:0] = [(0.0, 0)]
+    receiver = RtpReceiver()
+    audio = b""
+    for at_ms, n in sorted(sent):
+        audio += receiver.due(round(at_ms * MS))
+        audio += receiver.feed(packet(first + n, bytes([n + 1]) * 160), round(at_ms * MS))
+    audio += receiver.due(10_000 * MS)
+    frames = [audio[at] for at in range(0, len(audio), 160)]
+    spoken = [frame - 1 for frame in frames if frame != 0xFF]
+    assert spoken == sorted(set(spoken)), "in order, none twice"
+    assert len(spoken) + receiver.n_late + receiver.n_doubled == len(sent)
+    last = spoken[-1]
+    assert len(frames) == last + 1, "as long as it was said"
+
+
+def test_packets_that_are_sent_go_on_by_one_and_by_160() -> None:
+    sender = RtpSender(65_535, 2**32 - 160, 9)
+    made = [sender.packet(said(n)) for n in range(3)]
+    sender.skip(320)
+    made.append(sender.packet(said(3)))
+    read = [_HEADER.unpack(each[:12]) for each in made]
+    assert read == [
+        (0x80, 0x80, 65_535, 2**32 - 160, 9), (0x80, 0, 0, 0, 9), (0x80, 0, 1, 160, 9), (0x80, 0, 2, 640, 9),
+    ]  # fmt: skip
+    assert [each[12:] for each in made] == [said(n) for n in range(4)]
