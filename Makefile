@@ -16,12 +16,14 @@ SERVE_ARGS  ?=
 PYTEST_ARGS ?=
 # How many tests run at a time, those aside that must run alone.
 PROCESSES   ?= 2
+EXTENSION   ?= 700
+DEMO_ARGS   ?=
 
 # OpenBLAS threads spin against onnxruntime's: without this a sentence takes twice as long.
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run model setup check test bench clean
+.PHONY: help run model setup check test bench asterisk-demo asterisk-call clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -30,6 +32,7 @@ help:
 	@echo "make check   lint and types"
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
+	@echo "make asterisk-demo   a real Asterisk, the server and a bot to call; make asterisk-call calls it"
 	@echo "make clean   remove what was installed and built here"
 
 run: $(VENV)/.installed
@@ -64,6 +67,12 @@ bench: $(VENV)/.installed-dev
 	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 	@echo "== bench engine"; $(BIN)/telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full \
 	  --concurrency 1,2 --turns 2 --json benchmarks/results/callers.json
+
+asterisk-demo: $(VENV)/.installed-dev
+	@exec $(BIN)/python tests/pbx/demo.py $(DEMO_ARGS)
+
+asterisk-call: $(VENV)/.installed-dev
+	@exec $(BIN)/python tests/pbx/demo.py --call $(EXTENSION) $(DEMO_ARGS)
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info

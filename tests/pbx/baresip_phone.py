@@ -1,0 +1,132 @@
+"""baresip as a second phone, none of it ours: it speaks a file and records what it hears, behind its own jitter buffer.
+
+Its recording begins with the first packet and leaves out what never came: for holes use `phones`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import wave
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from asterisk_peer import free_port, installed
+from debian_packages import Unpacked
+from peer_process import PeerFailed, PeerProcess, wait_until
+
+from telephony_tts.audio.g711 import Pcm
+
+RATE_HZ = 8000
+_SPARE_S = 5.0
+_LEAD_S = 0.5
+"""Silence before it speaks: what is said while the other side still connects is nobody's fault."""
+_ENCODINGS = {"ulaw": "pcmu", "alaw": "pcma"}
+
+_CONFIG = """\
+poll_method epoll
+sip_listen 127.0.0.1:{port}
+sip_trans_def udp
+net_interface 127.0.0.1
+audio_path /nonexistent
+audio_player aufile,{folder}/played.wav
+audio_source aufile,{folder}/said.wav
+audio_alert aufile,/dev/null
+audio_srate 8000
+audio_channels 1
+audio_buffer 20-160
+audio_buffer_mode adaptive
+ausrc_srate 8000
+auplay_srate 8000
+rtcp_mux no
+jitter_buffer_delay 2-10
+rtp_stats no
+module_path {modules}
+module g711.so
+module aufile.so
+module sndfile.so
+snd_path {folder}
+module_tmp account.so
+module_app menu.so
+"""
+
+
+class Baresip:
+    """One call of the phone."""
+
+    def __init__(self, process: PeerProcess, folder: Path, port: int) -> None:
+        self.port = port
+        self._process = process
+        self._folder = folder
+
+    def wait_ready(self, within_s: float = 10.0) -> None:
+        """Until it can be called."""
+        ready = "baresip is ready"
+        wait_until(lambda: ready in self.written() or not self._process.running(), ready, within_s)
+        if not self._process.running():
+            raise PeerFailed(f"baresip ended while it started:\n{self.written()}")
+
+    def wait_ended(self, within_s: float) -> None:
+        """Until its time is over and its recording is whole."""
+        if not self._process.wait(within_s):
+            raise PeerFailed(f"baresip runs on after {within_s:g} s:\n{self.written()}")
+
+    def heard(self) -> Pcm:
+        """What it decoded, once it has ended. Raises PeerFailed if it heard nothing."""
+        recordings = sorted(self._folder.glob("dump-*-dec.wav"))
+        if not recordings:
+            raise PeerFailed(f"baresip recorded nothing:\n{self.written()}")
+        with wave.open(str(recordings[-1])) as recording:
+            if (recording.getframerate(), recording.getnchannels(), recording.getsampwidth()) != (RATE_HZ, 1, 2):
+                raise PeerFailed(f"baresip recorded something else than 8 kHz mono: {recording.getparams()}")
+            return np.frombuffer(recording.readframes(recording.getnframes()), "<i2").astype(np.int16)
+
+    def written(self) -> str:
+        """What it printed."""
+        return self._process.written()
+
+
+@contextmanager
+def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, codec: str = "ulaw") -> Iterator[Baresip]:
+    """A phone that says 8 kHz samples, half a second after it got through, and leaves `seconds` after it was started.
+
+    It calls `extension`, or answers whoever calls if that is None.
+
+    Raises PeerFailed, debian_packages.PeerUnavailable.
+    """
+    unpacked = installed()
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="baresip-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        port = free_port(socket.SOCK_DGRAM)
+        _write_settings(folder, unpacked, port, sip_port, codec)
+        _write_speech(folder / "said.wav", said, seconds + _SPARE_S)
+        # The slash makes baresip take a command of more than one letter.
+        dial = [] if extension is None else ["-e", f"/dial sip:{extension}@127.0.0.1:{sip_port}"]
+        options = ["-4", "-f", str(folder), "-n", "127.0.0.1", "-t", str(seconds), *dial]
+        process = PeerProcess("baresip", unpacked.command("usr/bin/baresip", *options), folder)
+        stack.callback(process.stop)
+        yield Baresip(process, folder, port)
+
+
+def _write_settings(folder: Path, unpacked: Unpacked, port: int, sip_port: int, codec: str) -> None:
+    modules = unpacked.folder / "usr" / "lib" / "baresip" / "modules"
+    (folder / "config").write_text(_CONFIG.format(port=port, folder=folder, modules=modules))
+    (folder / "accounts").write_text(
+        f"<sip:phone@127.0.0.1:{sip_port}>;regint=0;audio_codecs={_ENCODINGS[codec]};ptime=20;answermode=auto\n"
+    )
+    (folder / "contacts").write_text("")
+
+
+def _write_speech(path: Path, said: Pcm, seconds: float) -> None:
+    """Longer than the call: baresip hangs up where the file ends."""
+    lead = np.zeros(round(_LEAD_S * RATE_HZ), np.int16)
+    rest = np.zeros(max(0, round(seconds * RATE_HZ) - len(lead) - len(said)), np.int16)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE_HZ)
+        file.writeframes(np.concatenate([lead, said, rest]).astype("<i2").tobytes())

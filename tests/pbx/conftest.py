@@ -1,0 +1,29 @@
+"""One Asterisk and one thread for media for all tests of this folder that do nothing to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from asterisk_peer import Asterisk, asterisk
+from rtp_end import RtpExchange, exchange
+
+
+@pytest.fixture(scope="session")
+def running_asterisk() -> Iterator[Asterisk]:
+    with asterisk() as running:
+        yield running
+
+
+@pytest.fixture
+def pbx(running_asterisk: Asterisk) -> Iterator[Asterisk]:
+    """An Asterisk with no call in it, before and after."""
+    running_asterisk.wait_for_no_channel()
+    yield running_asterisk
+    running_asterisk.wait_for_no_channel()
+
+
+@pytest.fixture
+def media() -> Iterator[RtpExchange]:
+    with exchange() as running:
+        yield running

@@ -1,0 +1,262 @@
+"""Our server with an engine whose speech is noise that a telephone can be compared with, and bots that speak with it.
+
+`speaking_server` runs it in a thread of this process, where a test can look into it; `speaking_process` in one of its
+own, where the telephones of many calls do not take its time, and it dials a bot for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from peer_process import wait_until
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.sync.server import ServerConnection
+from websockets.sync.server import serve as serve_sync
+
+from telephony_tts.audio.g711 import Pcm
+from telephony_tts.engines.api import Timing, Utterance
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.settings import TransportSettings
+
+RATE_HZ = 8000
+MS_PER_CHAR = 60
+PATIENCE_S = 10.0
+_EDGE = 400
+"""Samples in which it swells and fades: our own fade at joints then changes next to nothing."""
+
+
+def spoken(text: str) -> Pcm:
+    """What the engine makes of a sentence: noise with the slope of speech, for each text another, no frames alike."""
+    n = len(text) * RATE_HZ * MS_PER_CHAR // 1000
+    spectrum = np.fft.rfft(np.random.default_rng(zlib.crc32(text.encode())).standard_normal(n))
+    hz = np.fft.rfftfreq(n, 1 / RATE_HZ)
+    sound = np.fft.irfft(spectrum * (hz > 100) * (hz < 3400) * np.minimum(1.0, (np.maximum(hz, 1.0) / 500) ** -1.5), n)
+    sound *= 2500 / np.sqrt(np.mean(sound**2))
+    ramp = np.sin(np.linspace(0, np.pi / 2, _EDGE)) ** 2
+    sound[:_EDGE] *= ramp
+    sound[-_EDGE:] *= ramp[::-1]
+    pcm: Pcm = np.clip(np.rint(sound), -32_768, 32_767).astype(np.int16)
+    return pcm
+
+
+class Noise(FakeEngine):
+    def _render(self, utterance: Utterance) -> tuple[Pcm, list[Timing]]:
+        return spoken(utterance.text), []
+
+
+class Bot:
+    """A client of PROTOCOL.md for a test that is not asynchronous."""
+
+    def __init__(self, socket: ClientConnection | ServerConnection) -> None:
+        self._socket = socket
+        self.events: list[tuple[float, dict[str, Any]]] = []
+        self.caller = bytearray()
+        """The caller's audio, by `inbound: binary`."""
+        self._news: queue.Queue[None] = queue.Queue()
+        self._n_seen = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._socket:
+                if isinstance(message, bytes):
+                    self.caller += message
+                else:
+                    self.events.append((time.monotonic(), json.loads(message)))
+                self._news.put(None)
+        except (OSError, ConnectionClosed):
+            pass
+
+    def send(self, **message: Any) -> float:
+        """When it was sent, on the monotonic clock."""
+        self._socket.send(json.dumps(message))
+        return time.monotonic()
+
+    def say(self, text: str, turn: str) -> None:
+        self.send(type="say", turn=turn, text=text)
+
+    def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+        """The next event of this kind that has not been asked for; what comes between is skipped."""
+        end_s = time.monotonic() + within_s
+        while True:
+            for at in range(self._n_seen, len(self.events)):
+                event = self.events[at][1]
+                if event.get("type") == kind and all(event.get(name) == value for name, value in fields.items()):
+                    self._n_seen = at + 1
+                    return event
+            try:
+                self._news.get(timeout=max(0.01, end_s - time.monotonic()))
+            except queue.Empty:
+                got = [event for _, event in self.events[-8:]]
+                raise AssertionError(f"no {kind} {fields} came within {within_s} s; the last: {got}") from None
+
+    def leave(self) -> None:
+        self._socket.close()
+        self._reader.join(PATIENCE_S)
+
+    def wait_left(self) -> None:
+        """Until either side has closed."""
+        self._reader.join()
+
+
+class SpeakingServer:
+    def __init__(self, port: int, server: Server) -> None:
+        self.port = port
+        self._server = server
+
+    @property
+    def media_uri(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/media/asterisk"
+
+    @property
+    def n_calls(self) -> int:
+        return len(self._server.registry)
+
+    def calls(self) -> list[str]:
+        """The names of the calls there are."""
+        return [call.id for call in self._server.registry.calls()]
+
+    def only_call(self) -> str:
+        """The name of the one call there is, once there is one."""
+        wait_until(lambda: self.n_calls == 1, "the call has come to the server", 5)
+        return self.calls()[0]
+
+    def cut_off(self) -> None:
+        """Break all sockets, as a server does that dies."""
+        assert self._server._listener is not None
+        loop = self._server._listener.get_loop()
+        for connection in list(self._server._listener.connections):
+            loop.call_soon_threadsafe(connection.transport.abort)
+
+    @contextmanager
+    def bot(self, call: str, **options: Any) -> Iterator[Bot]:
+        query = "".join(f"&{name}={value}" for name, value in options.items())
+        with connect(f"ws://127.0.0.1:{self.port}/v1/stream?call={call}{query}", proxy=None) as socket:
+            bot = Bot(socket)
+            try:
+                yield bot
+            finally:
+                bot.leave()
+
+
+def _settings(**settings: Any) -> TransportSettings:
+    how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "call_claim_s": 10.0, **settings}
+    return TransportSettings(speech=SessionSettings(first_clause_chars=0), host="127.0.0.1", port=0, **how)
+
+
+async def _serve(settings: TransportSettings, started: Callable[[Server], object], over: asyncio.Event) -> None:
+    catalog = Catalog([Noise(sample_rate_hz=RATE_HZ)])
+    await catalog.start()
+    try:
+        server = Server(settings, catalog)
+        async with server.running():
+            started(server)
+            await over.wait()
+    finally:
+        await catalog.close()
+
+
+@contextmanager
+def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
+    """Running; afterwards no call of it is left. `settings` are those of the transport."""
+    started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
+    stop: list[Callable[[], None]] = []
+
+    async def serve() -> None:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(over.set))
+        await _serve(_settings(**settings), lambda server: started.put(SpeakingServer(server.port, server)), over)
+
+    def body() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+        except BaseException as error:
+            started.put(error)
+            raise
+
+    thread = threading.Thread(target=body, name="speaking server")
+    thread.start()
+    running = started.get(timeout=PATIENCE_S)
+    if isinstance(running, BaseException):
+        raise running
+    try:
+        yield running
+        end_s = time.monotonic() + PATIENCE_S
+        while running.n_calls and time.monotonic() < end_s:
+            time.sleep(0.02)
+        assert not running.n_calls, "calls left"
+    finally:
+        for each in stop:
+            each()
+        thread.join(PATIENCE_S)
+
+
+class Bots:
+    """A bot for each call that the server dials one for, in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._came: queue.Queue[Bot] = queue.Queue()
+        self._listener = serve_sync(self._greet, "127.0.0.1", 0, compression=None)
+        self.url = f"ws://127.0.0.1:{self._listener.socket.getsockname()[1]}/bot"
+        self._thread = threading.Thread(target=self._listener.serve_forever)
+        self._thread.start()
+
+    def _greet(self, socket: ServerConnection) -> None:
+        bot = Bot(socket)
+        self._came.put(bot)
+        bot.wait_left()
+
+    def next(self, within_s: float = PATIENCE_S) -> Bot:
+        return self._came.get(timeout=within_s)
+
+    def close(self) -> None:
+        self._listener.shutdown()
+        self._thread.join(PATIENCE_S)
+
+
+@contextmanager
+def speaking_process() -> Iterator[tuple[str, Bots]]:
+    """The address for Asterisk's media, and the bots."""
+    bots = Bots()
+    command = [sys.executable, str(Path(__file__).resolve()), bots.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            yield f"ws://127.0.0.1:{int(process.stdout.readline())}/media/asterisk", bots
+        finally:
+            process.stdin.close()  # it ends with its input
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            bots.close()
+
+
+async def _main(bot_url: str) -> None:
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, over.set)
+    await _serve(_settings(bot_url=bot_url), lambda server: print(server.port, flush=True), over)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_main(sys.argv[1]))

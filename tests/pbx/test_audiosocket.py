@@ -1,0 +1,233 @@
+"""Calls over AudioSocket, by way of our bridge in a process of its own: what the phone hears and what it says."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asterisk_peer import Asterisk, free_port
+from compare import compare, likeliest
+from peer_process import PeerProcess, wait_until
+from phones import Phone, calling
+from rtp_end import RtpExchange, RtpPacket
+from shipped import shipped_asterisk
+from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
+
+from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
+
+pytestmark = [pytest.mark.peer, pytest.mark.alone]
+TEXT = "your parcel left the depot on tuesday and will be with you soon."
+CALLER = "i would like to know where my parcel is please."
+
+
+class Bridge:
+    def __init__(self, process: PeerProcess, port: int, http_port: int) -> None:
+        self.process = process
+        self.address = f"127.0.0.1:{port}"
+        self._http_port = http_port
+
+    def ask(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def is_ready(self) -> bool:
+        try:
+            return self.ask("/readyz") != ""
+        except OSError:
+            return False
+
+    def n_calls(self) -> int:
+        name = "telephony_sip_bridge_calls_live"
+        told = [line for line in self.ask("/metrics").splitlines() if line.startswith(name)]
+        return sum(round(float(line.split()[-1])) for line in told)
+
+
+@contextmanager
+def bridge(server_port: int) -> Iterator[Bridge]:
+    port, http_port = free_port(socket.SOCK_STREAM), free_port(socket.SOCK_STREAM)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "bridge.yaml"
+        settings.write_text(
+            f"server: {{url: 'ws://127.0.0.1:{server_port}/media/native'}}\n"
+            f"audiosocket: {{port: {port}}}\nhttp: {{port: {http_port}}}\ndrain_s: 2\n"
+        )
+        command = [sys.executable, "-m", "sip_bridge.cli", "--config", str(settings)]
+        process = PeerProcess("telephony-sip-bridge", command, Path(folder))
+        try:
+            running = Bridge(process, port, http_port)
+            wait_until(running.is_ready, "the bridge listens", 15)
+            yield running
+            wait_until(lambda: running.n_calls() == 0, "the bridge has no call left", 5)
+            process.signal(signal.SIGTERM)
+            assert process.wait(5) and process.returncode() == 0, process.written()
+        finally:
+            process.stop()
+
+
+@pytest.fixture
+def server() -> Iterator[SpeakingServer]:
+    with speaking_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bridged(pbx: Asterisk, server: SpeakingServer) -> Iterator[Bridge]:
+    with bridge(server.port) as running:
+        pbx.configure(AUDIOSOCKET=running.address)
+        yield running
+
+
+def settle(phone: Phone) -> None:
+    phone.wait_heard(5)
+
+
+def is_loud(packet: RtpPacket) -> bool:
+    return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
+
+
+@pytest.mark.parametrize("extension", ["audiosocket", "achannel-slin", "achannel-slin16"])
+def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge, extension: str
+) -> None:
+    with calling(media, pbx.sip_port, extension) as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call(), inbound="binary") as bot:
+            bot.send(type="config", inbound_codec="pcm", inbound_rate_hz=8000)
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.event("done")
+            said = spoken(CALLER)
+            phone.rtp.say(encode_ulaw(said))
+            phone.wait_said()
+            wait_until(lambda: len(bot.caller) > 2 * len(said), "the caller is heard", 5)
+            time.sleep(0.2)
+            heard = phone.rtp.heard()
+            phone.rtp.dial("42#")
+            assert [bot.event("dtmf")["digit"] for _ in range(3)] == ["4", "2", "#"]
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    # slin16 goes through Asterisk's resampler.
+    least_db = 20 if "16" in extension else 30
+    compare(heard.pcm, spoken(TEXT)).require(snr_db=least_db)
+    compare(np.frombuffer(bytes(bot.caller), "<i2").astype(np.int16), said).require(snr_db=least_db)
+    assert (heard.holes, heard.n_lost, heard.n_duplicates) == ([], 0, 0)
+
+
+def test_a_barge_in_silences_the_phone(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge
+) -> None:
+    """What Asterisk was given it plays: AudioSocket has no way to take it back. So little is given."""
+    with calling(media, pbx.sip_port, "audiosocket") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            for n in range(5):
+                bot.say(TEXT, f"t{n}")
+                bot.event("started")
+                time.sleep(0.7 + n / 100)
+                cleared_s = bot.send(type="clear")
+                bot.event("cleared")
+                time.sleep(0.4)
+                last_s = max(packet.arrival_ns / 1e9 for packet in phone.rtp.audio_packets() if is_loud(packet))
+                assert last_s - cleared_s < 0.060, f"speech {1000 * (last_s - cleared_s):.0f} ms after clear"
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+
+
+def test_the_bot_may_hang_up_behind_its_last_word(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge
+) -> None:
+    with calling(media, pbx.sip_port, "audiosocket") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.send(type="close")
+            phone.wait_ended()
+    compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+    pbx.wait_for_no_channel()
+
+
+def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> None:
+    with (
+        speaking_server() as server,
+        bridge(server.port) as bridged,
+        shipped_asterisk(server.media_uri, bridged.address) as pbx,
+        calling(media, pbx.sip_port, "701") as (phone,),
+    ):
+        phone.wait_answered()
+        name = server.only_call()
+        assert len(name) == 36 and name.count("-") == 4
+        with server.bot(name) as bot:
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.event("done")
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+
+
+def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
+    with speaking_process() as (media_uri, bots), bridge(int(media_uri.split(":")[2].split("/")[0])) as bridged:
+        pbx.configure(AUDIOSOCKET=bridged.address)
+        with calling(media, pbx.sip_port, *["audiosocket"] * 20) as phones:
+            for phone in phones:
+                phone.wait_answered(20)
+            talking = [bots.next() for _ in phones]
+            for phone in phones:
+                settle(phone)
+            texts = [f"call {chr(97 + i)} speaks to its own caller only." for i in range(20)]
+            for bot, text in zip(talking, texts, strict=True):
+                bot.say(text, "a")
+            for bot in talking:
+                assert bot.event("done", within_s=20)["underruns"] == 0
+            heard = [phone.rtp.heard() for phone in phones]
+            for phone in phones:
+                phone.hang_up()
+            for phone in phones:
+                phone.wait_ended()
+            for bot in talking:
+                bot.event("hangup")
+    for each in heard:
+        mine = texts.pop(likeliest(each.pcm, [spoken(text) for text in texts]))
+        compare(each.pcm, spoken(mine)).require()
+        assert each.holes == [] and each.n_lost == 0
+
+
+def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk, media: RtpExchange) -> None:
+    with speaking_server() as server, bridge(server.port) as bridged:
+        pbx.configure(AUDIOSOCKET=bridged.address)
+        with calling(media, pbx.sip_port, "audiosocket") as (phone,):
+            phone.wait_answered()
+            with server.bot(server.only_call()) as bot:
+                bot.event("call")
+                settle(phone)
+                server.cut_off()
+                phone.wait_ended()
+        with calling(media, pbx.sip_port, "audiosocket") as (phone,):
+            phone.wait_answered()
+            with server.bot(server.only_call()) as bot:
+                bot.event("call")
+                settle(phone)
+                bot.say(TEXT, "a")
+                bot.event("done")
+                compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+                phone.hang_up()
+                phone.wait_ended()
+                bot.event("hangup")

@@ -1,0 +1,243 @@
+"""Calls over Asterisk's chan_websocket: what the phone hears is what was said, and what it says is heard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from asterisk_peer import Asterisk, asterisk
+from compare import compare, likeliest
+from peer_process import wait_until
+from phones import Phone, calling
+from rtp_end import RtpExchange, RtpPacket
+from shipped import shipped_asterisk
+from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
+
+from telephony_tts.audio.encoder import CODECS
+from telephony_tts.audio.g711 import decode_ulaw
+
+pytestmark = [pytest.mark.peer, pytest.mark.alone]
+TEXT = "your parcel left the depot on tuesday and will be with you soon."
+CALLER = "i would like to know where my parcel is please."
+
+
+@pytest.fixture
+def server(pbx: Asterisk) -> Iterator[SpeakingServer]:
+    with speaking_server() as server:
+        pbx.configure(MEDIA_URI=server.media_uri)
+        yield server
+
+
+def settle(phone: Phone) -> None:
+    """The phone hears us: its recording begins before the first word."""
+    phone.wait_heard(5)
+
+
+def is_loud(packet: RtpPacket) -> bool:
+    return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
+
+
+@pytest.mark.parametrize(
+    ("extension", "codec"),
+    [("wstext-ulaw", "ulaw"), ("wsjson-ulaw", "ulaw"), ("wsjson-alaw", "alaw"), ("wsjson-slin", "ulaw"),
+     ("wsjson-slin16", "ulaw"), ("wsearly-ulaw", "ulaw")],
+)  # fmt: skip
+def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, extension: str, codec: str
+) -> None:
+    with calling(media, pbx.sip_port, extension, codec=codec) as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call(), inbound="binary") as bot:
+            bot.send(type="config", inbound_codec="pcm", inbound_rate_hz=8000)
+            call = bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            done = bot.event("done")
+            said = spoken(CALLER)
+            phone.rtp.say(CODECS[codec].encode(said))
+            phone.wait_said()
+            wait_until(lambda: len(bot.caller) > 2 * len(said), "the caller is heard", 5)
+            time.sleep(0.2)
+            heard = phone.rtp.heard()
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    # slin16 goes through Asterisk's resampler, which is not as good as ours.
+    compare(heard.pcm, spoken(TEXT)).require(snr_db=30 if "16" not in extension else 20)
+    assert done["underruns"] == 0 and (heard.holes, heard.n_lost, heard.n_duplicates) == ([], 0, 0)
+    compare(np.frombuffer(bytes(bot.caller), "<i2").astype(np.int16), said).require(
+        snr_db=30 if "16" not in extension else 20
+    )
+    assert call["call"] == call["parameters"]["channel_id"]
+
+
+def test_by_the_shipped_files_the_call_has_a_name_and_the_bot_knows_who_calls(media: RtpExchange) -> None:
+    with speaking_server() as server, shipped_asterisk(server.media_uri) as pbx:
+        with calling(media, pbx.sip_port, "700") as (phone,):
+            phone.wait_answered()
+            name = server.only_call()
+            with server.bot(name) as bot:
+                call = bot.event("call")
+                settle(phone)
+                bot.say(TEXT, "a")
+                bot.event("done")
+                bot.send(type="close")
+                phone.wait_ended()
+        pbx.wait_for_no_channel()
+        assert pbx.complaints() == []
+    assert call["call"] == name != call["parameters"]["channel_id"]
+    assert call["parameters"]["TTS_CALL"] == name and call["parameters"]["TTS_FROM"]
+    compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+
+
+def test_a_barge_in_silences_the_phone_within_60_ms(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+    with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            for n in range(5):
+                bot.say(TEXT, f"t{n}")
+                bot.event("started")
+                begun_s = time.monotonic()
+                time.sleep(0.7 + n / 100)
+                cleared_s = bot.send(type="clear")
+                cleared = bot.event("cleared")
+                time.sleep(0.4)
+                loud = [packet.arrival_ns / 1e9 for packet in phone.rtp.audio_packets() if is_loud(packet)]
+                loud = [at_s for at_s in loud if at_s > begun_s - 0.2]
+                assert max(loud) - cleared_s < 0.060, f"speech {1000 * (max(loud) - cleared_s):.0f} ms after clear"
+                # What was heard, as the server tells it, is what the phone has got of it.
+                assert abs(cleared["heard_ms"] - 20 * len(loud)) <= 60
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+
+
+def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+    with calling(media, pbx.sip_port, "wstext-ulaw") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            bot.send(type="text", turn="a", text="one two three four five. ")
+            bot.send(type="mark", name="middle", turn="a")
+            bot.send(type="text", turn="a", text="six seven eight nine ten.", last=True)
+            bot.event("done")
+            phone.hang_up()
+            phone.wait_ended()
+    at_s = {event.get("name"): at for at, event in bot.events if event["type"] == "mark"}
+    place_ms = next(event["end_ms"] for _, event in bot.events if event["type"] == "sentence")
+    packets = phone.rtp.audio_packets()
+    first = next(filter(is_loud, packets))
+    # The frame with the mark's place in it was sent so many frames behind the first.
+    place_ns = next(p.arrival_ns for p in packets if p.timestamp - first.timestamp >= place_ms * 8 // 160 * 160)
+    assert -20 <= 1000 * at_s["middle"] - place_ns / 1e6 <= 45
+
+
+def test_keys_arrive_and_the_bot_may_hang_up(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+    with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            phone.rtp.dial("15*#")
+            assert [bot.event("dtmf")["digit"] for _ in range(4)] == ["1", "5", "*", "#"]
+            bot.say(TEXT, "a")
+            bot.send(type="close")
+            phone.wait_ended()
+    # Hung up behind the last word, not before.
+    compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+    pbx.wait_for_no_channel()
+
+
+def test_a_phone_that_is_told_nothing_hears_silence_without_a_hole(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer
+) -> None:
+    with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            settle(phone)
+            time.sleep(3)
+            heard = phone.rtp.heard()
+            phone.hang_up()
+            phone.wait_ended()
+    assert heard.holes == [] and len(heard.pcm) > 2.8 * 8000 and set(heard.codes) == {0xFF}
+
+
+def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
+    with speaking_process() as (media_uri, bots):
+        pbx.configure(MEDIA_URI=media_uri)
+        with calling(media, pbx.sip_port, *["wsjson-ulaw"] * 20) as phones:
+            for phone in phones:
+                phone.wait_answered(20)
+            talking = [bots.next() for _ in phones]
+            for phone in phones:
+                settle(phone)
+            texts = [f"call {chr(97 + i)} speaks to its own caller only." for i in range(20)]
+            for bot, text in zip(talking, texts, strict=True):
+                bot.say(text, "a")
+            for bot in talking:
+                assert bot.event("done", within_s=20)["underruns"] == 0
+            heard = [phone.rtp.heard() for phone in phones]
+            for phone in phones:
+                phone.hang_up()
+            for phone in phones:
+                phone.wait_ended()
+            for bot in talking:
+                bot.event("hangup")
+    for each in heard:
+        mine = texts.pop(likeliest(each.pcm, [spoken(text) for text in texts]))
+        compare(each.pcm, spoken(mine)).require()
+        assert each.holes == [] and each.n_lost == 0
+    assert texts == []
+
+
+def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(media: RtpExchange) -> None:
+    with speaking_server() as server:
+        with asterisk(MEDIA_URI=server.media_uri) as first, calling(media, first.sip_port, "wsjson-ulaw") as (phone,):
+            phone.wait_answered()
+            with server.bot(server.only_call()) as bot:
+                bot.event("call")
+                bot.say(TEXT * 3, "a")
+                bot.event("started")
+                first.process.signal(signal.SIGKILL)
+                assert bot.event("cleared")["reason"] == "hangup"
+                bot.event("hangup")
+        with asterisk(MEDIA_URI=server.media_uri) as second, calling(media, second.sip_port, "wsjson-ulaw") as (phone,):
+            phone.wait_answered()
+            with server.bot(server.only_call()) as bot:
+                bot.event("call")
+                settle(phone)
+                bot.say(TEXT, "a")
+                bot.event("done")
+                compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+                phone.hang_up()
+                phone.wait_ended()
+                bot.event("hangup")
+
+
+def test_many_calls_in_sequence_leave_nothing(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+    n_descriptors = []
+    for n in range(30):
+        with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+            phone.wait_answered()
+            with server.bot(server.only_call()) as bot:
+                bot.say("hello there.", "a")
+                bot.event("started")
+                if n % 3 == 0:
+                    bot.send(type="close", now=True)
+                    phone.wait_ended()
+                else:
+                    phone.hang_up()
+                    phone.wait_ended()
+                    bot.event("hangup")
+        wait_until(lambda: not server.n_calls, "the call is gone", 5)
+        n_descriptors.append(len(os.listdir("/proc/self/fd")))
+    assert max(n_descriptors[10:]) <= max(n_descriptors[:10]) + 1
+    pbx.wait_for_no_channel()
