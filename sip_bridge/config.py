@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
-
-import yaml
+from typing import Annotated
 
 from sip_bridge.ari_config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, Ari
 from sip_bridge.freeswitch_config import ESL_PASSWORD_VARIABLE, FreeSwitch
-from telephony_tts.errors import ConfigError
-from telephony_tts.schema import Between, OneOf, Url, names, read_section, show
+from telephony_tts.schema import Between, OneOf, Url, read_section, show
+from telephony_tts.settings_tree import put_given, raise_problems, read_tree
 
 Port = Annotated[int, Between(0, 65_535)]
 Seconds = Annotated[float, Between(0.001, 3_600)]
@@ -135,62 +132,9 @@ def load(
     """Read the settings. `overrides` has dotted keys ("audiosocket.port"). Raises ConfigError, one line per problem."""
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    tree = {} if path is None else _read_file(path, problems)
-    secrets = [(key, environ.get(variable) or None) for key, variable in _SECRETS.items()]
-    for key, value in [*secrets, *(overrides or {}).items()]:
-        if value is not None:
-            _put(tree, key, value)
+    tree = {} if path is None else read_tree(path, Config, problems)
+    put_given(tree, {key: environ.get(variable) or None for key, variable in _SECRETS.items()})
+    put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
+    raise_problems(path, problems)
     return config
-
-
-class _Loader(yaml.SafeLoader):
-    """Notes keys given twice, which YAML forbids and PyYAML lets pass."""
-
-    repeated: list[str]
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    self.repeated.append(f"{key.value}: given twice in one section (line {key.start_mark.line + 1})")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    loader = _Loader(text)
-    loader.repeated = problems
-    try:
-        tree = loader.get_single_data()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
-    finally:
-        loader.dispose()
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected sections ({', '.join(names(Config))}), found {show(tree)}")
-    return tree
-
-
-def _put(tree: dict[Any, Any], dotted: str, value: object) -> None:
-    """Set a value by its dotted key. A section of the wrong type stays, for `read_section` to report."""
-    *sections, last = dotted.split(".")
-    here: Any = tree
-    for name in sections:
-        if here.get(name) is None:
-            here[name] = {}
-        here = here[name]
-        if not isinstance(here, dict):
-            return
-    here[last] = value

@@ -68,12 +68,9 @@ class FilePlayer:
         if self._current is None:
             self._next(now_ns)
 
-    def clear(self, before: int | None, now_ns: int) -> None:
-        """Files before this number are not to be heard any more; None means all that there are."""
+    def clear(self, before: int, now_ns: int) -> None:
+        """Files before this number are not to be heard any more."""
         current = self._current
-        if before is None:
-            numbers = [file.number for file in (*self._waiting, *([current] if current else []))]
-            before = max(numbers, default=self._first - 1) + 1
         self._first = max(self._first, before)
         kept = deque(file for file in self._waiting if file.number >= self._first)
         for file in self._waiting:

@@ -26,7 +26,6 @@ _MAX_JOBS = 10_000
 _COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
 _FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
 _WORDS = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
-_KILLS = frozenset({"mod_audio_fork::kill_audio"})
 _LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"})
 _UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_failed"})
 _REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
@@ -34,7 +33,7 @@ _REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
 EVENTS = " ".join(
     (
         "BACKGROUND_JOB", "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
-        *sorted(_FILES | _WORDS | _KILLS | _LEFT | _UNREACHED),
+        *sorted(_FILES | _WORDS | _LEFT | _UNREACHED),
     )
 )  # fmt: skip
 
@@ -154,8 +153,6 @@ class FreeSwitchApplication:
                 call.digit(event.get("DTMF-Digit"))
             case "CHANNEL_HANGUP":
                 call.end("hangup")
-            case "mod_audio_fork::kill_audio":
-                call.clear()
 
     def _on_word(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
         """A file, or a word of the server's. Streams to others than our server may be in the same FreeSWITCH: a call is

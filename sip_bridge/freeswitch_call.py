@@ -118,14 +118,10 @@ class FreeSwitchCall:
             if before is None:
                 self._bad("a clear that does not say which files")
                 return
-            self.clear(before)
+            self._player.clear(before, self._clock())
+            self._arm()
         elif what == "hangup":
             self.end("finished")
-
-    def clear(self, before: int | None = None) -> None:
-        """The files before this number, or all there are, are not to be heard."""
-        self._player.clear(before, self._clock())
-        self._arm()
 
     def playback(self, is_beginning: bool, path: str, status: str) -> None:
         now_ns = self._clock()

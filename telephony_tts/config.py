@@ -10,15 +10,13 @@ Secrets appear neither in the repr of a section nor in an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
-
-from telephony_tts.errors import ConfigError
-from telephony_tts.schema import Between, OneOf, Spelt, Url, names, read_section, show
+from telephony_tts.schema import Between, OneOf, Spelt, Url, read_section, show
+from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
@@ -253,64 +251,25 @@ def load(
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    tree = {} if path is None else _read_file(path, problems)
-    from_environment = [(key, environ.get(name) or None) for name, key in ENVIRONMENT.items()]
-    for key, value in [*from_environment, *(overrides or {}).items()]:
-        if value is not None:
-            _put(tree, key, value)
+    tree = {} if path is None else read_tree(path, Config, problems)
+    if path is not None:
+        _put_paths_beside(Path(path).parent, tree)
+    put_given(tree, {key: environ.get(name) or None for name, key in ENVIRONMENT.items()})
+    put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
     for name, file in (("cert", server.tls.cert), ("key", server.tls.key)):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             problems.append(f"server.tls.{name}: cannot read {file}")
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
+    raise_problems(path, problems)
     return replace(config, server=server)
 
 
-class _Loader(yaml.SafeLoader):
-    """Notes keys given twice, which YAML forbids and PyYAML lets pass (the last one would win in silence)."""
-
-    repeated: list[str]
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    self.repeated.append(f"{key.value}: given twice in one section (line {key.start_mark.line + 1})")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read_file(path: str, problems: list[str]) -> dict[Any, Any]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    loader = _Loader(text)
-    loader.repeated = problems
-    try:
-        tree = loader.get_single_data()
-    except yaml.MarkedYAMLError as error:
-        at = error.problem_mark
-        where = f", line {at.line + 1}, column {at.column + 1}" if at else ""
-        raise ConfigError(f"{path}{where}: not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets a date such as 2026-13-40 through as ValueError
-        raise ConfigError(f"{path}: not YAML: {error}") from error
-    finally:
-        loader.dispose()
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected sections ({', '.join(names(Config))}), found {show(tree)}")
+def _put_paths_beside(folder: Path, tree: Tree) -> None:
     for key in _PATHS:
-        value = _get(tree, key)
+        value = get(tree, key)
         if isinstance(value, str):
-            _put(tree, key, _beside(Path(path).parent, value))
-    return tree
+            put(tree, key, _beside(folder, value))
 
 
 def _beside(folder: Path, value: str) -> str:
@@ -319,26 +278,6 @@ def _beside(folder: Path, value: str) -> str:
     short = os.path.normpath(plain)
     # Behind a symbolic link ".." is another place than the text says.
     return short if os.path.realpath(short) == os.path.realpath(plain) else plain
-
-
-def _get(tree: dict[Any, Any], dotted: str) -> object:
-    value: object = tree
-    for name in dotted.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _put(tree: dict[Any, Any], dotted: str, value: object) -> None:
-    """Set a value by its dotted key. A section of the wrong type stays, for `read_section` to report."""
-    *sections, last = dotted.split(".")
-    here: Any = tree
-    for name in sections:
-        if here.get(name) is None:
-            here[name] = {}
-        here = here[name]
-        if not isinstance(here, dict):
-            return
-    here[last] = value
 
 
 def _gather_tokens(server: Server, environ: Mapping[str, str], problems: list[str]) -> tuple[str, ...]:

@@ -117,8 +117,6 @@ class FreeSwitchLeg(MediaLeg):
         self._forget()
         if not had_files:
             return None  # what was gathered has not left this place
-        if self._codec.is_fork:
-            self.connection.send_now(*self._codec.kill())
         return self._codec.clear(self._next)
 
     def end(self, code: int, reason: str) -> None:

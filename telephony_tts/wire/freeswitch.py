@@ -138,10 +138,6 @@ class FreeSwitchCodec:
         """Whatever plays of the files before the number `before` stops, and the others of them are not played."""
         return _control({"tts": "clear", "before": before})
 
-    def kill(self) -> Wire:
-        """mod_audio_fork's own word, by which the module stops what plays without waiting for anybody."""
-        return b'{"type":"killAudio"}', True
-
     def hello(self) -> Wire:
         """The call is ours: there may be others in the same FreeSWITCH."""
         return _control({"tts": "hello"})

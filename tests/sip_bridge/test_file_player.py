@@ -119,7 +119,7 @@ def test_a_clear_touches_only_what_it_is_about() -> None:
     world.taken()
     world.player.clear(5, world.now_ns)
     assert world.taken() == []
-    world.player.clear(None, world.now_ns)
+    world.player.clear(7, world.now_ns)
     world.ended(5, was_broken=True)
     world.add(7)
     assert world.taken() == ["stop", "play /f7"]

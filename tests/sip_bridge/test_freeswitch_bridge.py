@@ -124,7 +124,7 @@ def test_a_fork_speaks_its_own_words(tmp_path: Path) -> None:
             switch.word(channel, tts="hello")
             switch.speech(channel, 1, speech(100, 1))
             await channel.playing.wait()
-            switch.event("mod_audio_fork::kill_audio", {"Unique-ID": UUID})
+            switch.word(channel, tts="clear", before=2)
             await until(lambda: channel.heard, "silence")
             switch.press(channel, "4")
             await told(channel, ("playing", "1"), ("dtmf", "4"))

@@ -175,13 +175,15 @@ def test_a_clear_of_what_has_not_left_yet_tells_freeswitch_nothing() -> None:
     play(act)
 
 
-def test_a_fork_is_told_to_stop_before_anybody_else() -> None:
+def test_a_fork_is_told_to_stop_once() -> None:
+    """With its own word killAudio besides, the second of two breaks cut into the sentence behind the clear."""
+
     async def act() -> None:
         line = Line(protocol="audio.drachtio.org")
         line.begin()
         line.sentence(10, "end")
         line.say(m.MediaClear())
-        assert [said["type"] for said in line.sent] == ["playAudio", "killAudio", "json"]
+        assert [said["type"] for said in line.sent] == ["playAudio", "json"]
         line.end(1000, "")
 
     play(act)

@@ -1,0 +1,91 @@
+"""The machine's standstills: what is counted of them, and a test that one of them has disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from peer_process import wait_until
+from standstill import Standstill, Standstills, standstills
+
+pytest_plugins = ["pytester"]
+
+MS = 1_000_000
+
+
+def machine(*told: tuple[int, int, int]) -> Standstills:
+    return Standstills(told=[Standstill(core, begin * MS, end * MS) for core, begin, end in told])
+
+
+def test_a_time_in_which_two_cores_stood_still_counts_once() -> None:
+    told = machine((0, 10, 30), (1, 20, 40), (0, 50, 60), (1, 52, 55))
+    assert told.within(0, 100 * MS) == 40 * MS
+    assert told.within(25 * MS, 51 * MS) == 16 * MS
+    assert told.within(41 * MS, 49 * MS) == 0
+
+
+def test_the_longest_is_of_those_that_ended_since() -> None:
+    told = machine((0, 10, 90), (1, 95, 110), (0, 100, 130))
+    assert told.longest(0) == 80 * MS
+    assert told.longest(91 * MS) == 30 * MS
+    assert told.longest(130 * MS) == 0
+
+
+@pytest.mark.alone
+def test_a_witness_that_is_stopped_tells_how_long_and_when() -> None:
+    """To a process a SIGSTOP is what the loss of its core is."""
+    others = _children()
+    with standstills() as told:
+        if not told.is_exact:
+            pytest.skip("needs the right to run before everything else")
+        witness = (_children() - others).pop()
+        time.sleep(0.05)
+        begin_ns = time.monotonic_ns()
+        os.kill(witness, signal.SIGSTOP)
+        time.sleep(0.15)
+        os.kill(witness, signal.SIGCONT)
+        end_ns = time.monotonic_ns()
+        wait_until(lambda: told.longest(begin_ns) > 100 * MS, "the witness tells", 5)
+        assert told.within(begin_ns, end_ns) > 0.95 * (end_ns - begin_ns)
+    assert _children() == others, "witnesses left"
+
+
+def _children() -> set[int]:
+    """The witnesses that this process has."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in own if "witness.py" in Path(f"/proc/{pid}/cmdline").read_text()}
+
+
+TEST_OF_A_CALL = """
+import pytest, time
+from standstill import Standstill
+
+runs = []
+
+@pytest.mark.alone
+def test_disturbed(request, tmp_path):
+    import conftest
+    machine = conftest._witnessed(request.config)
+    runs.append(tmp_path)
+    now_ns = time.monotonic_ns()
+    machine._told.append(Standstill(0, now_ns - {n_ms} * 1_000_000, now_ns))
+    assert len(runs) >= {n_runs}
+"""
+
+
+@pytest.mark.parametrize(("n_ms", "n_runs", "is_passed"), [(84, 2, True), (84, 3, False), (25, 2, False)])
+def test_what_fails_in_a_standstill_runs_once_more(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, n_ms: int, n_runs: int, is_passed: bool
+) -> None:
+    here = Path(__file__).parent
+    pytester.makeini("[pytest]\nmarkers =\n    alone: so")
+    pytester.makeconftest((here / "conftest.py").read_text())
+    pytester.makepyfile(TEST_OF_A_CALL.format(n_ms=n_ms, n_runs=n_runs))
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", "-s")
+    result.assert_outcomes(passed=int(is_passed), failed=int(not is_passed))
+    said = "stood still for 84 ms meanwhile: again"
+    assert (said in result.stdout.str()) == (n_ms > 40)
