@@ -68,10 +68,10 @@ bench: $(VENV)/.installed-dev
 	@echo "== bench engine"; $(BIN)/telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full \
 	  --concurrency 1,2 --turns 2 --json benchmarks/results/callers.json
 
-asterisk-demo: $(VENV)/.installed-dev
+asterisk-demo: $(VENV)/.installed
 	@exec $(BIN)/python tests/pbx/demo.py $(DEMO_ARGS)
 
-asterisk-call: $(VENV)/.installed-dev
+asterisk-call: $(VENV)/.installed
 	@exec $(BIN)/python tests/pbx/demo.py --call $(EXTENSION) $(DEMO_ARGS)
 
 clean:

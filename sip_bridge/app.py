@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,16 +16,23 @@ from sip_bridge.config import Config
 from sip_bridge.freeswitch import FreeSwitchApplication
 from sip_bridge.health import HealthServer, serve_health
 from sip_bridge.originate import Originator
-from telephony_tts import logs
-from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from sip_bridge.rare_log import RareLog
+from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
+from telephony_tts.logs import EventLogger
 
 Listener = TypeVar("Listener")
 
 _log = logs.get(__name__)
-_SAME_SIGNAL_NS = 300 * NS_PER_MS
 _SETTINGS = {"not_allowed": "audiosocket.allowed", "busy": "audiosocket.max_calls"}
 """Which setting refuses a connection."""
+
+_MAX_NAMELESS = 256
+"""Connections that have not said their UUID yet. For one more the oldest has to go: Asterisk says it at once, and must
+not be kept out by those that do not."""
+
+_AGAIN_S = 1.0
+"""Until an application that has crashed is begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,12 @@ class Listening:
 
     audiosocket_port: int
     http_port: int
+
+
+class Application(Protocol):
+    """A way to a PBX that is not a listening socket."""
+
+    async def run(self) -> None: ...
 
 
 class AnyCall(Protocol):
@@ -51,7 +62,10 @@ class Bridge:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._calls: set[AnyCall] = set()
-        self._n_connections = 0
+        self._nameless: dict[Call, CallerSocket] = {}
+        """The oldest first."""
+        self._named: set[Call] = set()
+        self._strangers = RareLog(_log)
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -80,7 +94,7 @@ class Bridge:
             try:
                 health = await _listen("http", http.host, http.port, self._serve_health())
                 applications = [each for each in (self._ari, self._freeswitch) if each is not None]
-                asking = [self._group.create_task(each.run()) for each in applications]
+                asking = [self._group.create_task(_keep_running(each)) for each in applications]
                 try:
                     await listener.start_serving()
                     yield Listening(int(listener.sockets[0].getsockname()[1]), health.port)
@@ -125,19 +139,42 @@ class Bridge:
             reason = "draining"
         elif not self._config.audiosocket.allows(socket.peer):
             reason = "not_allowed"
-        elif self._n_connections >= self._config.audiosocket.max_calls:
+        elif self._is_full:
             reason = "busy"
         if reason is not None:
-            metrics.REFUSED.labels(reason).inc()
-            _log.warning("refused", reason=reason, peer=socket.peer, setting=_SETTINGS.get(reason))
+            self._refused(reason, self._strangers.bind(peer=socket.peer))
             socket.abort()
             return
-        self._n_connections += 1
-        self._begin(Call(socket, self._config), lambda: self._closed(socket))
+        if len(self._nameless) >= _MAX_NAMELESS:
+            oldest, its_socket = next(iter(self._nameless.items()))
+            del self._nameless[oldest]
+            oldest.end("no_uuid", why=f"{_MAX_NAMELESS} connections have not said a UUID: are they Asterisk's?")
+            its_socket.abort()
+        call = Call(socket, self._config, strangers=self._strangers, may_begin=self._may_begin)
+        self._nameless[call] = socket
+        self._begin(call, lambda: self._closed(call, socket))
 
-    def _closed(self, socket: CallerSocket) -> None:
+    @property
+    def _is_full(self) -> bool:
+        return len(self._named) >= self._config.audiosocket.max_calls
+
+    def _may_begin(self, call: Call) -> bool:
+        """It has said its UUID, and counts from now on."""
+        self._nameless.pop(call, None)
+        if self._is_full:
+            self._refused("busy", call.log)
+            return False
+        self._named.add(call)
+        return True
+
+    def _refused(self, reason: str, log: EventLogger | RareLog) -> None:
+        metrics.REFUSED.labels(reason).inc()
+        log.warning("refused", reason=reason, setting=_SETTINGS.get(reason))
+
+    def _closed(self, call: Call, socket: CallerSocket) -> None:
         socket.abort()  # nothing is left of it, but where the task was cancelled before it began
-        self._n_connections -= 1
+        self._nameless.pop(call, None)
+        self._named.discard(call)
 
     def _begin(self, call: AnyCall, then: Callable[[], None] = lambda: None) -> None:
         assert self._group is not None
@@ -163,6 +200,16 @@ class Bridge:
         return "; ".join(reason for reason in reasons if reason is not None) or None
 
 
+async def _keep_running(application: Application) -> None:
+    """A fault of ours in one of them would otherwise end the calls of all."""
+    while True:
+        try:
+            await application.run()
+        except Exception:
+            _log.exception("application_crashed", application=type(application).__name__)
+        await asyncio.sleep(_AGAIN_S)
+
+
 async def _listen(section: str, host: str, port: int, listening: Awaitable[Listener]) -> Listener:
     try:
         return await listening
@@ -173,35 +220,13 @@ async def _listen(section: str, host: str, port: int, listening: Awaitable[Liste
 
 async def serve(config: Config, announce: Callable[[Listening], None] | None = None) -> None:
     """Run the bridge until SIGTERM or SIGINT, then drain and return. A second signal does not wait."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
     bridge = Bridge(config)
-    stopping_since_ns = 0
-
-    def on_signal(name: str) -> None:
-        nonlocal stopping_since_ns
-        now_ns = monotonic_ns()
-        if stop.is_set():
-            if now_ns - stopping_since_ns < _SAME_SIGNAL_NS:
-                return  # make and shells pass the group's signal on once more
-            _log.warning("stopping_at_once", signal=name)
-            bridge.stop_at_once()
-        else:
-            stopping_since_ns = now_ns
-            _log.info("stopping", signal=name)
-            stop.set()
-
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
+    with event_loop.stop_signals(bridge.stop_at_once) as stop:
         async with bridge.running() as listening:
             _log.info("ready", audiosocket_port=listening.audiosocket_port, http_port=listening.http_port)
             if announce is not None:
                 announce(listening)
             await stop.wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
     _log.info("stopped")
 
 
@@ -209,12 +234,7 @@ def run(config: Config, announce: Callable[[Listening], None] | None = None) -> 
     """`serve` on uvloop where there is one. Raises ConfigError where it cannot listen."""
     logs.setup(config.log)
     try:
-        if importlib.util.find_spec("uvloop") is not None:
-            import uvloop
-
-            uvloop.run(serve(config, announce))
-        else:
-            asyncio.run(serve(config, announce))
+        event_loop.run(serve(config, announce))
     except BaseExceptionGroup as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):

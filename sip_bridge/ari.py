@@ -17,8 +17,9 @@ from sip_bridge import metrics
 from sip_bridge.ari_call import AriCall, Order
 from sip_bridge.ari_config import Ari
 from sip_bridge.ari_connection import AriConnection, AriLost, AriRefused, connect_ari
-from sip_bridge.ari_leftovers import Leftovers, bridges_of, channels_of
+from sip_bridge.ari_leftovers import Leftovers, bridges_of, channels_of, rtp_end_of
 from sip_bridge.config import Server
+from sip_bridge.rtp_media import is_port_free
 from telephony_tts import logs
 
 _log = logs.get(__name__)
@@ -84,7 +85,7 @@ class AriApplication:
                 await self._stay(connection)
                 if connection.replaced.done():
                     await self._stay_away()
-                self._is_lost("the connection to Asterisk is lost")
+                self._is_lost(connection.why_left)
                 forgets = asyncio.get_running_loop().call_later(self._ari.lost_timeout_s, self._forget_calls)
                 await asyncio.sleep(pause_s)
         finally:
@@ -203,7 +204,7 @@ class AriApplication:
                 await self._compare(connection)
             except AriLost:
                 pass  # the connection ends, or is slow: then another time
-            except AriRefused as error:
+            except (AriRefused, ValueError) as error:
                 _log.warning("not_tidied", why=str(error))
             except Exception:
                 _log.exception("tidying_crashed")
@@ -227,7 +228,9 @@ class AriApplication:
         if connection.replaced.done():
             return  # what is left over is for the other to remove
         live = {name for call in self._live for name in (call.caller.id, call.media_id, call.bridge_id)}
-        for request in self._leftovers.requests(channels, bridges, live):
+        ends = ((channel.id, rtp_end_of(channel)) for channel in channels if channel.id not in live)
+        unheard = {channel_id for channel_id, end in ends if end is not None and is_port_free(*end)}
+        for request in self._leftovers.requests(channels, bridges, live, unheard):
             metrics.ARI_LEFTOVERS.inc()
             _log.info("leftover", request=" ".join(request[:2]), name=request[2])
             with suppress(AriRefused):

@@ -59,6 +59,16 @@ class AriConnection:
         """Done when the connection is no more."""
         return self._connection.left
 
+    @property
+    def why_left(self) -> str:
+        """For the log, once it has left."""
+        theirs, ours = self._connection.protocol.close_rcvd, self._connection.protocol.close_sent
+        if theirs is not None:
+            return f"Asterisk has closed the connection: {theirs.code} {theirs.reason}".strip()
+        if ours is not None and ours.code != 1000:  # a message that is too long, a ping that is not answered
+            return f"the connection to Asterisk was closed by us: {ours.code} {ours.reason}"
+        return "the connection to Asterisk is lost"
+
     def listen(self, on_event: OnEvent) -> None:
         """Deliver events from now on, first those that have come already."""
         self._on_event = on_event
@@ -152,6 +162,8 @@ async def connect_ari(ari: Ari) -> tuple[AriConnection, str]:
         raise AriLost(f"Asterisk accepts at ari.url and has not answered for {ari.request_timeout_s:g} s") from None
     except InvalidURI:
         raise AriLost("ari.url is not the address of a WebSocket") from None  # it may hold a secret
+    except ConnectionRefusedError as error:
+        raise AriLost(f"no Asterisk at ari.url: {error.strerror}; is its HTTP server enabled in http.conf?") from None
     except (OSError, InvalidMessage, WebSocketException, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise AriLost(f"no Asterisk at ari.url: {why}") from None

@@ -12,6 +12,8 @@ from sip_bridge.ari_messages import Channel, channel_of
 Request = tuple[str, ...]
 """Method and path."""
 
+_RTP_NAME = re.compile(r"UnicastRTP/\[?([0-9A-Fa-f.:]{2,45}?)\]?:(\d{1,5})-0x[0-9a-f]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
@@ -23,7 +25,9 @@ class Leftovers:
     """Names of ours are `APP-INSTANCE-NUMBER`, a bridge, and with `-media` or `-out` a channel.
 
     Of this process what belongs to no live call is left over. Another process of the same application may be about to
-    use what seems left over, or drain; so there it must be what no call can use, twice in a row.
+    use what seems left over, or drain; so there it must be what no call can use, twice in a row. Over a WebSocket two
+    channels in a bridge may hear each other without any bridge of ours; over RTP they do so as long as somebody has the
+    port.
     """
 
     def __init__(self, app: str, instance: str) -> None:
@@ -41,8 +45,11 @@ class Leftovers:
         """Whether a bridge of this application, this one or another, made the channel."""
         return self._ours.fullmatch(channel_id) is not None
 
-    def requests(self, channels: Iterable[Channel], bridges: Iterable[Bridge], live: Set[str]) -> list[Request]:
-        """What to ask of Asterisk, by what it has; `live` are ids of channels and bridges of live calls."""
+    def requests(
+        self, channels: Iterable[Channel], bridges: Iterable[Bridge], live: Set[str], unheard: Set[str] = frozenset()
+    ) -> list[Request]:
+        """What to ask of Asterisk, by what it has; `live` are ids of channels and bridges of live calls, `unheard` of
+        media channels whose RTP goes to a port that nobody has."""
         bridges = list(bridges)
         bridged = {channel_id for bridge in bridges for channel_id in bridge.channels}
         mine: list[Request] = []
@@ -52,7 +59,7 @@ class Leftovers:
                 continue
             if self._is_mine(bridge.id):
                 mine += self._emptied(bridge)
-            elif len(bridge.channels) < 2:
+            elif len(bridge.channels) < 2 or not unheard.isdisjoint(bridge.channels):
                 suspects += self._emptied(bridge)
         for channel in channels:
             if channel.id in live or channel.id in bridged:
@@ -84,18 +91,34 @@ class Leftovers:
         return ("POST", "channels", channel_id, "continue")
 
 
+def rtp_end_of(channel: Channel) -> tuple[str, int] | None:
+    """Address and port to which a media channel of ours sends its RTP, which its name tells; None for any other."""
+    found = _RTP_NAME.fullmatch(channel.name)
+    return (found[1], int(found[2])) if found is not None and channel.id.endswith("-media") else None
+
+
 def channels_of(body: Any) -> list[Channel]:
-    """The channels of Asterisk's list."""
-    found = (channel_of(item) for item in body) if isinstance(body, list) else ()
-    return [channel for channel in found if channel is not None]
+    """The channels of Asterisk's list. ValueError for what is none: a call that it does not tell would seem to be over.
+    """
+    channels = [channel_of(item) for item in _list(body)]
+    found = [channel for channel in channels if channel is not None]
+    if len(found) < len(channels):
+        raise ValueError("Asterisk's list has a channel without an id")
+    return found
 
 
 def bridges_of(body: Any) -> list[Bridge]:
-    """The bridges of Asterisk's list."""
+    """The bridges of Asterisk's list. ValueError for what is none."""
     bridges = []
-    for item in body if isinstance(body, list) else ():
+    for item in _list(body):
         if isinstance(item, dict) and isinstance(item.get("id"), str):
             within = item.get("channels")
             names = within if isinstance(within, list) else []
             bridges.append(Bridge(item["id"], tuple(name for name in names if isinstance(name, str))))
     return bridges
+
+
+def _list(body: Any) -> list[Any]:
+    if not isinstance(body, list):
+        raise ValueError("Asterisk's answer is not the list that was asked for")
+    return body

@@ -72,7 +72,7 @@ class ServerMedia:
         if not media_id:
             raise ValueError("Asterisk tells no MEDIA_WEBSOCKET_CONNECTION_ID; it must be 22.6, 23 or newer")
         url = f"{self._ari.incoming_url}/{quote(media_id, safe='-')}"
-        self._served = asyncio.get_running_loop().create_task(self._be_dialled(url))
+        self._served = asyncio.get_running_loop().create_task(self._be_dialled(url, call))
 
     def digit(self, digit: str) -> None:
         """The media WebSocket tells it to the server (DTMF_END); told here as well it would be told twice."""
@@ -82,7 +82,7 @@ class ServerMedia:
             self._served.cancel()
             await asyncio.wait((self._served,))
 
-    async def _be_dialled(self, url: str) -> None:
+    async def _be_dialled(self, url: str, call: str) -> None:
         """Have `url` dialled, and stay until the server has done with it. Raises nothing."""
         try:
             leg = await s.join(replace(self._server, url=dial_url(self._server.url, url)))
@@ -96,6 +96,8 @@ class ServerMedia:
                 self._over("finished" if code == 1000 else "server_draining", None)
             elif code == 4400:
                 self._over("server_refused", f"{leg.close_reason}: add {self._ari.incoming_url} there")
+            elif code == 1013 or 4401 <= code <= 4999:
+                self._over("server_refused", f"{code} {leg.close_reason}")
             elif code == _BROKEN:
                 self._over("server_lost", leg.close_reason)
             else:
@@ -103,7 +105,7 @@ class ServerMedia:
         except s.NotJoined as error:
             self._over(error.reason, str(error))
         except Exception:
-            _log.exception("call_crashed")
+            _log.exception("call_crashed", call=call)
             self._over("failed", None)
 
 

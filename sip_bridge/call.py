@@ -19,10 +19,12 @@ from sip_bridge.audiosocket_frames import Audio, Bad, Digit, Hangup, Item, Named
 from sip_bridge.config import Config
 from sip_bridge.config import Server as ServerSettings
 from sip_bridge.pacer import FRAME_MS, Pacer
+from sip_bridge.rare_log import RareLog
 from sip_bridge.speech_queue import SAMPLE_BYTES, SpeechQueue, resampled
 from telephony_tts import logs
 from telephony_tts.audio.resampler import Resampler
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.logs import EventLogger
 
 _log = logs.get(__name__)
 
@@ -49,15 +51,25 @@ Join = Callable[[ServerSettings], Awaitable[s.ServerLeg]]
 
 
 class Call:
-    """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so."""
+    """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so.
+
+    `strangers` is the log as long as it has no name. When it has one, `may_begin` is asked.
+    """
 
     def __init__(
-        self, socket: CallerSocket, config: Config, join: Join = s.join, clock: Callable[[], int] = monotonic_ns
+        self,
+        socket: CallerSocket,
+        config: Config,
+        join: Join = s.join,
+        clock: Callable[[], int] = monotonic_ns,
+        strangers: RareLog | None = None,
+        may_begin: Callable[[Call], bool] = lambda call: True,
     ) -> None:
         self._socket = socket
         self._config = config
         self._join = join
         self._clock = clock
+        self._may_begin = may_begin
         self._loop = asyncio.get_running_loop()
         self._named: asyncio.Future[str] = self._loop.create_future()
         self._heard: asyncio.Future[None] = self._loop.create_future()
@@ -80,7 +92,7 @@ class Call:
         self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._early_digits: deque[str] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._set_rate(self._socket_hz)
-        self.log = _log.bind(peer=socket.peer)
+        self.log: EventLogger | RareLog = (strangers or _log).bind(peer=socket.peer)
         socket.listen(self._on_items)
 
     async def run(self) -> None:
@@ -233,9 +245,12 @@ class Call:
     def _on_item(self, item: Item, now_ns: int) -> None:
         match item:
             case Named(call=call):
-                self.log = self.log.bind(call=str(call))
-                self.log.info("call_started")
-                self._named.set_result(str(call))
+                self.log = _log.bind(peer=self._socket.peer, call=str(call))
+                if self._may_begin(self):
+                    self.log.info("call_started")
+                    self._named.set_result(str(call))
+                else:
+                    self.end("refused")
             case Digit(digit=digit):
                 self._on_digit(digit, now_ns)
             case Hangup():

@@ -109,10 +109,12 @@ def _freeswitch(config: Config) -> str:
 
 
 def _announce(audiosocket_port: int, http_port: int, config: Config) -> None:
+    others = f"{_ari(config)}{_freeswitch(config)}"
+    ready = f"Connected? http://{config.http.host}:{http_port}/readyz   " if others else ""
     print(
         f"\n{_PROGRAM} takes AudioSocket calls at {config.audiosocket.host}:{audiosocket_port}"
         f" for {_without_secrets(config.server.url)}\n"
-        f"Metrics: http://{config.http.host}:{http_port}/metrics   Ctrl-C stops.\n",
+        f"{others}{ready}Metrics: http://{config.http.host}:{http_port}/metrics   Ctrl-C stops.\n",
         flush=True,
     )
 

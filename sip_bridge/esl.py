@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from sip_bridge import metrics
 from sip_bridge.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event
 from sip_bridge.freeswitch_config import FreeSwitch
 from telephony_tts import logs
@@ -43,6 +44,7 @@ class EslConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_greeted: asyncio.Future[None] = self._loop.create_future()
         self._on_event: Callable[[EslEvent, int], None] | None = None
+        self._has_complained = False
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     # -------------------------------------------------------- for the application
@@ -130,7 +132,9 @@ class EslConnection(asyncio.Protocol):
                 self._reply(message.body.strip())
             case "text/event-plain":
                 what = event(message)
-                if what is not None and self._on_event is not None:
+                if what is None:
+                    self._bad("an event that cannot be read")
+                elif self._on_event is not None:
                     self._on_event(what, now_ns)
             case "text/rude-rejection":
                 self.close("FreeSWITCH lets no connection in from here; see apply-inbound-acl in event_socket.conf.xml")
@@ -138,6 +142,13 @@ class EslConnection(asyncio.Protocol):
                 self.close("FreeSWITCH says goodbye")
             case _:
                 _log.debug("esl_message_unknown", kind=message.kind[:80])
+
+    def _bad(self, why: str) -> None:
+        """Count what cannot be used; say it once per connection."""
+        metrics.BAD.labels("freeswitch_event").inc()
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning("bad_input", kind="freeswitch_event", why=why)
 
     def _reply(self, text: str) -> None:
         if not self._pending:

@@ -69,6 +69,7 @@ class FreeSwitchCall:
         self._asked_ns: int | None = None
         self._stopped_ns: int | None = None
         self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
+        self._complained: set[str] = set()
         self.log = _log.bind(call=uuid)
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class FreeSwitchCall:
         if len(digit) != 1 or digit.upper() not in _DIGITS:
             self._bad("a digit that is none")
         elif len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
-            metrics.BAD.labels("digit_flood").inc()
+            self._bad(f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out", "digit_flood")
         else:
             self._digits_ns.append(now_ns)
             self._tell({"esl": "dtmf", "digit": digit.upper()})
@@ -187,9 +188,12 @@ class FreeSwitchCall:
         text = json.dumps(message, separators=(",", ":"))
         self._send(f"{self._module} {self.uuid} send_text {text}", None, False)
 
-    def _bad(self, why: str) -> None:
-        metrics.BAD.labels("freeswitch_event").inc()
-        self.log.warning("bad_input", kind="freeswitch_event", why=why)
+    def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
+        """Count what cannot be used; say it once per call."""
+        metrics.BAD.labels(kind).inc()
+        if kind not in self._complained:
+            self._complained.add(kind)
+            self.log.warning("bad_input", kind=kind, why=why)
 
     def _arm(self) -> None:
         if self._timer is not None:

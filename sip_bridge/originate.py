@@ -66,7 +66,9 @@ class Originator:
         except AriLost as error:
             return _no(HTTPStatus.SERVICE_UNAVAILABLE, "asterisk_lost", str(error))
         except AriRefused as error:
-            return _no(HTTPStatus.BAD_GATEWAY, "asterisk_refused", f"Asterisk does not make the call: {error}")
+            # All that Asterisk says of somebody it does not know, or who is not registered.
+            hint = "; does it know the endpoint, and is that registered?" if error.status == 500 else ""
+            return _no(HTTPStatus.BAD_GATEWAY, "asterisk_refused", f"Asterisk does not make the call: {error}{hint}")
         except NotAnswered as error:
             status, told = _no(HTTPStatus.CONFLICT, error.reason, f"nobody has taken the call: {error}")
             return status, {**told, "call": order.call, "cause": error.cause}

@@ -23,6 +23,9 @@ _MAX_FILLED_BYTES = 1600
 """Lost packets are replaced by at most 200 ms of silence, so that what was said keeps its pace."""
 _MAX_JUMP = 1000
 """A sequence number farther away than this is a sender that began anew."""
+_MAX_LATE_IN_A_ROW = 10
+"""So many late ones, each following the last, are no delay but a sender that began anew a little farther back, or that
+one stray number had been believed (RFC 3550 A.1 does the same with two)."""
 
 
 class RtpSender:
@@ -59,6 +62,8 @@ class RtpReceiver:
         self._ssrc: int | None = None
         self._next = 0
         """The sequence number that is to be given next, counted on past 65535."""
+        self._last_late = 0
+        self._n_late_in_a_row = 0
         self._held: dict[int, tuple[int, bytes]] = {}
         self._frame_bytes = 160
 
@@ -82,10 +87,17 @@ class RtpReceiver:
         if ssrc != self._ssrc or abs(step) > _MAX_JUMP:
             given = self._give(now_ns, all_of_it=True)
             self._ssrc, self._next, step = ssrc, sequence, 0
-        number = self._next + step
         if step < 0:
             self.n_late += 1
-            return given
+            follows = self._n_late_in_a_row > 0 and _signed(sequence - self._last_late) == 1
+            self._last_late = sequence
+            self._n_late_in_a_row = self._n_late_in_a_row + 1 if follows else 1
+            if self._n_late_in_a_row < _MAX_LATE_IN_A_ROW:
+                return given
+            given += self._give(now_ns, all_of_it=True)
+            self._next, step = sequence, 0
+        self._n_late_in_a_row = 0
+        number = self._next + step
         if number in self._held:
             self.n_doubled += 1
             return given

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import secrets
 import socket
 from collections import deque
@@ -33,7 +34,7 @@ RATE_HZ = 8_000
 _FRAME_SAMPLES = FRAME_MS * SAMPLES_PER_MS
 _MAX_QUEUE_MS = 3_000
 _MAX_MARKS = 1_000
-_MAX_DIGITS = 20
+_MAX_DIGITS_PER_S = 20
 _MAX_READ = 32
 _MAX_PACKET_BYTES = 2_048
 _N_SILENT_AT_END = 5
@@ -57,7 +58,8 @@ class RtpMedia:
         self._receiver = RtpReceiver()
         self._queue = SpeechQueue(RATE_HZ, RATE_HZ)
         self._leg: s.ServerLeg | None = None
-        self._digits: deque[str] = deque(maxlen=_MAX_DIGITS)
+        self._early_digits: deque[str] = deque(maxlen=_MAX_DIGITS_PER_S)
+        self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._pacer: Pacer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._finishing: str | None = None
@@ -66,6 +68,7 @@ class RtpMedia:
         self._complained: set[str] = set()
         self._counted: dict[str, int] = {}
         self._served: asyncio.Task[None] | None = None
+        self.log = _log
 
     async def open(self) -> dict[str, str]:
         """Take a port; returns what Asterisk is told of it. Raises OSError where there is none."""
@@ -79,22 +82,28 @@ class RtpMedia:
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Asterisk has its end. From now on it hears us, and the server of the call. Raises ValueError."""
+        self.log = _log.bind(call=call)
         host, port = a.variable_of(body, "UNICASTRTP_LOCAL_ADDRESS"), a.variable_of(body, "UNICASTRTP_LOCAL_PORT")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
             raise ValueError("Asterisk does not tell the port of its RTP; is chan_rtp loaded?")
         if host in ("", "0.0.0.0", "::"):
             host = self._ari.asterisk_host
-        self._remote = (_address(host), int(port))
+        self._remote = (_numeric(host), int(port))
         self._pacer = Pacer(monotonic_ns())
         self._tick()
         self._served = self._loop.create_task(self._be_served(call, dict(parameters)))
 
     def digit(self, digit: str) -> None:
         """A digit of the caller; those that come before the server are kept."""
+        now_ns = monotonic_ns()
+        if len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
+            self._bad("digit_flood", f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out")
+            return
+        self._digits_ns.append(now_ns)
         if self._leg is not None:
             self._leg.send_digit(digit)
         else:
-            self._digits.append(digit)
+            self._early_digits.append(digit)
 
     async def close(self, reason: str) -> None:
         """Leave nothing. Idempotent."""
@@ -120,8 +129,8 @@ class RtpMedia:
             try:
                 leg.start(s.Start(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, parameters), self._on_server)
                 self._leg = leg
-                while self._digits:
-                    leg.send_digit(self._digits.popleft())
+                while self._early_digits:
+                    leg.send_digit(self._early_digits.popleft())
                 await asyncio.wait((leg.left,))
                 self._server_left(leg)
             finally:
@@ -130,7 +139,7 @@ class RtpMedia:
         except s.NotJoined as error:
             self._over(error.reason, str(error))
         except Exception:
-            _log.exception("call_crashed")
+            self.log.exception("call_crashed")
             self._over("failed", None)
 
     def _server_left(self, leg: s.ServerLeg) -> None:
@@ -158,7 +167,7 @@ class RtpMedia:
                 self._queue.clear()
                 self._waiting_since_ns = None
             case s.Complaint(code=code, message=text):
-                _log.warning("server_complains", code=code, why=text)
+                self.log.warning("server_complains", code=code, why=text)
             case s.BadMessage(kind=kind, why=why):
                 self._bad(kind, why)
 
@@ -176,7 +185,7 @@ class RtpMedia:
         try:
             self._send_due(monotonic_ns())
         except Exception:
-            _log.exception("call_crashed")
+            self.log.exception("call_crashed")
             self._over("failed", None)
         if self._pacer is not None:
             wait_ns = self._pacer.next_ns - monotonic_ns() + NS_PER_MS // 2
@@ -213,9 +222,14 @@ class RtpMedia:
                 self._over(self._finishing, None)
         packet = self._sender.packet(codes.ljust(_FRAME_SAMPLES, ULAW_SILENCE))
         if self._socket is not None and self._remote is not None:
-            # A full buffer or a port that is gone is a lost packet, as on any network.
-            with contextlib.suppress(OSError):
+            try:
                 self._socket.sendto(packet, self._remote)
+            except BlockingIOError:
+                pass  # a full buffer is a lost packet, as on any network
+            except OSError as error:
+                if "not_sent" not in self._complained:
+                    self._complained.add("not_sent")
+                    self.log.warning("rtp_not_sent", to=self._remote[0], why=error.strerror)
 
     # -------------------------------------------------------- from Asterisk
 
@@ -229,14 +243,17 @@ class RtpMedia:
                     data, addr = self._socket.recvfrom(_MAX_PACKET_BYTES)
                 except OSError:
                     return
-                self._received(data, addr)
+                # One that is cut off here is longer than any network takes without fragments.
+                self._received(data if len(data) < _MAX_PACKET_BYTES else b"", addr)
         except Exception:
-            _log.exception("call_crashed")
+            self.log.exception("call_crashed")
             self._over("failed", None)
 
     def _received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         now_ns = monotonic_ns()
-        if self._remote is None or addr[1] != self._remote[1] or _address(addr[0]) != self._remote[0]:
+        if self._remote is None:
+            return  # who may send is not known yet
+        if addr[1] != self._remote[1] or _address(addr[0]) != self._remote[0]:
             self._bad("rtp_stranger", f"an RTP packet from {addr[0]}:{addr[1]}, which is not Asterisk's end")
             return
         self._hear(self._receiver.feed(data, now_ns), now_ns)
@@ -264,7 +281,7 @@ class RtpMedia:
         metrics.BAD.labels(kind).inc()
         if kind not in self._complained:
             self._complained.add(kind)
-            _log.warning("bad_input", kind=kind, why=why)
+            self.log.warning("bad_input", kind=kind, why=why)
 
 
 def _address(host: str) -> str:
@@ -272,6 +289,17 @@ def _address(host: str) -> str:
     if host == "localhost":
         return "127.0.0.1"
     return host.removeprefix("::ffff:").strip("[]")
+
+
+def _numeric(host: str) -> str:
+    """The address that packets are compared with and sent to; a name would be looked up for each. Raises ValueError."""
+    address = _address(host)
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        why = f"Asterisk does not tell the address of its RTP; put an IP address into ari.url, not {host[:80]}"
+        raise ValueError(why) from None
+    return address
 
 
 def _bind(host: str, first: int, last: int) -> socket.socket:
@@ -294,3 +322,14 @@ def _bind(host: str, first: int, last: int) -> socket.socket:
             raise
         taken.close()
     raise OSError(f"no free UDP port at {host}" + (f" from {first} to {last}" if first else ""))
+
+
+def is_port_free(host: str, port: int) -> bool:
+    """Whether `host` is an address of this machine and nobody has the UDP port there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+    return True

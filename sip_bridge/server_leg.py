@@ -106,7 +106,12 @@ class ServerLeg:
     @property
     def close_reason(self) -> str:
         close = self._connection.protocol.close_rcvd
-        return close.reason if close is not None else "the connection broke"
+        if close is not None:
+            return close.reason
+        ours = self._connection.protocol.close_sent
+        if ours is None or ours.code == 1000:
+            return "the connection broke"
+        return f"closed by us: {ours.code} {ours.reason}"  # a message that is too long, a ping that is not answered
 
     def start(self, start: Start, on_message: Callable[[FromServer, int], None]) -> None:
         """Join the call; `on_message` gets what the server says, and when in ns."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import math
-import signal
 import ssl
 import sys
 from collections.abc import Callable, Coroutine
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telephony_tts import logs
-from telephony_tts.clock import monotonic_ns
+from telephony_tts import event_loop, logs
 from telephony_tts.config import Config
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Catalog
@@ -28,7 +26,6 @@ from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 _log = logs.get(__name__)
-_SAME_SIGNAL_NS = 300_000_000
 
 
 def build_catalog(config: Config) -> Catalog:
@@ -239,44 +236,23 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
     if settings.speech.barge_in.enabled:
         _load_voice_model()
     catalog = build_catalog(config)
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
     server = Server(settings, catalog)
-
-    stopping_since_ns = 0
-
-    def on_signal(name: str) -> None:
-        nonlocal stopping_since_ns
-        now_ns = monotonic_ns()
-        if stop.is_set():
-            if now_ns - stopping_since_ns < _SAME_SIGNAL_NS:
-                return  # make and shells pass the group's signal on once more
-            _log.warning("stopping_at_once", signal=name)
-            server.stop_at_once()
-        else:
-            stopping_since_ns = now_ns
-            _log.info("stopping", signal=name)
-            stop.set()
-
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
-        async with server.running(ready=False):
-            _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
-            if not await _unless(stop, catalog.start()):
-                _log.info("stopped_before_ready")
-                return
-            catalog.resolve(settings.speech.voice, None, "")
-            server.ready = True
-            scheme = "wss" if settings.tls is not None else "ws"
-            address = f"{scheme}://{settings.host}:{server.port}"
-            _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
-            if announce is not None:
-                announce(Served(address, server.port, catalog.voices, catalog.stats()))
-            await stop.wait()
+        with event_loop.stop_signals(server.stop_at_once) as stop:
+            async with server.running(ready=False):
+                _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
+                if not await _unless(stop, catalog.start()):
+                    _log.info("stopped_before_ready")
+                    return
+                catalog.resolve(settings.speech.voice, None, "")
+                server.ready = True
+                scheme = "wss" if settings.tls is not None else "ws"
+                address = f"{scheme}://{settings.host}:{server.port}"
+                _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
+                if announce is not None:
+                    announce(Served(address, server.port, catalog.voices, catalog.stats()))
+                await stop.wait()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         await catalog.close()
     _log.info("stopped")
 
@@ -310,9 +286,4 @@ def run(config: Config, announce: Callable[[Served], None] | None = None) -> Non
     logs.setup(config.log)
     # Engine threads hold the interpreter for 5 ms at a time by default, a quarter of a frame; a call must not wait.
     sys.setswitchinterval(0.0005)
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        uvloop.run(serve(config, announce))
-    else:
-        asyncio.run(serve(config, announce))
+    event_loop.run(serve(config, announce))

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from telephony_tts import app, config, offline
+from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import ConfigError, TelephonyTTSError
+from telephony_tts.errors import AudioError, ConfigError, TelephonyTTSError
 from telephony_tts.session.settings import SessionSettings
 
 DRIVER_S = 10.0
@@ -52,6 +53,9 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         return 1
     for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
         line(state, what, detail)
+    state, what, detail = _barge_in(settings.barge_in.enabled)
+    line(state, what, detail)
+    failed = failed or (state == "broken" and settings.barge_in.enabled)
     try:
         catalog = app.build_catalog(settings)
         spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
@@ -133,6 +137,16 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         yield "ok", "cosyvoice2 voices", f"{len(names)}: {', '.join(names)}"
     else:
         yield "missing", "cosyvoice2 voices", how_to_add_a_voice(Path(model), directory)
+
+
+def _barge_in(enabled: bool) -> tuple[str, str, str]:
+    """Whether the network that tells the caller's voice can be loaded, and who has to ask for it."""
+    try:
+        VoiceModel()
+    except AudioError as error:
+        return "broken", "barge-in by voice", error.message
+    wanted = "on unless a bot turns it off" if enabled else "off unless a bot asks for it"
+    return "ok", "barge-in by voice", f"its network loads; barge_in.enabled is {str(enabled).lower()}: {wanted}"
 
 
 async def _try_speech(catalog: Catalog, settings: SessionSettings) -> float:

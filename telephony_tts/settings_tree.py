@@ -1,8 +1,8 @@
 """The tree of plain values under a configuration: what a YAML file says, then what is set by dotted key.
 
-`schema.read_section` makes dataclasses of it. What is wrong with a setting is appended to `problems`, one line each, and
-told at the end by `raise_problems`; what leaves no tree to read is a `ConfigError` at once. Of what is no YAML the place
-is told and not the line, in which a secret may stand.
+`schema.read_section` makes dataclasses of it. What is wrong with a setting is appended to `problems`, one line each,
+and told at the end by `raise_problems`; what leaves no tree to read is a `ConfigError` at once. Of what is no YAML the
+place is told and not the line, in which a secret may stand.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_the_use_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, words in (
         ([], "required: NAME\n"),
         (["speed"], "invalid choice: 'speed'; there are engine, plot, first_audio, "),
-        (["isolation", "--", "--quick"], "in the source checkout (engine, isolation, schedule, voice_activity)"),
+        (["isolation", "--", "--quick"], "in the source checkout (engine, isolation, pbx, schedule, voice_activity)"),
         (["schedule"], "are run there by themselves: .venv/bin/python benchmarks/NAME.py --help\n"),
     ):
         with pytest.raises(SystemExit) as ended:

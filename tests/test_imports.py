@@ -46,7 +46,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.schema": row(),
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
-    "telephony_tts.config": row("errors schema", "yaml"),
+    "telephony_tts.settings_tree": row("errors schema", "yaml"),
+    "telephony_tts.config": row("schema settings_tree"),
+    "telephony_tts.event_loop": row("clock logs", "uvloop"),
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
@@ -91,7 +93,7 @@ TABLE: dict[str, Row] = {
     "sip_bridge.audiosocket_frames": row(not_stdlib=TASKS | IO),
     "sip_bridge.pacer": row("clock", not_stdlib=TASKS | IO),
     "sip_bridge.speech_queue": row("audio", "numpy", TASKS | IO),
-    "sip_bridge.config": row("errors schema", "yaml"),
+    "sip_bridge.config": row("schema settings_tree"),
     "sip_bridge.freeswitch_config": row("schema", not_stdlib=TASKS | IO),
     "sip_bridge.esl_messages": row(not_stdlib=TASKS | IO),
     "sip_bridge.file_player": row("clock", not_stdlib=TASKS | IO),
@@ -99,7 +101,7 @@ TABLE: dict[str, Row] = {
     "sip_bridge.ari_messages": row(not_stdlib=TASKS | IO),
     "sip_bridge.ari_leftovers": row(not_stdlib=TASKS | IO),
     "sip_bridge.rtp": row("audio clock", not_stdlib=TASKS | IO),
-    "sip_bridge.app": row("errors clock logs", "uvloop"),
+    "sip_bridge.app": row("errors logs event_loop"),
     "sip_bridge.cli": row("errors cli_settings"),
 }
 

@@ -50,20 +50,25 @@ def test_render_shows_observations_under_names_with_units() -> None:
     metrics.SYNTHESIS_RTF.labels(engine="hibari").observe(0.04)
     body, content_type = metrics.render()
     after = exposed(body)
-    grown = {key: v - before.get(key, 0.0) for key, v in after.items() if key[0].startswith("telephony_tts_")}
 
-    def growth(name: str, **labels: str) -> float:
-        return grown[f"telephony_tts_{name}", tuple(sorted(labels.items()))]
+    def assert_grew(by: float, name: str, **labels: str) -> None:
+        key = f"telephony_tts_{name}", tuple(sorted(labels.items()))
+        # The sum and not the difference, which is rounded where fractions have been observed before.
+        assert after[key] == before.get(key, 0.0) + by, key
 
-    assert growth("frame_lateness_ms_bucket", le="5.0") == 0
-    assert growth("frame_lateness_ms_bucket", le="10.0") == growth("frame_lateness_ms_bucket", le="+Inf") == 2
-    assert growth("frame_lateness_ms_sum") == 14
-    assert growth("first_audio_ms_bucket", le="20.0") == 0
-    assert growth("first_audio_ms_bucket", le="40.0") == growth("first_audio_ms_count") == 1
-    assert growth("sent_bytes_total", leg="media") == 160 and growth("sent_bytes_total", leg="bot") == 0
-    assert growth("turns_total", outcome="cleared") == 1 and growth("turns_total", outcome="done") == 0
-    assert growth("engine_queued", engine="hibari") == 4
-    assert growth("synthesis_rtf_bucket", engine="hibari", le="0.05") == 1
+    assert_grew(0, "frame_lateness_ms_bucket", le="5.0")
+    assert_grew(2, "frame_lateness_ms_bucket", le="10.0")
+    assert_grew(2, "frame_lateness_ms_bucket", le="+Inf")
+    assert_grew(14, "frame_lateness_ms_sum")
+    assert_grew(0, "first_audio_ms_bucket", le="20.0")
+    assert_grew(1, "first_audio_ms_bucket", le="40.0")
+    assert_grew(1, "first_audio_ms_count")
+    assert_grew(160, "sent_bytes_total", leg="media")
+    assert_grew(0, "sent_bytes_total", leg="bot")
+    assert_grew(1, "turns_total", outcome="cleared")
+    assert_grew(0, "turns_total", outcome="done")
+    assert after["telephony_tts_engine_queued", (("engine", "hibari"),)] == 4
+    assert_grew(1, "synthesis_rtf_bucket", engine="hibari", le="0.05")
     assert content_type.startswith("text/plain")
 
 

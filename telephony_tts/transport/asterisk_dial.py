@@ -69,10 +69,15 @@ async def serve_dialled(
         control.end(1011, f"Asterisk: {why}")
         return
     assert isinstance(connection, DialledConnection)
+    connection.watch_slow_reader(settings.slow_reader_s)
     leg = AsteriskLeg(connection)
     control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))
     try:
         await serve_media(leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin)
     finally:
+        close = connection.protocol.close_sent
+        if leg.call is None and close is not None and close.code >= 1011:
+            # It never was a call: Asterisk has said nothing, or there was no room.
+            control.end(1011 if close.code == 4400 else close.code, f"Asterisk: {close.reason}")
         control.end(1000, "the call has ended")
         await connection.close()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.asterisk import XON_FRAMES, AsteriskCodec
 from telephony_tts.wire.fields import Wire
 
 _log = logs.get(__name__)
 _ASK_EVERY_NS = 5 * NS_PER_S
 _MAX_FLUSHES = 3
+
+_ANSWER_NS = 2 * NS_PER_S
+"""Asterisk answers within milliseconds. What comes later is the answer to something else."""
+
+_ASK_WHETHER_FULL_S = 1.0
+_MAX_UNANSWERED = 5
+"""For so many questions in a row a queue is believed to be full by XOFF alone."""
 
 
 class AsteriskLeg(MediaLeg):
@@ -30,6 +39,11 @@ class AsteriskLeg(MediaLeg):
         self._n_flushes = 0
         self._n_sent_since = 0
         """Frames behind the last question of what it holds."""
+        self._is_full = False
+        self._n_unanswered = 0
+        """Questions of a queue that is said to be full."""
+        self._full_timer: asyncio.TimerHandle | None = None
+        connection.left.add_done_callback(lambda _left: self._stop_asking())
 
     def attach(self, call: Call, start: m.MediaStart) -> None:
         # A channel that answers by itself takes this for nothing; one that does not would play to nobody.
@@ -40,6 +54,10 @@ class AsteriskLeg(MediaLeg):
         if type(message) is m.Frame:
             now_ns = monotonic_ns()
             if now_ns - self._asked_ns > _ASK_EVERY_NS:
+                if self._flushed_ns is not None and now_ns - self._flushed_ns > _ANSWER_NS:
+                    log = _log if self.call is None else self.call.log
+                    log.warning("clear_unconfirmed", why="Asterisk has not answered GET_STATUS")
+                    self._flushed_ns = None
                 self._ask(now_ns)
             self._n_sent_since += 1
         elif isinstance(message, m.MediaClear):
@@ -55,9 +73,12 @@ class AsteriskLeg(MediaLeg):
             self._command("HANGUP")
         super().end(code, reason)
 
+    def on_writable(self, flag: bool) -> None:
+        super().on_writable(flag and not self._is_full)
+
     def take(self, call: Call, message: m.FromMedia) -> None:
         if isinstance(message, m.MediaFlow):
-            call.writable(message.is_open and not self.connection.paused)
+            self._flow(call, message.is_open)
         elif isinstance(message, m.MediaBuffered):
             self._buffered(call, message)
         else:
@@ -65,6 +86,11 @@ class AsteriskLeg(MediaLeg):
 
     def _buffered(self, call: Call, held: m.MediaBuffered) -> None:
         now_ns = monotonic_ns()
+        if self._is_full and held.n_frames < XON_FRAMES:
+            if self._n_unanswered:  # else a clear has made room, and its XON is on the way
+                call.log.warning("xoff_without_xon", why=f"its queue has {held.n_frames} frames")
+            self._flow(call, True)
+        self._n_unanswered = 0
         if held.is_paused:
             # Nobody else should have done that, and FLUSH_MEDIA does not undo it.
             self._command("CONTINUE_MEDIA")
@@ -76,6 +102,30 @@ class AsteriskLeg(MediaLeg):
             call.log.debug("flushed", after_ms=(now_ns - self._flushed_ns) / NS_PER_MS, left=held.n_frames)
             self._flushed_ns = None
         call.session.peer_holds(held.n_frames, now_ns)
+
+    def _flow(self, call: Call, is_open: bool) -> None:
+        self._stop_asking()
+        self._is_full = not is_open
+        if self._is_full:
+            self._n_unanswered = 0
+            self._full_timer = asyncio.get_running_loop().call_later(_ASK_WHETHER_FULL_S, self._is_still_full, call)
+        call.writable(is_open and not self.connection.paused)
+
+    def _is_still_full(self, call: Call) -> None:
+        """An XON that came before its XOFF, or never, would leave the caller in silence for ever."""
+        self._full_timer = None
+        if self._n_unanswered >= _MAX_UNANSWERED:
+            call.log.warning("xoff_without_xon", why=f"GET_STATUS was not answered {_MAX_UNANSWERED} times")
+            self._flow(call, True)
+            return
+        self._n_unanswered += 1
+        self._ask(monotonic_ns())
+        self._full_timer = asyncio.get_running_loop().call_later(_ASK_WHETHER_FULL_S, self._is_still_full, call)
+
+    def _stop_asking(self) -> None:
+        if self._full_timer is not None:
+            self._full_timer.cancel()
+            self._full_timer = None
 
     def _flush(self) -> None:
         self._flushed_ns = monotonic_ns()

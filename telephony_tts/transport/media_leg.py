@@ -22,6 +22,9 @@ from telephony_tts.wire.twilio import TwilioCodec
 _log = logs.get(__name__)
 _LOGGED_MISTAKES = 10
 
+_BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
+"""Close codes of the WebSocket library's own, for what it does not let through to us."""
+
 
 class Codec(Protocol):
     """A dialect: what comes becomes messages, and messages what is sent."""
@@ -71,7 +74,9 @@ async def serve_media(
     if call is None:
         if not may_begin or registry.draining:
             # Let in for the sake of a bot that waits for its media leg, but that bot waits for another one.
-            metrics.REFUSED.labels(reason="draining" if registry.draining else "busy").inc()
+            reason = "draining" if registry.draining else "busy"
+            metrics.REFUSED.labels(reason=reason).inc()
+            _log.warning("refused", call=start.call, reason=reason, leg="media")
             connection.end(1013, "no room for another call")
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
@@ -79,6 +84,7 @@ async def serve_media(
         await registry.start(call)
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
+        _log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
         connection.end(4409, "the call already has a media leg")
         return
     try:
@@ -90,6 +96,9 @@ async def serve_media(
             else:
                 call.expect("bot", settings.call_claim_s)
         await connection.left
+        close = connection.protocol.close_sent
+        if close is not None and close.code in _BROKEN:
+            call.log.warning("media_broken", code=close.code, why=f"{_BROKEN[close.code]}: {close.reason}"[:200])
     finally:
         call.media_left(leg, leg.reason)
 

@@ -291,14 +291,16 @@ class Server:
             )
 
     async def _watch_lag(self) -> None:
-        """How late the loop runs a timer is how late it would send a frame."""
+        """How late the loop runs a timer is how late it would send a frame. What engines take of it while they load is
+        over when calls begin, and no reason to refuse the first."""
         loop = asyncio.get_running_loop()
         while True:
-            asked = loop.time()
+            asked, could_speak = loop.time(), self.ready
             await asyncio.sleep(_LAG_PERIOD_S)
             lag_ms = max(0.0, (loop.time() - asked - _LAG_PERIOD_S) * 1000)
             metrics.EVENT_LOOP_LAG_MS.observe(lag_ms)
-            self.admission.observe_lateness(lag_ms, monotonic_ns())
+            if could_speak:
+                self.admission.observe_lateness(lag_ms, monotonic_ns())
 
 
 _LEGS: Mapping[str, Callable[[CallConnection], MediaLeg]] = {

@@ -55,7 +55,7 @@ async def serve_stream(
     try:
         if not joins:
             call.frames_to_bot(connection, codec.encode)
-        call.join_bot(connection, codec.encode, ready(call, options.voice))
+        call.join_bot(connection, codec.encode, ready(call, options))
         if call.media is None:
             call.expect("media", settings.call_claim_s)
         _warn_of_options(call, options, joins)
@@ -89,8 +89,9 @@ def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
     return Call(session, catalog, kind)
 
 
-def ready(call: Call, voice: str | None = None) -> m.Ready:
-    """The greeting of a bot leg that asked for `voice`."""
+def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
+    """The greeting of a bot leg, with what its options are about to change."""
+    options = options or StreamOptions()
     speech = call.session.settings
     limits = speech.limits
     return m.Ready(
@@ -101,7 +102,8 @@ def ready(call: Call, voice: str | None = None) -> m.Ready:
         ptime_ms=speech.ptime_ms,
         pace=speech.pace,
         lead_ms=speech.lead_ms,
-        voice=call.voice_name(voice),
+        voice=call.voice_name(options.voice),
+        barge_in=options.barge_in or ("on" if call.session.caller.is_on else "off"),
         limits={
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,

@@ -39,6 +39,10 @@ CALL_VARIABLE = "TTS_CALL"
 """The channel variable by which a dialplan gives the call a name of its own."""
 
 MAX_CONTROL_BYTES = 128
+MAX_QUEUE_FRAMES = 1000
+"""What Asterisk's own queue can hold; beyond it frames are dropped."""
+XON_FRAMES = 800
+"""Below so many it says XON."""
 LEAD_MS = 100
 """How far ahead of real time frames are sent: Asterisk plays one a tick from its own queue."""
 
@@ -55,12 +59,15 @@ class AsteriskCodec:
     def __init__(self) -> None:
         self.is_json: bool | None = None
         """None before MEDIA_START."""
+        self._sample_bytes = 1
 
     # ---------------------------------------------------------- media leg → us
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
         """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`."""
         if not is_text:
+            if len(data) % self._sample_bytes:
+                return Invalid("bad_field", f"{len(data)} bytes are no whole number of samples of 2 bytes")
             # Asterisk may send the caller's first frames before it has said who it is.
             return MediaAudio(data) if want_audio and self.is_json is not None else NO_AUDIO
         text = decode_text(data)
@@ -90,6 +97,8 @@ class AsteriskCodec:
                 return MediaFlow(event == "MEDIA_XON")
             case "STATUS":
                 n_frames = _whole(f, "queue_length")
+                if n_frames is not None and n_frames > MAX_QUEUE_FRAMES:
+                    raise BadField(f"a queue of {n_frames} frames; Asterisk's has room for {MAX_QUEUE_FRAMES}")
                 return None if n_frames is None else MediaBuffered(n_frames, _flag(f, "media_paused"))
             case "DTMF_END":
                 digit = f.get("digit")
@@ -124,6 +133,7 @@ class AsteriskCodec:
             if isinstance(value, str):
                 variables[field] = clean(value)
         self.is_json = is_json
+        self._sample_bytes = 2 if codec == "pcm" else 1
         return MediaStart(call, str(channel_id or call), codec, rate_hz, variables, ptime_ms, LEAD_MS)
 
     # ---------------------------------------------------------- us → media leg

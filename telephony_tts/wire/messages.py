@@ -194,6 +194,7 @@ class Ready:
     pace: str
     lead_ms: int
     voice: str
+    barge_in: str
     limits: dict[str, int]
 
 

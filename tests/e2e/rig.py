@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import soxr
-import uvloop
+from clean_run import PATIENCE_S as PATIENCE_S
+from clean_run import run as run
+from clean_run import until as until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -31,52 +32,6 @@ from telephony_tts.transport.settings import TransportSettings
 
 FRAME_MS = 20
 FRAME_BYTES = 160
-PATIENCE_S = 8.0
-"""How long anything that should happen may take on a busy machine before a test fails."""
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = False, within_s: float = 40) -> None:
-    """Run a test's coroutine; afterwards no socket, task or timer of it may be left.
-
-    uvloop is what the server runs on; `plain_loop` is asyncio's own, which also lets its timers be counted.
-    """
-    n_sockets = _n_sockets()
-
-    async def bounded() -> None:
-        async with asyncio.timeout(within_s):
-            await main()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert not left, f"tasks left: {left}"
-        if plain_loop:
-            timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
-            own = [t for t in timers if "Timeout" not in repr(t)]
-            assert not own, f"timers left: {own}"
-
-    with asyncio.Runner(loop_factory=None if plain_loop else uvloop.new_event_loop) as runner:
-        try:
-            runner.run(bounded())
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
-    assert _n_sockets() <= n_sockets, "sockets left open"
-
-
-def _first(error: BaseException) -> BaseException:
-    """What failed, without the task groups around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _n_sockets() -> int:
-    n = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            n += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-        except OSError:
-            continue
-    return n
 
 
 class Tones(FakeEngine):
@@ -111,15 +66,8 @@ class Rig:
     @asynccontextmanager
     async def bot(self, *, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Bot]:
         """A bot that has been greeted."""
-        async with connect(
-            self.url(**options), compression=None, additional_headers=headers or {}, proxy=None, max_queue=None
-        ) as socket:
-            bot = Bot(socket)
-            try:
-                bot.ready = await bot.event("ready")
-                yield bot
-            finally:
-                await bot.aclose()
+        async with greeted(self.url(**options), headers) as bot:
+            yield bot
 
     async def empty(self) -> None:
         """Wait until no call, engine work or socket is left."""
@@ -163,12 +111,16 @@ def patient(**settings: Any) -> SessionSettings:
     return replace(SessionSettings(first_clause_chars=0, limits=limits), **settings)
 
 
-async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait for a condition nobody announces."""
-    end_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end_s, what
-        await asyncio.sleep(0.005)
+@asynccontextmanager
+async def greeted(url: str, headers: dict[str, str] | None = None) -> AsyncIterator[Bot]:
+    """A bot at this address, once it has been greeted."""
+    async with connect(url, compression=None, additional_headers=headers, proxy=None, max_queue=None) as socket:
+        bot = Bot(socket)
+        try:
+            bot.ready = await bot.event("ready")
+            yield bot
+        finally:
+            await bot.aclose()
 
 
 class Bot:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
+from engine_child import engine_pid
 from rig import FRAME_MS, Bot, correlation, decoded, gather, get, patient, run, serving, until
 from served import process
 from twilio_peer import calling
@@ -346,18 +347,6 @@ def loading(model_dir: Path, cwd: Path | None = None) -> Iterator[tuple[subproce
         if served.poll() is None:
             served.kill()
         served.communicate()
-
-
-def engine_pid(served: subprocess.Popen[str]) -> int:
-    """The process in which its engine runs, once there is one."""
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        assert served.poll() is None, served.communicate()
-        for pid in Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text(encoding="ascii").split():
-            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
-        time.sleep(0.005)
-    raise AssertionError("the engine has no process")
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

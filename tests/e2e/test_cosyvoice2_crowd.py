@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from rig import FRAME_MS, Bot, gather, get, patient, run, serving
+from rig import FRAME_MS, Bot, gather, get, greeted, patient, run, serving
 from served import process
-from websockets.asyncio.client import connect
 
 from telephony_tts import metrics, offline
 from telephony_tts.engines.catalog import Catalog
@@ -115,9 +114,12 @@ def test_eight_calls_do_not_hear_one_that_is_cleared_every_100_ms(
     """Every frame is what the engine says to that call alone, and there in time; no text of the cleared is lost."""
 
     async def main(port: int) -> None:
+        def call() -> AbstractAsyncContextManager[Bot]:
+            return greeted(f"ws://127.0.0.1:{port}/v1/stream?audio=binary&lead_ms={LEAD_MS}")
+
         async with asyncio.timeout(40), AsyncExitStack() as calls:
-            bots = [await calls.enter_async_context(_call(port)) for _ in SEEDS]
-            nervous = await calls.enter_async_context(_call(port))
+            bots = [await calls.enter_async_context(call()) for _ in SEEDS]
+            nervous = await calls.enter_async_context(call())
             await _judge(bots, nervous, tiny_alone)
             _, _, counted = await get(port, "/metrics")
             assert "\ntelephony_tts_underruns_total 0.0\n" in counted
@@ -142,18 +144,6 @@ def test_nor_where_the_engine_is_threads_beside_them(one_layer_dir: Path, one_la
             assert metrics.value("telephony_tts_underruns_total") == n_underruns
 
     run(main)
-
-
-@asynccontextmanager
-async def _call(port: int) -> AsyncIterator[Bot]:
-    url = f"ws://127.0.0.1:{port}/v1/stream?audio=binary&lead_ms={LEAD_MS}"
-    async with connect(url, compression=None, proxy=None, max_queue=None) as socket:
-        bot = Bot(socket)
-        try:
-            await bot.event("ready")
-            yield bot
-        finally:
-            await bot.aclose()
 
 
 async def _judge(bots: list[Bot], nervous: Bot, expected: list[list[bytes]]) -> None:

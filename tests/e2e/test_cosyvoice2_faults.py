@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_child import engine_pid, is_alive
 from rig import Bot, gather, get
 from served import process
 from websockets.asyncio.client import connect
@@ -41,20 +42,6 @@ def without_numbers_for(text: str, model_dir: Path) -> None:
     state = torch.load(model_dir / "llm.pt", weights_only=True)
     state["llm.model.model.embed_tokens.weight"][bad] = math.nan
     torch.save(state, model_dir / "llm.pt")
-
-
-def engine_pid(served: subprocess.Popen[str]) -> int:
-    for pid in Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text(encoding="ascii").split():
-        if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return int(pid)
-    raise AssertionError("the engine has no process")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def ready_is(port: int, status: int) -> None:

@@ -9,66 +9,18 @@ import asyncio
 import base64
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
-from rig import Bot, Rig, correlation, rendering, run, serving, until
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.typing import Subprotocol
+from media_peer import MEDIA_START, PLAIN_START, START, leg, waiting_asterisk
+from rig import Bot, correlation, rendering, run, serving, until
+from websockets.exceptions import InvalidStatus
 
 from telephony_tts.audio.encoder import CODECS
 
 SENTENCE = "Your parcel left the depot on Tuesday."
-
-
-class Peer:
-    """A media leg that plays nothing by itself: a test says when it has."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-        self.frames: list[bytes] = []
-        self.said: list[str] = []
-        self.order: list[bytes | str] = []
-        self._reader = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        with suppress(ConnectionClosed):
-            async for message in self.socket:
-                self.order.append(message)
-                if isinstance(message, bytes):
-                    self.frames.append(message)
-                else:
-                    self.said.append(message)
-
-    async def tell(self, *what: str | bytes | dict[str, Any]) -> None:
-        for each in what:
-            await self.socket.send(json.dumps(each) if isinstance(each, dict) else each)
-
-    async def hears(self, *what: str, within: str) -> None:
-        await until(lambda: all(any(each in said for said in self.said) for each in what), within)
-
-    async def closed(self) -> int | None:
-        await asyncio.wait_for(self._reader, 5)
-        return self.socket.close_code
-
-
-@asynccontextmanager
-async def leg(rig: Rig, path: str, **headers: str) -> AsyncIterator[Peer]:
-    async with connect(
-        rig.url(path), open_timeout=5, compression=None, proxy=None, additional_headers=headers, max_queue=None
-    ) as socket:
-        peer = Peer(socket)
-        try:
-            yield peer
-        finally:
-            await socket.close()
-            await peer._reader
 
 
 def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
@@ -76,8 +28,6 @@ def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
 
 
 # ----------------------------------------------------------------------- our own words
-
-START = {"type": "start", "call": "c1", "stream": "s1", "lead_ms": 40, "parameters": {"from": "+49"}}
 
 
 @pytest.mark.parametrize(
@@ -162,12 +112,6 @@ def _inbound(bot: Bot) -> bytes:
 
 # --------------------------------------------------------------------------- Asterisk
 
-MEDIA_START = {
-    "event": "MEDIA_START", "connection_id": "tts", "channel": "WebSocket/tts/0x1", "channel_id": "1.2",
-    "format": "ulaw", "optimal_frame_size": 160, "ptime": 20,
-}  # fmt: skip
-PLAIN_START = "MEDIA_START connection_id:tts channel:WebSocket/tts/0x1 channel_id:1.2 format:ulaw ptime:20"
-
 
 @pytest.mark.parametrize("start", [MEDIA_START, PLAIN_START], ids=["json", "plain"])
 def test_asterisk_is_answered_in_its_kind_and_never_left_without_frames(start: Any) -> None:
@@ -246,22 +190,6 @@ def test_a_leg_without_the_token_is_refused(path: str) -> None:
 
 
 # ------------------------------------------------------------- an Asterisk that is dialled
-
-
-@asynccontextmanager
-async def waiting_asterisk() -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
-    """Its address, and who comes."""
-    came: asyncio.Queue[Peer] = asyncio.Queue()
-
-    async def on_leg(socket: ServerConnection) -> None:
-        assert socket.request is not None and socket.subprotocol == "media"
-        peer = Peer(socket)  # type: ignore[arg-type]  # both sides of a WebSocket read and write alike
-        came.put_nowait(peer)
-        await peer._reader
-
-    async with serve(on_leg, "127.0.0.1", 0, compression=None, subprotocols=[Subprotocol("media")]) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        yield f"ws://127.0.0.1:{port}/media/", came
 
 
 @pytest.mark.parametrize("who_ends", ["bot", "asterisk", "who asked"])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Bot, correlation, decoded, get, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
 from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
+
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.settings import TransportSettings
 
 MEDIA = "/media/twilio"
 
@@ -38,6 +45,35 @@ def test_health_readiness_and_what_is_not_there() -> None:
             await get(port, "/healthz")
 
     run(main, plain_loop=True)
+
+
+def test_a_loop_that_stood_still_while_engines_loaded_refuses_nobody() -> None:
+    async def main() -> None:
+        catalog = Catalog([Tones()])
+        await catalog.start()
+        server = Server(TransportSettings(speech=patient(), host="127.0.0.1", port=0), catalog)
+
+        async def be_looked_at() -> None:
+            """A whole period of the server's looking at its loop."""
+            name = "telephony_tts_event_loop_lag_ms_count"
+            before = (await figures(server.port))[name]
+            while (await figures(server.port))[name] < before + 2:
+                pass
+
+        async def stand_still() -> None:
+            await be_looked_at()
+            asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # as the import of an engine does
+            await be_looked_at()
+
+        async with server.running(ready=False):
+            await stand_still()
+            server.ready = True
+            assert server.admission.lateness_ms(monotonic_ns()) < 500
+            await stand_still()
+            assert server.admission.lateness_ms(monotonic_ns()) > 500
+        await catalog.close()
+
+    run(main)
 
 
 def test_metrics_move_with_what_happens() -> None:

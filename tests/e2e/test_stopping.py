@@ -10,12 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, greeted, patient, rendering, run, serving, until
 from served import process
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -116,18 +114,6 @@ def test_a_port_in_use_is_an_error_of_the_system_not_a_group() -> None:
     run(main)
 
 
-@asynccontextmanager
-async def _bot_at(port: int, **options: str) -> AsyncIterator[Bot]:
-    query = "&".join(f"{name}={value}" for name, value in options.items())
-    async with connect(f"ws://127.0.0.1:{port}/v1/stream?{query}", proxy=None, max_queue=None) as socket:
-        bot = Bot(socket)
-        try:
-            await bot.event("ready")
-            yield bot
-        finally:
-            await bot.aclose()
-
-
 def _wait(served: subprocess.Popen[str], within_s: float) -> tuple[int, str, str]:
     out, err = served.communicate(timeout=within_s)
     return served.returncode, out, err
@@ -137,7 +123,7 @@ def test_sigterm_while_speaking_finishes_the_speech_and_exits_with_0() -> None:
     with process() as (served, port):
 
         async def main() -> None:
-            async with _bot_at(port, audio="binary") as bot:
+            async with greeted(f"ws://127.0.0.1:{port}/v1/stream?audio=binary") as bot:
                 await bot.say("The last word is heard.", "a")
                 await bot.event("started", turn="a")
                 served.send_signal(signal.SIGTERM)
@@ -169,7 +155,7 @@ def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> Non
     with process() as (served, port):
 
         async def main() -> None:
-            async with _bot_at(port, audio="none") as bot:
+            async with greeted(f"ws://127.0.0.1:{port}/v1/stream?audio=none") as bot:
                 await bot.say("A long one that takes its time to tell. " * 20, "a")
                 await bot.event("started", turn="a")
                 served.send_signal(number)

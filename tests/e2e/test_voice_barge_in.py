@@ -62,6 +62,7 @@ def test_on_a_twilio_leg_whose_bot_asks_for_it_in_the_address() -> None:
             rig.bot(call="CA1", barge_in="on", min_speech_ms=160) as bot,
             calling(rig.url("/media/twilio"), "CA1") as peer,
         ):
+            assert bot.ready["barge_in"] == "on"
             await peer.start()
             await bot.say(TEXT, "a")
             await peer.hears(50)
@@ -82,6 +83,7 @@ def test_on_a_leg_of_our_own_of_a_server_that_always_listens() -> None:
         speech = patient(barge_in=BargeIn(enabled=True))
         start = {"type": "start", "call": "c1", "codec": "pcm", "rate_hz": 16000, "lead_ms": 40}
         async with serving(speech=speech) as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
+            assert bot.ready["barge_in"] == "on"
             await peer.tell(start)
             await bot.say(TEXT, "a")
             await until(lambda: len(peer.frames) > 50, "speech")
@@ -108,6 +110,7 @@ def test_turned_off_for_a_call_nobody_is_interrupted() -> None:
             rig.bot(call="CA1", barge_in="off") as bot,
             calling(rig.url("/media/twilio"), "CA1") as peer,
         ):
+            assert bot.ready["barge_in"] == "off"
             await peer.start()
             await bot.say("Your parcel left the depot on Tuesday.", "a")
             await peer.hears(10)

@@ -101,7 +101,7 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="baresip-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        port = free_port(socket.SOCK_DGRAM)
+        port = _free_port()
         _write_settings(folder, unpacked, port, sip_port, codec)
         _write_speech(folder / "said.wav", said, seconds + _SPARE_S)
         # The slash makes baresip take a command of more than one letter.
@@ -110,6 +110,19 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
         process = PeerProcess("baresip", unpacked.command("usr/bin/baresip", *options), folder)
         stack.callback(process.stop)
         yield Baresip(process, folder, port)
+
+
+def _free_port() -> int:
+    """baresip takes it for TCP as well, and ends where somebody's connection has it there."""
+    for _ in range(50):
+        port = free_port(socket.SOCK_STREAM)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise PeerFailed("no port is free for both UDP and TCP")
 
 
 def _write_settings(folder: Path, unpacked: Unpacked, port: int, sip_port: int, codec: str) -> None:

@@ -36,7 +36,7 @@ from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
 RATE_HZ = 8000
-MS_PER_CHAR = 60
+MS_PER_CHAR = 30
 PATIENCE_S = 10.0
 _EDGE = 400
 """Samples in which it swells and fades: our own fade at joints then changes next to nothing."""

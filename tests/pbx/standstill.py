@@ -85,7 +85,9 @@ def standstills() -> Iterator[Standstills]:
 @contextmanager
 def _witness(core: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     command = [sys.executable, "-I", str(_WITNESS), str(core)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as witness:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as witness:
         try:
             yield core, witness
         finally:

@@ -18,18 +18,17 @@ import yaml
 from ari_bridge import AriBridge, ari_bridge
 from asterisk_peer import Asterisk, asterisk
 from compare import compare, likeliest
+from conversation import CALLER, TEXT, is_loud
 from peer_process import PeerProcess, wait_until
 from phones import Phone, calling, waiting
 from rtp_end import RtpExchange
 from shipped import FILES, shipped_asterisk
 from speaking_server import SpeakingServer, speaking_server, spoken
 
-from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
+from telephony_tts.audio.g711 import encode_ulaw
 
 pytestmark = [pytest.mark.peer, pytest.mark.alone]
 
-TEXT = "your parcel left the depot on tuesday and will be with you soon."
-CALLER = "i would like to know where my parcel is please."
 ROOT = Path(__file__).resolve().parents[2]
 MEDIA = ("websocket_client", "websocket_server", "rtp")
 
@@ -69,8 +68,7 @@ def bridges(pbx: Asterisk) -> int:
 
 def loud(phone: Phone) -> list[float]:
     """When each packet with speech in it came, in seconds."""
-    packets = phone.rtp.audio_packets()
-    return [p.arrival_ns / 1e9 for p in packets if np.abs(decode_ulaw(p.payload).astype(int)).max() > 100]
+    return [packet.arrival_ns / 1e9 for packet in phone.rtp.audio_packets() if is_loud(packet)]
 
 
 def test_the_phone_hears_the_bot_and_the_bot_the_phone(media: RtpExchange, rig: Rig) -> None:

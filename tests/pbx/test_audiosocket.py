@@ -15,18 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asterisk_peer import Asterisk, free_port
-from compare import compare, likeliest
+from compare import compare
+from conversation import CALLER, TEXT, each_hears_its_own, is_loud, settle
 from peer_process import PeerProcess, wait_until
-from phones import Phone, calling
-from rtp_end import RtpExchange, RtpPacket
+from phones import calling
+from rtp_end import RtpExchange
 from shipped import shipped_asterisk
 from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
 
-from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
+from telephony_tts.audio.g711 import encode_ulaw
 
 pytestmark = [pytest.mark.peer, pytest.mark.alone]
-TEXT = "your parcel left the depot on tuesday and will be with you soon."
-CALLER = "i would like to know where my parcel is please."
 
 
 class Bridge:
@@ -84,14 +83,6 @@ def bridged(pbx: Asterisk, server: SpeakingServer) -> Iterator[Bridge]:
     with bridge(server.port) as running:
         pbx.configure(AUDIOSOCKET=running.address)
         yield running
-
-
-def settle(phone: Phone) -> None:
-    phone.wait_heard(5)
-
-
-def is_loud(packet: RtpPacket) -> bool:
-    return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
 
 
 @pytest.mark.parametrize("extension", ["audiosocket", "achannel-slin", "achannel-slin16"])
@@ -189,25 +180,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
         with calling(media, pbx.sip_port, *["audiosocket"] * 20) as phones:
             for phone in phones:
                 phone.wait_answered(20)
-            talking = [bots.next() for _ in phones]
-            for phone in phones:
-                settle(phone)
-            texts = [f"call {chr(97 + i)} speaks to its own caller only." for i in range(20)]
-            for bot, text in zip(talking, texts, strict=True):
-                bot.say(text, "a")
-            for bot in talking:
-                assert bot.event("done", within_s=20)["underruns"] == 0
-            heard = [phone.rtp.heard() for phone in phones]
-            for phone in phones:
-                phone.hang_up()
-            for phone in phones:
-                phone.wait_ended()
-            for bot in talking:
-                bot.event("hangup")
-    for each in heard:
-        mine = texts.pop(likeliest(each.pcm, [spoken(text) for text in texts]))
-        compare(each.pcm, spoken(mine)).require()
-        assert each.holes == [] and each.n_lost == 0
+            each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
 def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk, media: RtpExchange) -> None:

@@ -10,19 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from asterisk_peer import Asterisk, asterisk
-from compare import compare, likeliest
+from compare import compare
+from conversation import CALLER, TEXT, each_hears_its_own, is_loud, settle
 from peer_process import wait_until
-from phones import Phone, calling
-from rtp_end import RtpExchange, RtpPacket
+from phones import calling
+from rtp_end import RtpExchange
 from shipped import shipped_asterisk
 from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
 
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.audio.g711 import decode_ulaw
 
 pytestmark = [pytest.mark.peer, pytest.mark.alone]
-TEXT = "your parcel left the depot on tuesday and will be with you soon."
-CALLER = "i would like to know where my parcel is please."
 
 
 @pytest.fixture
@@ -30,15 +28,6 @@ def server(pbx: Asterisk) -> Iterator[SpeakingServer]:
     with speaking_server() as server:
         pbx.configure(MEDIA_URI=server.media_uri)
         yield server
-
-
-def settle(phone: Phone) -> None:
-    """The phone hears us: its recording begins before the first word."""
-    phone.wait_heard(5)
-
-
-def is_loud(packet: RtpPacket) -> bool:
-    return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
 
 
 @pytest.mark.parametrize(
@@ -176,26 +165,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
         with calling(media, pbx.sip_port, *["wsjson-ulaw"] * 20) as phones:
             for phone in phones:
                 phone.wait_answered(20)
-            talking = [bots.next() for _ in phones]
-            for phone in phones:
-                settle(phone)
-            texts = [f"call {chr(97 + i)} speaks to its own caller only." for i in range(20)]
-            for bot, text in zip(talking, texts, strict=True):
-                bot.say(text, "a")
-            for bot in talking:
-                assert bot.event("done", within_s=20)["underruns"] == 0
-            heard = [phone.rtp.heard() for phone in phones]
-            for phone in phones:
-                phone.hang_up()
-            for phone in phones:
-                phone.wait_ended()
-            for bot in talking:
-                bot.event("hangup")
-    for each in heard:
-        mine = texts.pop(likeliest(each.pcm, [spoken(text) for text in texts]))
-        compare(each.pcm, spoken(mine)).require()
-        assert each.holes == [] and each.n_lost == 0
-    assert texts == []
+            each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
 def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(media: RtpExchange) -> None:

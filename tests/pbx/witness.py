@@ -16,7 +16,7 @@ _LEAST_NS = 5_000_000
 def main(core: int) -> None:
     os.sched_setaffinity(0, {core})
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     except PermissionError:
         print("with others", flush=True)
     else:

@@ -327,39 +327,37 @@ def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> No
     assert line.when(m.Cleared, reason="barge_in")
 
 
+class Counted:
+    """The network, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self._model = model()
+
+    def __call__(self, window: object, state: object) -> object:
+        self.n_calls += 1
+        return self._model(window, state)  # type: ignore[arg-type]
+
+
 def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> None:
-    calls = 0
-    loaded = model()
-
-    def counted(window: object, state: object) -> object:
-        nonlocal calls
-        calls += 1
-        return loaded(window, state)  # type: ignore[arg-type]
-
+    counted = Counted()
     line = Line(find_model=lambda: counted)
     payload = line._encode(at_level(speech(CALLERS[0], "en-gb"), -20)[:8000])
     for _ in range(200):
         line.send(m.MediaAudio(payload))
     line.send(m.MediaAudio(payload * 60))
-    assert 0 < calls <= 1000 // 32 + 1
-    calls = 0
+    assert 0 < counted.n_calls <= 1000 // 32 + 1
+    counted.n_calls = 0
     line.run(500)
     line.send(m.MediaAudio(payload[:3200]))
-    assert calls > 10, "later it is"
+    assert counted.n_calls > 10, "later it is"
 
 
 def test_silence_is_not_given_to_the_model() -> None:
-    calls = 0
-    loaded = model()
-
-    def counted(window: object, state: object) -> object:
-        nonlocal calls
-        calls += 1
-        return loaded(window, state)  # type: ignore[arg-type]
-
+    counted = Counted()
     line = Line(find_model=lambda: counted, noise_dbov=-75)
     line.listen(10_000)
-    assert calls <= 20
+    assert counted.n_calls <= 20
     line.listen(1000, speech(CALLERS[0], "en-gb"))
     assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and who speaks then is heard as soon"
 

@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import uvloop
+from clean_run import count_sockets as count_sockets
+from clean_run import run as run
+from clean_run import until as until
 
 from sip_bridge import metrics
 from sip_bridge.app import Bridge
 from sip_bridge.config import load
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = False, within_s: float = 40) -> None:
-    """Run a test's coroutine; afterwards no socket, task or timer of it may be left.
-
-    uvloop is what the bridge runs on; `plain_loop` is asyncio's own, which also lets its timers be counted.
-    """
-    n_sockets = count_sockets()
-
-    async def bounded() -> None:
-        async with asyncio.timeout(within_s):
-            await main()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert not left, f"tasks left: {left}"
-        if plain_loop:
-            timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
-            own = [t for t in timers if "Timeout" not in repr(t)]
-            assert not own, f"timers left: {own}"
-
-    with asyncio.Runner(loop_factory=None if plain_loop else uvloop.new_event_loop) as runner:
-        try:
-            runner.run(bounded())
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
-    assert count_sockets() <= n_sockets, "sockets left open"
-
-
-def _first(error: BaseException) -> BaseException:
-    """What failed, without the task groups around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def count_sockets() -> int:
-    n = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            n += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-        except OSError:
-            continue
-    return n
 
 
 @dataclass
@@ -105,15 +62,6 @@ def noise(n_frames: int, seed: int, n_samples: int = 160) -> list[bytes]:
     """Frames of sound of which no two are alike and none is silent."""
     samples = np.random.default_rng(seed).integers(-9000, 9000, (n_frames, n_samples)).astype("<i2")
     return [frame.tobytes() for frame in samples]
-
-
-async def until(true: Callable[[], object], what: str, within_s: float = 8.0) -> None:
-    """Wait for a condition nobody announces."""
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + within_s
-    while not true():
-        assert loop.time() < end_s, f"not reached: {what}"
-        await asyncio.sleep(0.005)
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
-from bridge_rig import Ended, Rig, bridging, get, noise, run, until
-from standin_ari import SETTINGS, StandinAri, standin_ari
-from standin_server import ServedCall, StandinServer, standin_server
+from ari_rig import HEADER, packet, sides, sound, ulaw
+from bridge_rig import Ended, get, noise, run, until
+from standin_ari import StandinAri
+from standin_server import ServedCall
 
 from sip_bridge import metrics
-from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
 
 pytestmark = pytest.mark.alone
-
-_HEADER = struct.Struct("!BBHII")
-
-
-@asynccontextmanager
-async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, Rig]]:
-    async with standin_ari() as asterisk, standin_server() as server:
-        given = {"ari__url": asterisk.url, **SETTINGS, **settings}
-        async with bridging(server.url, **given) as rig:
-            yield asterisk, server, rig
-
-
-def packet(number: int, codes: bytes, kind: int = 0) -> bytes:
-    return _HEADER.pack(0x80, kind, number & 0xFFFF, number * 160 & 0xFFFFFFFF, 7) + codes
-
-
-def sound(frames: list[bytes]) -> bytes:
-    """What is left of frames of s16 when they have been mu-law."""
-    return decode_ulaw(ulaw(frames)).astype("<i2").tobytes()
-
-
-def ulaw(frames: list[bytes]) -> bytes:
-    return encode_ulaw(np.frombuffer(b"".join(frames), "<i2").astype(np.int16))
 
 
 async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
@@ -47,7 +20,7 @@ async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
     packets = asterisk.ports[media].packets
     await until(lambda: sum(set(each[12:]) != {0xFF} for each in packets) >= n_bytes // 160, "the speech has come")
     await asyncio.sleep(0.06)
-    first, *rest = [_HEADER.unpack(each[:12]) for each in packets]
+    first, *rest = [HEADER.unpack(each[:12]) for each in packets]
     for n, (_, kind, sequence, timestamp, ssrc) in enumerate(rest, 1):
         assert (kind, ssrc) == (0, first[4])
         assert (sequence - first[2]) & 0xFFFF == n

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
 from http import HTTPStatus
 
 import pytest
+from ari_rig import sides
 from bridge_rig import Ended, Rig, bridging, get, noise, run, until
 from standin_ari import APP, SETTINGS, StandinAri, standin_ari
 from standin_server import ServedCall, StandinServer, standin_server
@@ -17,14 +17,6 @@ from websockets.asyncio.client import connect
 from sip_bridge import ari, metrics
 
 pytestmark = pytest.mark.alone
-
-
-@asynccontextmanager
-async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, Rig]]:
-    async with standin_ari() as asterisk, standin_server() as server:
-        given = {"ari__url": asterisk.url, **SETTINGS, **settings}
-        async with bridging(server.url, **given) as rig:
-            yield asterisk, server, rig
 
 
 async def readiness(rig: Rig, says: str) -> None:
@@ -69,6 +61,17 @@ def test_readyz_says_why_asterisk_lets_us_not_in(settings: dict[str, str], says:
                 given["ari__url"] = asterisk.url + "/nowhere"
             async with bridging(server.url, **given) as rig:
                 await readiness(rig, says)
+
+    run(main)
+
+
+def test_where_no_asterisk_listens_its_http_server_is_named() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        given = {**SETTINGS, "ari__url": f"ws://127.0.0.1:{port}/ari"}
+        async with standin_server() as server, bridging(server.url, **given) as rig:
+            await readiness(rig, "is its HTTP server enabled in http.conf?")
 
     run(main)
 

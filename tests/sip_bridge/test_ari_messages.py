@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sip_bridge import ari_messages as a
-from sip_bridge.ari_leftovers import Bridge, Leftovers
+from sip_bridge.ari_leftovers import Bridge, Leftovers, bridges_of, channels_of, rtp_end_of
 from sip_bridge.ari_media import dial_url
 from sip_bridge.config import load
 from telephony_tts.errors import ConfigError
@@ -75,10 +75,12 @@ OWN, OTHER = "tts-0000aaaa", "tts-0000bbbb"
 
 
 def left(
-    *rounds: tuple[list[a.Channel], list[Bridge]], live: frozenset[str] = frozenset()
+    *rounds: tuple[list[a.Channel], list[Bridge]],
+    live: frozenset[str] = frozenset(),
+    unheard: frozenset[str] = frozenset(),
 ) -> list[list[tuple[str, ...]]]:
     leftovers = Leftovers("tts", OWN)
-    return [leftovers.requests(channels, bridges, live) for channels, bridges in rounds]
+    return [leftovers.requests(channels, bridges, live, unheard) for channels, bridges in rounds]
 
 
 def caller(name: str, app: str = "tts") -> a.Channel:
@@ -109,6 +111,46 @@ def test_what_another_process_may_still_use_stays_and_the_rest_goes_the_second_t
     }  # fmt: skip
     # Seen once, gone, seen again is no second time.
     assert left((channels, bridges), ([], []), (channels, bridges))[2] == []
+
+
+def test_two_in_a_bridge_over_rtp_that_nobody_takes_any_more_go_the_second_time() -> None:
+    media = {number: f"{OTHER}-{number}-media" for number in (1, 2)}
+    channels = [caller("c-1"), caller(media[1]), caller("c-2"), caller(media[2])]
+    bridges = [Bridge(f"{OTHER}-1", ("c-1", media[1])), Bridge(f"{OTHER}-2", ("c-2", media[2])),
+               Bridge("conference", ("of-another", "x"))]  # fmt: skip
+    first, second = left((channels, bridges), (channels, bridges), unheard=frozenset({media[2]}))
+    assert first == []
+    assert second == [
+        ("POST", "channels", "c-2", "continue"), ("DELETE", "channels", media[2]), ("DELETE", "bridges", f"{OTHER}-2"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("UnicastRTP/127.0.0.1:37996-0x7f2898018950", ("127.0.0.1", 37996)),
+        ("UnicastRTP/[fd00::7]:4000-0x1", ("fd00::7", 4000)),
+        ("WebSocket/tts_media/0x7f01", None),
+        ("UnicastRTP/pbx.example:4000-0x1", None),
+        ("UnicastRTP/127.0.0.1:4000", None),
+        ("PJSIP/UnicastRTP/127.0.0.1:4000-0x1", None),
+    ],
+)
+def test_where_rtp_goes_is_in_the_name_of_its_channel(name: str, end: tuple[str, int] | None) -> None:
+    assert rtp_end_of(a.Channel(f"{OTHER}-1-media", name)) == end
+    assert rtp_end_of(a.Channel("of-a-caller", name)) is None
+
+
+@pytest.mark.parametrize("body", [None, {}, "[]", 7, [{"id": "c-1"}, {}], [{"id": ""}], [None]])
+def test_a_list_that_is_none_is_not_taken_for_an_empty_one(body: object) -> None:
+    with pytest.raises(ValueError, match="Asterisk"):
+        channels_of(body)
+
+
+def test_a_list_of_bridges_that_is_none_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(ValueError, match="Asterisk"):
+        bridges_of({"message": "no"})
+    assert bridges_of([{"id": "b-1", "channels": ["c-1", 7]}, {"id": 7}, "x"]) == [Bridge("b-1", ("c-1",))]
 
 
 # -------------------------------------------------------------------------- settings

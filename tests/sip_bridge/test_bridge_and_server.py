@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soxr
 from bridge_rig import Ended, bridging, noise, run
+from log_lines import lines
 from standin_asterisk import Phone, phone
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -29,16 +30,16 @@ TOKEN = "a-token"
 
 
 @asynccontextmanager
-async def tts_server() -> AsyncIterator[Server]:
+async def tts_server(**settings: Any) -> AsyncIterator[Server]:
     """The real server, with tones for a voice."""
     catalog = Catalog([FakeEngine()])
     await catalog.start()
-    settings = TransportSettings(
+    given = TransportSettings(
         speech=replace(SessionSettings(), first_clause_chars=0), host="127.0.0.1", port=0, tokens=(TOKEN,), drain_s=1.0,
-        max_frame_lateness_ms=60_000,
+        max_frame_lateness_ms=60_000, **settings,
     )  # fmt: skip
     try:
-        async with Server(settings, catalog).running() as server:
+        async with Server(given, catalog).running() as server:
             yield server
     finally:
         await catalog.close()
@@ -177,3 +178,68 @@ def test_a_wrong_token_ends_the_call_at_once() -> None:
         assert ended.counts == {"server_refused": 1}
 
     run(main)
+
+
+@asynccontextmanager
+async def speaking_beside(server: Server, port: int) -> AsyncIterator[Phone]:
+    """A call whose bot speaks during the body; the phone must have heard it whole, without a gap."""
+    sentences = [f"Here is sentence {n} of it." for n in "abc"]
+    async with phone(port) as up, bot_of(server, up.name) as bot:
+        await bot.send(json.dumps({"type": "say", "text": " ".join(sentences), "turn": "t1"}))
+        await up.hears(5)
+        yield up
+        done = await event(bot, "done")
+        assert done["underruns"] == 0 and up.ended is None
+        assert correlation(heard_by(up), tones(sentences, 8000)) >= 0.995
+
+
+def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        ended = Ended()
+        async with tts_server() as server:
+            url = f"ws://127.0.0.1:{server.port}/media/native"
+            async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port) as up:
+                async with phone(rig.port, up.call) as second:
+                    assert await second.is_over() == "hung up by the peer"
+                    assert not second.speech, "not a word of the other's call"
+                assert up.ended is None
+                (line,) = lines(caplog, "server_refused")
+                assert line == {
+                    "peer": "127.0.0.1", "call": up.name, "code": 4409, "why": "the call already has a media leg",
+                }  # fmt: skip
+                (line,) = lines(caplog, "refused")
+                assert (line["call"], line["reason"]) == (up.name, "call_taken"), "the server's own word"
+        assert ended.counts == {"server_refused": 1, "hangup": 1}
+
+    run(main)
+
+
+def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        ended = Ended()
+        async with tts_server(call_claim_s=0.4) as server:
+            url = f"ws://127.0.0.1:{server.port}/media/native"
+            async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port):
+                async with phone(rig.port) as up:
+                    assert await up.is_over() == "hung up by the peer"
+                    assert len(up.heard) >= 10 and not up.speech, "silence while its bot was waited for"
+                (line,) = lines(caplog, "server_refused")
+                assert line == {
+                    "peer": "127.0.0.1", "call": up.name, "code": 4404, "why": f"no bot leg came for call {up.name}",
+                }  # fmt: skip
+        assert ended.counts == {"server_refused": 1, "hangup": 1}
+
+    run(main)
+
+
+def test_a_wrong_token_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with tts_server() as server:
+            url = f"ws://127.0.0.1:{server.port}/media/native"
+            async with bridging(url, server__token="wr0ng") as rig, phone(rig.port) as up:
+                assert await up.is_over() == "hung up by the peer"
+
+    run(main)
+    (line,) = lines(caplog, "server_refused")
+    assert "HTTP 401" in line["why"] and "TELEPHONY_SIP_BRIDGE_TOKEN" in line["why"]
+    assert "wr0ng" not in caplog.text and "wr0ng" not in str(lines(caplog))

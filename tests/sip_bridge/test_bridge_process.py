@@ -19,6 +19,9 @@ from bridge_rig import get, noise, run
 from standin_asterisk import phone
 from standin_server import ServedCall, standin_server
 
+from sip_bridge.cli import _announce as announce
+from sip_bridge.config import Config, load
+
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +108,30 @@ def test_a_second_signal_cuts_at_once() -> None:
     run(main)
 
 
+def test_sigterm_again_and_again_in_the_middle_of_a_drain_is_one_end() -> None:
+    async def main() -> None:
+        async with standin_server() as server, running(server.url) as (process, port, http_port), phone(port) as up:
+            call = await server.call(up.name)
+            process.send_signal(signal.SIGTERM)
+            while (await get(http_port, "/readyz"))[0] != 503:
+                pass
+            await up.hears_any(len(up.heard) + 20)
+            assert process.returncode is None and up.ended is None, "the call goes on"
+            for _ in range(5):
+                process.send_signal(signal.SIGTERM)
+            assert await up.is_over() == "hung up by the peer"
+            await call.gone()
+            assert process.stderr is not None
+            log = (await asyncio.wait_for(process.stderr.read(), 8)).decode()
+            assert await process.wait() == 0 and "Traceback" not in log
+            events = re.findall(r'"event": "(\w+)"', log)
+            assert events[:5] == ["ready", "call_started", "joined", "stopping", "draining"]
+            assert events[-2:] == ["call_ended", "stopped"] and "stopping_at_once" in events
+            assert '"reason": "drain"' in log
+
+    run(main)
+
+
 def test_a_port_in_use_is_told_with_its_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -121,6 +148,20 @@ def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
     assert done.returncode == 0 and done.stderr == ""
     assert "127.0.0.1:9092" in done.stdout and "wss://voice.example.com/media/native" in done.stdout
     assert "s3cret" not in done.stdout
+
+
+def test_who_starts_it_is_told_of_each_way_in_and_where_to_ask_whether_it_is_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce(1, 2, Config())
+    alone = capsys.readouterr().out
+    assert "127.0.0.1:1" in alone and "http://127.0.0.1:2/metrics" in alone
+    assert "readyz" not in alone, "AudioSocket is open as soon as it is said"
+    ways = {"ari.enabled": True, "ari.password": "s3cret", "freeswitch.enabled": True, "freeswitch.password": "s3cret"}
+    announce(1, 2, load(None, ways, {}))
+    told = capsys.readouterr().out
+    assert "Stasis(telephony-tts)" in told and "event socket at 127.0.0.1:8021" in told
+    assert "http://127.0.0.1:2/readyz" in told and "s3cret" not in told
 
 
 def test_wrong_settings_and_flags_exit_with_2() -> None:

@@ -44,6 +44,20 @@ def test_every_global_variable_that_is_used_is_set() -> None:
     assert set(re.findall(r"\$\$\{(\w+)\}", text)) == set(variables())
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
+def test_freeswitchs_preprocessor_finds_in_every_line_what_is_meant(path: Path) -> None:
+    """It goes by lines and before any XML is parsed (switch_xml.c), so it obeys what stands in comments as well, leaves
+    out lines with a tag of `include` whole, and copies what follows a variable unread."""
+    text = path.read_text()
+    comments = "".join(re.findall(r"<!--.*?-->", text, re.DOTALL))
+    assert "x-pre-process" not in comments.lower()
+    for line in map(str.strip, text.splitlines()):
+        assert len(line) < 2000
+        assert not re.search(r"</?include>", line) or re.fullmatch(r"</?include>", line)
+        assert "pre-process" not in line.lower() or re.fullmatch(r'<X-PRE-PROCESS cmd="set" data="[^"]+"/>', line)
+        assert not re.search(r"\$\$\{\w+\}\$", line)
+
+
 def test_the_dialplan_names_the_call_and_begins_the_stream_when_all_is_set() -> None:
     done = actions()
     assert [name for name, _ in done if name != "set"] == ["answer", "park"]

@@ -102,6 +102,10 @@ def test_what_asterisk_does_not_do_is_told() -> None:
             asterisk.refuse["POST channels"] = (500, "Allocation failed")
             status, told = await order(rig, {"endpoint": "PJSIP/nobody"})
             assert status == 502 and told["error"] == "asterisk_refused" and "Allocation failed" in told["message"]
+            assert "is that registered?" in told["message"]
+            asterisk.refuse["POST channels"] = (400, "Endpoint not specified")
+            status, told = await order(rig, {"endpoint": "PJSIP/nobody"})
+            assert status == 502 and told["message"].endswith("Endpoint not specified")
             asterisk.refuse.clear()
             asterisk.mute.add("POST channels")
             status, told = await order(rig, {"endpoint": "PJSIP/1"})

@@ -82,6 +82,53 @@ def test_another_source_or_a_far_jump_begins_anew() -> None:
     assert receiver.n_lost == 1
 
 
+def test_one_stray_number_does_not_make_all_that_follows_late() -> None:
+    """It was believed, and the caller was not heard until his packets had come that far: 10 s here."""
+    receiver = RtpReceiver()
+    assert heard(receiver, [0, 1, 2]) == b"".join(said(n) for n in range(3))
+    assert receiver.feed(packet(502), 60 * MS) == b""
+    audio = b"".join(receiver.feed(packet(n), (60 + 20 * (n - 2)) * MS) for n in range(3, 40))
+    assert audio.endswith(b"".join(said(n) for n in range(16, 40))), "200 ms are lost, and no more"
+    assert receiver.n_late <= 10
+
+
+def test_a_sender_that_begins_anew_a_little_farther_back_is_heard_again() -> None:
+    """A re-invite may bring another sequence with the same source, RFC 3550 notwithstanding."""
+    receiver = RtpReceiver()
+    heard(receiver, list(range(800, 820)))
+    audio = b"".join(receiver.feed(packet(n), (400 + 20 * n) * MS) for n in range(500, 550))
+    assert audio == b"".join(said(n) for n in range(509, 550))
+    assert receiver.n_late == 10
+
+
+def test_late_packets_between_those_in_time_are_never_taken_for_a_new_beginning() -> None:
+    """A way that is 400 ms longer brings a run of late ones; what is newer comes in between."""
+    receiver = RtpReceiver()
+    audio = b""
+    for n in range(100, 160):
+        audio += receiver.feed(packet(n), n * 20 * MS)
+        audio += receiver.feed(packet(n - 20), n * 20 * MS)
+    assert audio == b"".join(said(n) for n in range(100, 160))
+    assert receiver.n_late == 60
+
+
+@pytest.mark.parametrize("n_bytes", [1, 80, 240, 1488])
+def test_packets_of_any_length_are_heard_whole(n_bytes: int) -> None:
+    """1,500 bytes are what Ethernet carries."""
+    receiver = RtpReceiver()
+    codes = [bytes([n]) * n_bytes for n in range(5)]
+    assert b"".join(receiver.feed(packet(n, each), n * 20 * MS) for n, each in enumerate(codes)) == b"".join(codes)
+
+
+def test_a_packet_of_another_kind_is_a_hole_and_begins_nothing_anew() -> None:
+    receiver = RtpReceiver()
+    assert receiver.feed(packet(0), 0) == said(0)
+    assert receiver.feed(packet(30_000, kind=8, ssrc=9), 0) == b"", "A-law of a stranger"
+    assert receiver.feed(packet(0, b"\x00" * 20, kind=72), 0) == b"", "RTCP on the same port"
+    assert receiver.feed(packet(1), 20 * MS) == said(1)
+    assert (receiver.n_unreadable, receiver.n_lost) == (2, 0)
+
+
 def test_digits_and_comfort_noise_leave_no_hole() -> None:
     receiver = RtpReceiver()
     assert receiver.feed(packet(0), 0) == said(0)

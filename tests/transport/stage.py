@@ -81,4 +81,4 @@ def new_call(engine: FakeEngine | None = None, *, call: str = "c1", media: bool 
     return Call(Session(settings, monotonic_ns(), media=media), Catalog([engine or FakeEngine()]), kind)
 
 
-READY = m.Ready("s", "c1", "ulaw", 8000, 20, "realtime", 200, "tone", {})
+READY = m.Ready("s", "c1", "ulaw", 8000, 20, "realtime", 200, "tone", "off", {})

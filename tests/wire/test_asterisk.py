@@ -153,6 +153,22 @@ def test_the_callers_audio_is_passed_on_if_it_is_wanted() -> None:
     assert codec.decode(b"\x7f" * 160, False, is_text=False) is NO_AUDIO
 
 
+def test_half_a_sample_is_refused_where_samples_have_two_bytes() -> None:
+    for data in (b"\x01", b"\x01" * 641):
+        refused = in_json().decode(data, True, is_text=False)
+        assert isinstance(refused, Invalid) and refused.code == "bad_field"
+        assert plain().decode(data, True, is_text=False) == MediaAudio(data), "a code has one"
+    assert in_json().decode(b"\x01" * 640, True, is_text=False) == MediaAudio(b"\x01" * 640)
+    assert AsteriskCodec().decode(b"\x01", True, is_text=False) is NO_AUDIO, "nothing is known yet"
+
+
+@pytest.mark.parametrize(("n_frames", "is_believed"), [(0, True), (1000, True), (1001, False), (999_999_999, False)])
+def test_a_queue_is_no_longer_than_asterisks(n_frames: int, is_believed: bool) -> None:
+    for told in (f"STATUS queue_length:{n_frames}", json.dumps({"event": "STATUS", "queue_length": n_frames})):
+        read = in_json().decode(told.encode())
+        assert read == MediaBuffered(n_frames) if is_believed else isinstance(read, Invalid)
+
+
 def test_it_is_answered_in_its_own_kind() -> None:
     frame = Frame(b"\xff" * 160)
     assert plain().encode(frame) == in_json().encode(frame) == (b"\xff" * 160, False)

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pretend_device
 import pytest
 import torch
+from places import Place
+from pretend_device import Pretence
 from speaking import REQUESTS, VOICES, Rig, spoken
 
 from telephony_tts.engines.api import Pcm
@@ -37,6 +40,38 @@ def rig(model_dir: Path) -> Rig:
 def alone(rig: Rig) -> list[Pcm]:
     """`REQUESTS`, each spoken alone."""
     return [spoken(rig, request, voice) for request, voice in zip(REQUESTS, VOICES, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def cpu(model_dir: Path) -> Place:
+    return Place(model_dir, "cpu")
+
+
+@pytest.fixture(scope="module")
+def device(model_dir: Path) -> Place:
+    with torch.inference_mode(), Pretence():
+        return Place(model_dir, str(pretend_device.device()))
+
+
+@pytest.fixture
+def pretence() -> Iterator[Pretence]:
+    pretend_device.device()
+    with torch.inference_mode(), Pretence() as entered:
+        yield entered
+
+
+@pytest.fixture
+def here(cpu: Place) -> Iterator[Place]:
+    """The CPU's, of which nobody has a slot afterwards."""
+    yield cpu
+    cpu.clear()
+
+
+@pytest.fixture
+def there(device: Place, pretence: Pretence) -> Iterator[Place]:
+    """The pretended device's, which the test can compute on."""
+    yield device
+    device.clear()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pretend_device
 import pytest
@@ -14,7 +12,6 @@ import torch
 from flow_calls import call, chunk, end
 from freeze_flow import SIZES, random_state, small_flow
 from parity_flow import flow_config
-from pretend_device import Pretence
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -29,20 +26,6 @@ WITHIN = 1e-4
 MEMORY = 100 << 20
 Chunk = tuple[int, int]
 """Blocks, and the seed of its tokens."""
-
-
-class Counting(Pretence):
-    """Counts what an accelerator would be asked to compute: all that is not another view of the same memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-        if not is_view and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            self.launches[func.name()] += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def placed(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from pretend_device import Pretence
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
@@ -22,25 +18,6 @@ N_SLOTS = 8
 VOICES = ("prompted", "preset")
 WITHIN = 1e-4
 """Of the signal's rms: the order of float32 sums."""
-
-
-class Counting(Pretence):
-    """Counts what an accelerator would be asked for: all that is not another view of the same memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-        if not is_view and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            self.launches[func.name().removeprefix("aten::").split(".")[0]] += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def clear(self) -> None:
-        self.launches.clear()
-        self.waits.clear()
-        self.sent.clear()
 
 
 class Place:

@@ -6,14 +6,15 @@ lies on two devices fails. The values are real ones, so that what comes out can 
 
 from __future__ import annotations
 
+import functools
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -51,6 +52,7 @@ class _Module:
         """There is none."""
 
 
+@functools.cache
 def device() -> torch.device:
     """Registers it with this process's PyTorch, once."""
     if not hasattr(torch, NAME):
@@ -88,13 +90,25 @@ class There(Tensor):
 class Pretence(TorchDispatchMode):
     """While it is entered, `device()` can be computed on by this thread."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the guard against it takes its time at each operation."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
         """Where the host waited for the device: the innermost place of the product, by file and function."""
         self.sent: list[str] = []
         """Where something was brought there."""
+        self.launches: Counter[str] = Counter()
+        """What an accelerator would be asked to compute: all that is not another view of the same memory."""
         self._recorded: list[Step] | None = None
+
+    def clear(self) -> None:
+        """Forget what was counted."""
+        for record in (self.waits, self.sent, self.launches):
+            record.clear()
 
     def record(self, work: Callable[[], object]) -> Callable[[], object]:
         """As a CUDA graph is: does the work, and gives what does the same to the same memory, whatever Python knows by
@@ -108,20 +122,22 @@ class Pretence(TorchDispatchMode):
         def replay() -> None:
             for func, args, kwargs, result in steps:
                 again = func(*args, **kwargs)
-                for before, now in zip(pytree.tree_leaves(result), pytree.tree_leaves(again), strict=True):
-                    if isinstance(now, Tensor) and now.untyped_storage()._cdata != before.untyped_storage()._cdata:
+                for before, now in zip(_tensors(result), _tensors(again), strict=True):
+                    if now.untyped_storage()._cdata != before.untyped_storage()._cdata:
                         before.copy_(now)
 
         return replay
 
     def __torch_dispatch__(self, func: Op, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _is_composite(func):
             # In inference mode these arrive whole.
             with self:
                 return func.decompose(*args, **kwargs)
+        if not _is_view(func):
+            self.launches[func.name()] += 1
         n_crossed = len(self.waits) + len(self.sent)
-        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        tensors = _tensors((args, kwargs))
         there = [each for each in tensors if isinstance(each, There)]
         to = kwargs.get("device")
         is_copy = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -139,7 +155,7 @@ class Pretence(TorchDispatchMode):
         kwargs.pop("pin_memory", None)
         if func is torch.ops.aten.copy_.default:
             goes_there = isinstance(args[0], There)
-        inner = pytree.tree_map_only(There, lambda each: each.here, (args, kwargs))
+        inner = _mapped((args, kwargs), There, lambda each: each.here)
         result = func(*inner[0], **inner[1])
         if self._recorded is not None:
             if not goes_there or len(self.waits) + len(self.sent) > n_crossed:
@@ -149,7 +165,38 @@ class Pretence(TorchDispatchMode):
             return result
         # What an operation changes in its place is still the same tensor.
         same = {id(each.here): each for each in there}
-        return pytree.tree_map_only(Tensor, lambda each: same[id(each)] if id(each) in same else There(each), result)
+        return _mapped(result, Tensor, lambda each: same[id(each)] if id(each) in same else There(each))
+
+
+def _mapped(value: Any, kind: type[Tensor], change: Callable[[Any], object]) -> Any:
+    """The same with its tensors of a kind changed, in the containers that an operation may have: PyTorch's own walk
+    takes ten times as long, which was most of the time of these tests."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(each, kind, change) for each in value])
+    if isinstance(value, dict):
+        return {name: _mapped(each, kind, change) for name, each in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Any]:
+    """All that are in it, in order."""
+    found: list[Any] = []
+    _mapped(value, Tensor, found.append)
+    return found
+
+
+@functools.cache
+def _is_composite(func: Op) -> bool:
+    """Whether it is made of other operations."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def _is_view(func: Op) -> bool:
+    """Whether what it gives is memory that is there, seen in another way."""
+    return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
 
 
 def _place() -> str:

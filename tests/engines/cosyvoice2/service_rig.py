@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from telephony_tts.engines.cosyvoice2.core import Core
+from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
+
+WAIT_S = 60.0
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
@@ -20,6 +23,20 @@ def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitabl
             await engine.close()
 
     return asyncio.run(run())
+
+
+def host_of(engine: CosyVoice2Engine) -> ProcessHost:
+    assert isinstance(engine._host, ProcessHost)
+    return engine._host
+
+
+async def until(is_so: Callable[[], bool], what: str) -> None:
+    """Return when it is; what another process does is told by no event here."""
+    for _ in range(int(WAIT_S * 100)):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {WAIT_S:g} s: {what}")
 
 
 def core_of(engine: CosyVoice2Engine) -> Core:

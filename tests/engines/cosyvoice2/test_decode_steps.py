@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ def loaded(directory: Path, where: str) -> SpeechModel:
         model.sampler.start(slot, 40 + slot)
         model.lm.prefill(past[:n].to(where), slot, model.cache)
     return model
-
-
-@pytest.fixture
-def pretence() -> Iterator[Pretence]:
-    with torch.inference_mode(), Pretence() as pretence:
-        yield pretence
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ What each comes to is held against what it is alone on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import pretend_device
 import pytest
 import torch
-from places import N_SLOTS, Counting, Place, assert_close
+from places import N_SLOTS, Place, assert_close
+from pretend_device import Pretence
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import Feed, Segment, Table
@@ -30,36 +29,6 @@ from telephony_tts.errors import EngineError
 READ = {"border.py:read"}
 """Where the host may wait."""
 TEST = {"a test"}
-
-
-@pytest.fixture(scope="module")
-def cpu(model_dir: Path) -> Place:
-    return Place(model_dir, "cpu")
-
-
-@pytest.fixture(scope="module")
-def device(model_dir: Path) -> Place:
-    with torch.inference_mode(), Counting():
-        return Place(model_dir, str(pretend_device.device()))
-
-
-@pytest.fixture
-def pretence() -> Iterator[Counting]:
-    pretend_device.device()
-    with torch.inference_mode(), Counting() as entered:
-        yield entered
-
-
-@pytest.fixture
-def here(cpu: Place) -> Iterator[Place]:
-    yield cpu
-    cpu.clear()
-
-
-@pytest.fixture
-def there(device: Place, pretence: Counting) -> Iterator[Place]:
-    yield device
-    device.clear()
 
 
 # ------------------------------------------------------------------------------ prefill
@@ -101,7 +70,7 @@ def fed_together(runner: Runner, tracks: Sequence[Track], feeds: Sequence[Feed])
 
 
 def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
-    here: Place, there: Place, pretence: Counting
+    here: Place, there: Place, pretence: Pretence
 ) -> None:
     ours, theirs = (place.open([DEFAULT] * 5) for place in (there, here))
     pretence.clear()
@@ -115,7 +84,7 @@ def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
     assert set(pretence.waits) - TEST == READ
 
 
-def test_many_prompts_are_as_many_launches_and_transfers_as_two(there: Place, pretence: Counting) -> None:
+def test_many_prompts_are_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
     tracks = there.open([DEFAULT] * 8)
     counted = []
     for some in (tracks[:2], tracks[2:]):
@@ -223,7 +192,7 @@ def solved(runner: Runner, solves: Sequence[Solve]) -> None:
         runner.flow(left)
 
 
-def test_blocks_that_begin_together_are_what_each_is_alone(here: Place, there: Place, pretence: Counting) -> None:
+def test_blocks_that_begin_together_are_what_each_is_alone(here: Place, there: Place, pretence: Pretence) -> None:
     """Of different pasts, voices, lengths and profiles; some are their streams' last ones, one says nothing."""
     ours, theirs = (place.open(PROFILES) for place in (there, here))
     pretence.clear()
@@ -238,7 +207,7 @@ def test_blocks_that_begin_together_are_what_each_is_alone(here: Place, there: P
     assert set(pretence.waits) <= TEST
 
 
-def test_many_blocks_begin_with_as_many_launches_and_transfers_as_two(there: Place, pretence: Counting) -> None:
+def test_many_blocks_begin_with_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
     tracks = there.open([DEFAULT] * 8, voices=["prompted"])
     counted = []
     for turn in range(2):  # without a past of their own, and with one

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import pretend_device
 import pytest
 import torch
 from places import VOICES, WITHIN, Place
@@ -34,24 +32,6 @@ REQUESTS = [
     Request(" ".join([NEIGHBOUR] * 3), 6),
     Request(SENTENCE, 7, instruct="Speak like an old friend."),
 ]
-
-
-@pytest.fixture(scope="module")
-def cpu(model_dir: Path) -> Place:
-    return Place(model_dir, "cpu")
-
-
-@pytest.fixture(scope="module")
-def device(model_dir: Path) -> Place:
-    with torch.inference_mode(), Pretence():
-        return Place(model_dir, str(pretend_device.device()))
-
-
-@pytest.fixture
-def pretence() -> Iterator[Pretence]:
-    pretend_device.device()
-    with torch.inference_mode(), Pretence() as entered:
-        yield entered
 
 
 def ready(stepped: Stepped) -> None:

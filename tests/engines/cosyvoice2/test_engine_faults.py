@@ -17,18 +17,16 @@ from typing import Any
 import pytest
 import torch
 from conformance import joined, speak
-from service_rig import core_of, started
+from service_rig import WAIT_S, core_of, host_of, started, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2 import core, process_host
-from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
 
-WAIT_S = 60.0
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
 
@@ -44,11 +42,6 @@ def apart(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], **
     return started(CosyVoice2Engine(model_dir, isolation="process", **how), use)
 
 
-def host_of(engine: CosyVoice2Engine) -> ProcessHost:
-    assert isinstance(engine._host, ProcessHost)
-    return engine._host
-
-
 def pid_of(engine: CosyVoice2Engine) -> int:
     pid = host_of(engine).pid
     assert pid is not None
@@ -59,14 +52,6 @@ def size_of(pid: int) -> int:
     """Bytes of its address space."""
     n_pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0])
     return n_pages * os.sysconf("SC_PAGE_SIZE")
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    for _ in range(int(WAIT_S * 100)):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {WAIT_S:g} s: {what}")
 
 
 async def killed_and_back(engine: CosyVoice2Engine) -> None:

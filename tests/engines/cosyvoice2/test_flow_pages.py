@@ -11,8 +11,9 @@ import pretend_device
 import pytest
 import torch
 from flow_calls import Crowd, call, chunk, end, stepped, voice
-from flow_paged import N_STEPS, Counting, batches, begun, held_against, n_free, pages_of, placed, said
+from flow_paged import N_STEPS, batches, begun, held_against, n_free, pages_of, placed, said
 from freeze_flow import small_flow
+from pretend_device import Pretence
 from speaking import REQUESTS, TOGETHER, VOICES, Rig, Stepped, say_all
 
 from telephony_tts.engines.api import Pcm
@@ -32,17 +33,10 @@ def inference() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def pretence(inference: None) -> Iterator[Counting]:
-    pretend_device.device()
-    with Counting() as entered:
-        yield entered
-
-
 # Who leaves, and who comes after
 
 
-def test_pages_of_one_who_leaves_are_anothers_at_once(pretence: Counting) -> None:
+def test_pages_of_one_who_leaves_are_anothers_at_once(pretence: Pretence) -> None:
     flow = placed()
     streams = [call(flow, 30, seed) for seed in range(3)]
     solves = begun(flow, streams)
@@ -108,7 +102,7 @@ def test_the_page_that_is_nobodys_stays_empty() -> None:
 # Too little memory
 
 
-def test_a_full_memory_refuses_a_newcomer_and_nobody_else(pretence: Counting) -> None:
+def test_a_full_memory_refuses_a_newcomer_and_nobody_else(pretence: Pretence) -> None:
     n_bytes = int(7.5 * N_STEPS) * batches(placed("cpu")).pages.page_nbytes  # with the two that are nobody's
     flow = placed(n_bytes=n_bytes)
     prompt = flow.prompt(*voice(flow, 53, 0))  # 2 blocks; the first of each stream is another
@@ -156,7 +150,7 @@ def test_one_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: 
     np.testing.assert_allclose(core.pcm(again), alone[1], atol=2)
 
 
-def test_memory_for_less_than_a_second_is_refused_when_it_is_loaded(model_dir: Path, pretence: Counting) -> None:
+def test_memory_for_less_than_a_second_is_refused_when_it_is_loaded(model_dir: Path, pretence: Pretence) -> None:
     def load(flow_memory_mb: int | None) -> int:
         device, checkpoint = str(pretend_device.device()), load_model_directory(model_dir)
         model = SpeechModel.load(

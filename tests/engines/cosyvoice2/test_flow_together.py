@@ -12,7 +12,7 @@ import pretend_device
 import pytest
 import torch
 from flow_calls import CALLS, Crowd, alone, call, chunk, end, stepped, voice
-from flow_paged import N_STEPS, Counting, batches, begun, held_against, n_free, pages_of, placed, said, watched
+from flow_paged import N_STEPS, batches, begun, held_against, n_free, pages_of, placed, said, watched
 from freeze_flow import small_flow
 from pretend_device import Pretence
 from torch import Tensor
@@ -31,13 +31,6 @@ from telephony_tts.errors import EngineError
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture
-def pretence(inference: None) -> Iterator[Counting]:
-    pretend_device.device()
-    with Counting() as entered:
-        yield entered
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +60,7 @@ def test_streams_of_all_kinds_at_all_steps_are_each_what_they_are_alone(
     assert any(n % BLOCK_FRAMES for batch in mixed for n, _ in batch)
 
 
-def test_voices_are_made_among_those_who_speak(pretence: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_voices_are_made_among_those_who_speak(pretence: Pretence, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = placed()
     speaking = call(flow, 30, 0)
     solves = begun(flow, [speaking])
@@ -99,7 +92,7 @@ def test_two_blocks_of_a_stream_go_one_behind_the_other_in_one_batch() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rms"), [(torch.float16, 0.003), (torch.bfloat16, 0.03), (torch.float64, 1e-5)])
-def test_other_precisions_stay_near(dtype: torch.dtype, rms: float, pretence: Counting) -> None:
+def test_other_precisions_stay_near(dtype: torch.dtype, rms: float, pretence: Pretence) -> None:
     flow = placed(dtype=dtype)
     solves = begun(flow, [call(flow, n, n) for n in (30, 53)])
     flow.step(solves[:1])
@@ -134,7 +127,7 @@ def test_what_is_too_long_for_others_goes_alone(wanted: list[Tensor], monkeypatc
 # What fails
 
 
-def test_what_is_no_number_stays_with_its_stream(pretence: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_number_stays_with_its_stream(pretence: Pretence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its neighbours do not hear of it, nor who has its pages and its place in the batch after it."""
     monkeypatch.setattr(flow_batch, "PREPARED_PAGES", (8,))
     flow = placed()
@@ -199,14 +192,13 @@ def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
 # What a device is asked for
 
 
-def test_a_step_asks_for_as_much_for_many_as_for_few_and_waits_for_nothing(pretence: Counting) -> None:
+def test_a_step_asks_for_as_much_for_many_as_for_few_and_waits_for_nothing(pretence: Pretence) -> None:
     asked, sent = [], []
     for n in (2, 7):
         flow = placed()
         solves = begun(flow, [call(flow, (27, 30, 53)[i % 3], i) for i in range(n)])
         flow.step(solves[: n // 2])  # so that they are at different steps
-        for record in (pretence.launches, pretence.waits, pretence.sent):
-            record.clear()
+        pretence.clear()
         flow.step(solves)
         assert pretence.waits == []
         asked.append(pretence.launches.copy())
@@ -232,7 +224,7 @@ class Recorder:
 
 
 def test_recorded_steps_are_those_that_are_not(
-    pretence: Counting, wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    pretence: Pretence, wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = placed()
     recorder, looks = Recorder(pretence), []
@@ -255,7 +247,7 @@ def test_recorded_steps_are_those_that_are_not(
 
 
 def test_warm_up_that_is_broken_off_can_be_done_again(
-    pretence: Counting, wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    pretence: Pretence, wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow_batch, "PREPARED_PAGES", (8, 16))
     flow, recorder = placed(), Recorder(pretence)
@@ -274,13 +266,13 @@ def test_warm_up_that_is_broken_off_can_be_done_again(
     assert recorder.n_replayed == 3 * N_STEPS
 
 
-def test_where_nothing_records_it_is_done_piece_by_piece(pretence: Counting, wanted: list[Tensor]) -> None:
+def test_where_nothing_records_it_is_done_piece_by_piece(pretence: Pretence, wanted: list[Tensor]) -> None:
     flow = placed()
     batches(flow).prepare(Graphs(pretend_device.device()), 4, lambda: None)
     held_against(alone(flow, 27, 1, 0), wanted[0])
 
 
-def test_a_runner_prepares_for_as_many_as_it_has_slots(model_dir: Path, pretence: Counting) -> None:
+def test_a_runner_prepares_for_as_many_as_it_has_slots(model_dir: Path, pretence: Pretence) -> None:
     device = pretend_device.device()
     model = SpeechModel.load(load_model_directory(model_dir), device=str(device), precision=Precision(), n_slots=3)
     prepared: list[object] = []

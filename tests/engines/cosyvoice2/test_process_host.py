@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 from conformance import check_engine, joined, speak
+from service_rig import WAIT_S, host_of, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2 import process_host
-from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
-WAIT_S = 60.0
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
 
@@ -37,21 +36,6 @@ def fds() -> int:
 def children() -> list[int]:
     """Processes of this one, those that nobody has waited for among them."""
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def host_of(engine: CosyVoice2Engine) -> ProcessHost:
-    assert isinstance(engine._host, ProcessHost)
-    return engine._host
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    """Return when it is; what another process does is told by no event here."""
-
-    for _ in range(int(WAIT_S * 100)):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {WAIT_S:g} s: {what}")
 
 
 def started(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], **how: Any) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from engine_child import engine_pid, is_alive
 from virtual_loop import run
 
 from telephony_tts.engines.api import TextFeed, Utterance
@@ -360,7 +361,7 @@ def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Pa
     assert parent.stdout is not None
     pid = 0
     try:
-        pid = only_child(parent.pid)
+        pid = engine_pid(parent)
         if not while_it_loads:
             assert parent.stdout.readline() == "ready\n"
         parent.kill()
@@ -374,22 +375,3 @@ def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Pa
         if pid and is_alive(pid):
             os.kill(pid, signal.SIGKILL)
         parent.communicate()
-
-
-def only_child(parent_pid: int) -> int:
-    """The engine's process, once it runs its program."""
-    end_s = time.monotonic() + WAIT_S
-    while time.monotonic() < end_s:
-        for pid in Path(f"/proc/{parent_pid}/task/{parent_pid}/children").read_text(encoding="ascii").split():
-            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
-        time.sleep(0.01)
-    raise AssertionError("the engine has no process")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; whoever has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -1,0 +1,132 @@
+"""What a telephone was sent and when: where speech begins, and where nothing came. Pure; nanoseconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw
+
+NS_PER_MS = 1_000_000
+LOUD_DBFS = -45.0
+"""From here on it is heard; the same as in first_audio.py."""
+_WINDOW = 40
+"""Samples that must be so loud, 5 ms."""
+
+
+class Packet(Protocol):
+    """A frame of μ-law with the time at which it came."""
+
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def payload(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Nothing came to one telephone between these two moments."""
+
+    phone: int
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        return (self.end_ns - self.begin_ns) / NS_PER_MS
+
+
+def is_speech(codes: bytes) -> bool:
+    """Whether 5 ms of these μ-law bytes are loud enough to be heard."""
+    samples = decode_ulaw(codes[: len(codes) // _WINDOW * _WINDOW]).astype(np.float64).reshape(-1, _WINDOW)
+    levels = np.sqrt((samples**2).mean(axis=1)) / 32768
+    return bool((levels > 10 ** (LOUD_DBFS / 20)).any())
+
+
+def is_sound(codes: bytes) -> bool:
+    """Whether it is anything but the silence that pauses are filled with."""
+    return codes.strip(ULAW_SILENCE) != b""
+
+
+def first_ns(packets: Iterable[Packet], since_ns: int, wanted: Callable[[bytes], bool]) -> int | None:
+    """When the first packet came, from `since_ns` on, whose payload is what is wanted; None if none did."""
+    came = (one.arrival_ns for one in packets if one.arrival_ns >= since_ns and wanted(one.payload))
+    return min(came, default=None)
+
+
+def gaps(phone: int, arrivals_ns: Sequence[int], begin_ns: int, end_ns: int) -> list[Gap]:
+    """From one arrival to the next, within a time. Its ends count as arrivals, so nothing at all is one long gap."""
+    inside = sorted(at_ns for at_ns in arrivals_ns if begin_ns < at_ns < end_ns)
+    return [Gap(phone, one_ns, next_ns) for one_ns, next_ns in pairwise([begin_ns, *inside, end_ns])]
+
+
+def n_moments(found: Iterable[Gap]) -> int:
+    """How many times something happened: gaps of many telephones that overlap are one."""
+    n = 0
+    until_ns: int | None = None
+    for gap in sorted(found, key=lambda gap: gap.begin_ns):
+        if until_ns is None or gap.begin_ns >= until_ns:
+            n += 1
+        until_ns = max(gap.end_ns, until_ns or gap.end_ns)
+    return n
+
+
+# ------------------------------------------------------------------- beside the machine's own standstills
+
+
+class Still(Protocol):
+    """One core did nothing from `begin_ns` to `end_ns`."""
+
+    @property
+    def begin_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+class Machine(Protocol):
+    """tests/pbx/standstill.py: `within` is how much of a time any core stood still."""
+
+    is_exact: bool
+
+    def list(self) -> Sequence[Still]: ...
+    def within(self, begin_ns: int, end_ns: int) -> int: ...
+
+
+def standstills(machine: Machine, begin_ns: int, end_ns: int) -> dict[str, Any]:
+    """What the witnesses saw in a time, each standstill with its whole length. Nothing but `exact` where they may
+    not run before everything else."""
+    if not machine.is_exact:
+        return {"exact": False}
+    seen_ms = [
+        (one.end_ns - one.begin_ns) / NS_PER_MS
+        for one in machine.list()
+        if one.end_ns > begin_ns and one.begin_ns < end_ns
+    ]
+    return {
+        "exact": True,
+        **{f"over_{least_ms}_ms": sum(ms > least_ms for ms in seen_ms) for least_ms in (5, 10, 20, 40)},
+        "longest_ms": round(max(seen_ms, default=0.0), 1),
+        "share": round(machine.within(begin_ns, end_ns) / (end_ns - begin_ns), 5),
+    }
+
+
+def beside_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Machine) -> dict[str, Any]:
+    """How many of these times, all of them longer than the limit, have to do with the machine.
+
+    `overlapping_...`: it stood still for any part of it. `over_without_...`: longer than the limit also when the
+    time in which it stood still is left out. None where nobody could tell.
+    """
+    if not machine.is_exact:
+        return {"overlapping_a_standstill": None, "over_without_the_standstill": None}
+    still_ns = [machine.within(begin_ns, end_ns) for begin_ns, end_ns in times_ns]
+    limit_ns = limit_ms * NS_PER_MS
+    return {
+        "overlapping_a_standstill": sum(ns > 0 for ns in still_ns),
+        "over_without_the_standstill": sum(
+            end_ns - begin_ns - ns > limit_ns for (begin_ns, end_ns), ns in zip(times_ns, still_ns, strict=True)
+        ),
+    }

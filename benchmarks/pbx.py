@@ -1,0 +1,214 @@
+"""Calls through a real Asterisk: how soon a bot is heard, what the bridge adds, and many calls that all speak at once.
+
+  first_speech   from the bot's `say` (the text complete) to the first packet of speech at the telephone, with the
+                 embedded voice, one call at a time, over each way that the audio may go
+  bridge_added   from the server's socket to Asterisk's, and back, through the bridge alone: its work, and on the way
+                 to the telephone the wait for its next 20 ms
+  calls          many calls on one Asterisk, all spoken to all the time: times without a packet at the telephones;
+                 server and bridge have one core, Asterisk another
+
+The telephones are in this process; when a packet came is told by the kernel, not by when it was looked at. A virtual
+machine may stand still for tens of milliseconds, which no program on it can help: a witness on each core tells when.
+What is late is counted whether the machine stood still or not, and how much of it did is told beside.
+
+Asterisk and the telephones are fetched on first use (80 MB, into .peers). No root is needed, but the witnesses tell
+nothing without it: they must run before everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+# Before numpy is imported, and for the server as well, as `make run` does.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from harness import pbx_bridge, pbx_calls, pbx_speech, report
+from harness.pbx_peers import PeerFailed, PeerUnavailable, Standstills, standstills
+from harness.pbx_stage import EXTENSIONS, stage, told
+from harness.process import cores
+
+_EXAMPLES = """examples:
+  python benchmarks/pbx.py                                    all, about 10 minutes
+  python benchmarks/pbx.py --turns 3 --calls 3 --seconds 3 --frames 200     does it run? a minute and a half
+  python benchmarks/pbx.py --only first_speech --ways websocket --add       one again, the rest of the result is kept
+  python benchmarks/pbx.py --only calls --calls 50 --seconds 120 --priority realtime
+"""
+PARTS = ("first_speech", "bridge_added", "calls")
+TARGETS = {
+    "first_speech": "p50 of speech_ms at most 120",
+    "bridge_added": "p99 of to_the_phone_ms at most 25",
+    "calls": "no gaps over 40 ms",
+}
+_MAX_CALLS = 190
+"""Asterisk here has 400 ports for RTP, two for each call, and the shipped bridge takes 200 calls."""
+_SPEAKING_SHARE = 0.8
+"""Of a call that is spoken to all the time, pauses between words and sentences left out."""
+
+
+def main() -> int:
+    flags = report.parser("pbx", __doc__, _EXAMPLES)
+    flags.add_argument("--only", default=",".join(PARTS), help="which parts, by comma (default %(default)s)")
+    flags.add_argument("--ways", default=",".join(EXTENSIONS), help="of first_speech, by comma (default %(default)s)")
+    flags.add_argument("--turns", type=int, default=30, help="of first_speech, for each way (default %(default)s)")
+    flags.add_argument("--frames", type=int, default=2000, help="of bridge_added, each way (default %(default)s)")
+    flags.add_argument("--bridge-calls", type=int, default=8, help="at once in bridge_added (default %(default)s)")
+    flags.add_argument("--calls", type=int, default=50, help="at once in `calls` (default %(default)s)")
+    flags.add_argument("--calls-over", default="websocket,audiosocket",
+                       help="of `calls`, by comma: websocket, audiosocket, ari (default %(default)s)")  # fmt: skip
+    flags.add_argument("--seconds", type=float, default=30.0, help="measured time of `calls` (default %(default)s)")
+    flags.add_argument("--phones-beside", choices=("asterisk", "server"), default="asterisk",
+                       help="whose core the telephones of `calls` share (default %(default)s)")  # fmt: skip
+    flags.add_argument("--add", action="store_true", help="keep what the result has of other parts and ways")
+    chosen = flags.parse_args()
+    only = _listed(flags, "--only", chosen.only, PARTS)
+    _listed(flags, "--ways", chosen.ways, tuple(EXTENSIONS))
+    _listed(flags, "--calls-over", chosen.calls_over, tuple(EXTENSIONS))
+    if not 1 <= chosen.calls <= _MAX_CALLS:
+        flags.error(f"--calls {chosen.calls}: expected 1 to {_MAX_CALLS}")
+    if min(chosen.turns, chosen.frames, chosen.bridge_calls) < 1 or chosen.seconds <= 0:
+        flags.error("--turns, --frames, --bridge-calls and --seconds must be more than 0")
+    if chosen.quick:
+        chosen.turns, chosen.frames, chosen.bridge_calls, chosen.calls, chosen.seconds = 1, 20, 2, 2, 1.0
+    measured: dict[str, dict[str, Any]] = {}
+    signal.signal(signal.SIGTERM, _stop)
+    failed = ""
+    try:
+        with standstills() as machine:
+            if not machine.is_exact:
+                print("  the witnesses may not run before everything else, so they tell nothing; as root they may")
+            for part in only:
+                print(f"{part}:", flush=True)
+                measured[part] = {"target": TARGETS[part], **_MEASURES[part](chosen, machine)}
+    except (PeerFailed, PeerUnavailable, AssertionError) as error:
+        failed = str(error)
+    except PermissionError as error:
+        failed = f"--priority needs root: {error}"
+    except KeyboardInterrupt:
+        return 130
+    if measured:
+        _show(measured)
+        report.save(chosen, _beside(chosen.json, measured) if chosen.add else measured)
+    if failed:
+        print(f"benchmarks/pbx.py: {failed}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    """All that was started is ended on the way out."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(143)
+
+
+def _beside(kept: Path, measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What was measured, with the parts and ways of a result that were not."""
+    if not kept.exists():
+        return measured
+    results: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8"))["results"]
+    for part, found in measured.items():
+        ways = {**results.get(part, {}).get("ways", {}), **found.get("ways", {})}
+        results[part] = {**found, **({"ways": ways} if ways else {})}
+    return results
+
+
+def _listed(flags: argparse.ArgumentParser, flag: str, text: str, known: tuple[str, ...]) -> list[str]:
+    words = text.split(",")
+    for word in words:
+        if word not in known:
+            flags.error(f"{flag}: there is no {word!r}; there are {', '.join(known)}")
+    return words
+
+
+def _first_speech(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
+    placement = {"server": None, "bridge": None, "asterisk": None}
+    texts = pbx_speech.QUICK_TEXTS if chosen.quick else pbx_speech.TEXTS
+    ways = {}
+    with stage("embedded", placement, chosen.priority) as up:
+        for way in chosen.ways.split(","):
+            found = pbx_speech.measure(up, way, chosen.turns, texts, machine)
+            ways[way] = {"reached": _at_most(found["speech_ms"].get("p50"), 120.0) and not found["failed"], **found}
+    return {"placement": told({**placement, "phones and bot": None}), "ways": ways}
+
+
+def _bridge_added(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
+    ours, other = cores()
+    found = pbx_bridge.measure(chosen.frames, chosen.bridge_calls, (ours, other), chosen.priority, machine)
+    to_phone = found["to_the_phone_ms"]
+    return {
+        "placement": told({"bridge": ours, "stand-ins of server and Asterisk": other}),
+        "reached": _at_most(to_phone.get("p99"), pbx_bridge.LIMIT_MS) and not to_phone["lost"],
+        **found,
+    }
+
+
+def _calls(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
+    ours, other = cores()
+    placement = {"server": ours, "bridge": ours, "asterisk": other}
+    phones = other if chosen.phones_beside == "asterisk" else ours
+    ways = {}
+    with stage("tones", placement, chosen.priority) as up:
+        for way in chosen.calls_over.split(","):
+            found = pbx_calls.measure(up, way, chosen.calls, chosen.seconds, phones, machine)
+            all_speak = found["speaking_share"]["least"] >= _SPEAKING_SHARE
+            ways[way] = {"reached": found["gaps_over_40_ms"] == 0 and all_speak, **found}
+    return {"placement": told({**placement, "phones, sipp and bots": phones}), "ways": ways}
+
+
+def _at_most(figure: float | None, limit: float) -> bool:
+    return figure is not None and figure <= limit
+
+
+_MEASURES = {"first_speech": _first_speech, "bridge_added": _bridge_added, "calls": _calls}
+
+
+def _show(results: dict[str, Any]) -> None:
+    if found := results.get("first_speech"):
+        report.table(
+            f"from `say` to the first packet of speech at the telephone, in ms; target: {found['target']}",
+            ("way", "turns", "p50", "p95", "max", "| any sound p50", "| server's own p50", "failed",
+             "in standstills"),
+            [
+                (way, one["turns"], *(one["speech_ms"].get(name, "-") for name in ("p50", "p95", "max")),
+                 one["sound_ms"].get("p50", "-"), one["told_by_the_server_ms"].get("p50", "-"), one["failed"],
+                 _or_unknown(one["turns_in_a_standstill"]))
+                for way, one in found["ways"].items()
+            ],
+        )  # fmt: skip
+    if found := results.get("bridge_added"):
+        report.table(
+            f"through the bridge, in ms; target: {found['target']}",
+            ("to", "frames", "p50", "p99", "max", "lost", "over 25 ms", "| in standstills", "over without them"),
+            [
+                (to, one["n"], *(one.get(name, "-") for name in ("p50", "p99", "max")), one["lost"],
+                 one["over_25_ms"]["n"],
+                 _or_unknown(one["over_25_ms"]["overlapping_a_standstill"]),
+                 _or_unknown(one["over_25_ms"]["over_without_the_standstill"]))
+                for to, one in (("the phone", found["to_the_phone_ms"]), ("the server", found["to_the_server_ms"]))
+            ],
+        )  # fmt: skip
+    if found := results.get("calls"):
+        report.table(
+            f"times without a packet, calls that all speak; target: {found['target']}",
+            ("way", "calls", "frames", "p99 ms", "max ms", "over 40 ms", "moments", "| in standstills",
+             "over without them", "server", "bridge", "Asterisk", "phones"),
+            [
+                (way, one["calls"], one["frames"], one["gap_ms"]["p99"], one["gap_ms"]["max"], one["gaps_over_40_ms"],
+                 one["moments"], _or_unknown(one["overlapping_a_standstill"]),
+                 _or_unknown(one["over_without_the_standstill"]),
+                 *(f"{one['cpu_share'][name]:.0%}" for name in ("server", "bridge", "asterisk", "phones")))
+                for way, one in found["ways"].items()
+            ],
+        )  # fmt: skip
+
+
+def _or_unknown(n: int | None) -> object:
+    return "unknown" if n is None else n
+
+
+if __name__ == "__main__":
+    sys.exit(main())

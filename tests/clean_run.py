@@ -1,0 +1,66 @@
+"""Runs a test's coroutine in a loop of its own, and sees that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+PATIENCE_S = 8.0
+"""How long anything that should happen may take on a busy machine before a test fails."""
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = False, within_s: float = 40) -> None:
+    """Run it; afterwards no socket, task or timer of it may be left.
+
+    uvloop is what our processes run on; `plain_loop` is asyncio's own, which also lets its timers be counted.
+    """
+    n_sockets = count_sockets()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(within_s):
+            await main()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks left: {left}"
+        if plain_loop:
+            timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
+            own = [t for t in timers if "Timeout" not in repr(t)]
+            assert not own, f"timers left: {own}"
+
+    with asyncio.Runner(loop_factory=None if plain_loop else uvloop.new_event_loop) as runner:
+        try:
+            runner.run(bounded())
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+    assert count_sockets() <= n_sockets, "sockets left open"
+
+
+def _first(error: BaseException) -> BaseException:
+    """What failed, without the task groups around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def count_sockets() -> int:
+    n = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            n += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except OSError:
+            continue
+    return n
+
+
+async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+    """Wait for a condition nobody announces."""
+    end_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end_s, f"not reached: {what}"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,29 @@
+"""The process of its own in which CosyVoice2 computes, seen from outside."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+WAIT_S = 30.0
+
+
+def engine_pid(parent: subprocess.Popen[str]) -> int:
+    """The engine's process, once it runs its program."""
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        assert parent.poll() is None, parent.communicate()
+        for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text(encoding="ascii").split():
+            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        time.sleep(0.005)
+    raise AssertionError("the engine has no process")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; whoever has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

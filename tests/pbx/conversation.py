@@ -1,0 +1,51 @@
+"""What is said in the tests' calls, and what several of them look at in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from compare import compare, likeliest
+from phones import Phone
+from rtp_end import RtpPacket
+from speaking_server import Bot, spoken
+
+from telephony_tts.audio.g711 import decode_ulaw
+
+TEXT = "your parcel left the depot on tuesday and will be with you soon."
+CALLER = "i would like to know where my parcel is please."
+
+
+def settle(phone: Phone) -> None:
+    """The phone hears us: its recording begins before the first word."""
+    phone.wait_heard(5)
+
+
+def is_loud(packet: RtpPacket) -> bool:
+    """Whether there is speech in it; its codec is μ-law."""
+    return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
+
+
+def each_hears_its_own(phones: Sequence[Phone], bots: Sequence[Bot]) -> None:
+    """All bots speak at once, a text each; every phone hears one of them, whole, and no other phone the same one. Then
+    the phones hang up."""
+    for phone in phones:
+        settle(phone)
+    texts = [f"call {chr(97 + i)} speaks to its own caller only." for i in range(len(bots))]
+    for bot, text in zip(bots, texts, strict=True):
+        bot.say(text, "a")
+    for bot in bots:
+        done = bot.event("done", within_s=20)
+        assert done["underruns"] == 0, done
+    heard = [phone.rtp.heard() for phone in phones]
+    for phone in phones:
+        phone.hang_up()
+    for phone in phones:
+        phone.wait_ended()
+    for bot in bots:
+        bot.event("hangup")
+    for each in heard:
+        mine = texts.pop(likeliest(each.pcm, [spoken(text) for text in texts]))
+        compare(each.pcm, spoken(mine)).require()
+        assert each.holes == [] and each.n_lost == 0, (mine, each.holes, each.n_lost)
+    assert texts == []

@@ -1,0 +1,107 @@
+"""`make asterisk-demo` and `make asterisk-call`, as somebody meets them who has just got the project."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asterisk_peer import free_port
+from demo import GREETING, why_taken, why_unanswered
+from peer_process import PeerProcess, wait_until
+from websockets.sync.client import connect
+
+DEMO = [sys.executable, str(Path(__file__).with_name("demo.py"))]
+
+# What baresip 1.1.0 writes of a call.
+CONNECTING = "ua: using best effort AF: af=AF_INET\ncall: connecting to 'sip:700@127.0.0.1:5060'..\n"
+REFUSED = CONNECTING + "sip:700@127.0.0.1:5060: session closed: 404 Not Found\nua: stop all (forced=0)\n"
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_call_that_is_not_taken_is_told_in_a_line() -> None:
+    assert why_unanswered(REFUSED, "700", 5060) == "127.0.0.1:5060 does not take the call to 700: 404 Not Found"
+    broken = why_unanswered("ua: init failed (Address already in use)", "700", 5060)
+    assert "does not work" in broken and "init failed" in broken
+    long = why_unanswered("x" * 10_000 + "at last", "700", 5060)
+    assert long.endswith("at last") and len(long) < 1000
+
+
+def test_a_port_is_taken_or_free() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert why_taken(port) == "Address already in use"
+    assert why_taken(port) is None
+
+
+@pytest.mark.alone
+def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        done = demo("--sip-port", str(port))
+        assert done.returncode == 1 and done.stdout == ""
+        assert f"UDP port {port}" in done.stderr and f"--sip-port {port + 10}" in done.stderr
+    done = demo("--call", "700", "--sip-port", str(port), "--wav", str(tmp_path / "heard.wav"))
+    assert done.returncode == 1 and f"nobody is at 127.0.0.1:{port}" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = demo("--bot", str(port))
+        assert done.returncode == 1 and f"port {port} of 127.0.0.1" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.alone
+def test_the_bot_alone_greets_and_ends_at_the_star(tmp_path: Path) -> None:
+    port = free_port(socket.SOCK_STREAM)
+    process = PeerProcess("bot", [*DEMO, "--bot", str(port)], tmp_path)
+    try:
+        wait_until(lambda: "Ctrl-C" in process.written() or not process.running(), "the bot listens", 20)
+        with connect(f"ws://127.0.0.1:{port}/bot", compression=None) as call:
+            call.send('{"type":"call","call":"c-1"}')
+            assert GREETING in str(call.recv(5))
+            call.send('{"type":"dtmf","digit":"*"}')
+            answers = [str(call.recv(5)) for _ in range(3)]
+        assert "clear" in answers[0] and "Goodbye" in answers[1] and "close" in answers[2]
+        process.signal(signal.SIGINT)
+        assert process.wait(5) and process.returncode() == 0, process.written()
+        assert "a call: c-1" in process.written() and "Traceback" not in process.written()
+    finally:
+        process.stop()
+
+
+@pytest.mark.peer
+@pytest.mark.alone
+def test_the_demo_speaks_to_who_calls_it_and_leaves_nothing(tmp_path: Path) -> None:
+    sip_port = free_port(socket.SOCK_DGRAM)
+    process = PeerProcess("demo", [*DEMO, "--sip-port", str(sip_port)], tmp_path)
+    try:
+        wait_until(lambda: "Ctrl-C" in process.written() or not process.running(), "the demo is ready", 60)
+        told = process.written()
+        assert f"make asterisk-call DEMO_ARGS='--sip-port {sip_port}'" in told
+        logs = [Path(word) for word in told.partition("Logs:")[2].partition("Ctrl-C")[0].split()]
+        assert len(logs) == 3 and all(log.is_file() for log in logs)
+        for extension in ("700", "701"):
+            heard = tmp_path / f"{extension}.wav"
+            words = ("--sip-port", str(sip_port), "--seconds", "4", "--wav", str(heard))
+            done = demo("--call", extension, *words)
+            assert done.returncode == 0, done.stderr
+            with wave.open(str(heard)) as file:
+                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            assert np.count_nonzero(np.abs(samples) > 1000) > 4000
+        done = demo("--call", "799", "--sip-port", str(sip_port), "--seconds", "4")
+        assert done.returncode == 1 and "to 799: 404 Not Found" in done.stderr
+        process.signal(signal.SIGINT)
+        assert process.wait(20) and process.returncode() == 0, process.written()
+        assert not any(log.exists() for log in logs)
+        assert why_taken(sip_port) is None
+    finally:
+        process.stop()

@@ -1,0 +1,42 @@
+"""`telephony-tts doctor` on the network that tells the caller's voice."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from telephony_tts import doctor
+from telephony_tts.audio.voice_activity import VoiceModel
+from telephony_tts.cli import main
+
+FLAGS = ("doctor", "--set", "engines.default=fake", "--set", "server.port=0", "--set")
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on it."""
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "barge-in by voice" in line]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("enabled", "says"),
+    [("true", "true: on unless a bot turns it off"), ("false", "false: off unless a bot asks for it")],
+)
+def test_it_loads_and_who_has_to_ask_for_it_is_told(
+    enabled: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*FLAGS, f"barge_in.enabled={enabled}"]) == 0
+    line = told(capsys)
+    assert line.startswith("ok ") and line.endswith(f"its network loads; barge_in.enabled is {says}")
+
+
+@pytest.mark.parametrize(("enabled", "status"), [("true", 1), ("false", 0)])
+def test_without_it_a_server_that_is_to_listen_to_all_would_not_start(
+    enabled: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "VoiceModel", partial(VoiceModel, tmp_path / "none.onnx"))
+    assert main([*FLAGS, f"barge_in.enabled={enabled}"]) == status
+    line = told(capsys)
+    assert line.startswith("broken ") and "none.onnx" in line and "install telephony-tts again" in line

@@ -1,0 +1,105 @@
+"""What ends a process: signals that are heard as one wish, or as a second one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from telephony_tts import event_loop
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+class Clock:
+    now_ns = 5_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(event_loop, "monotonic_ns", clock)
+    return clock
+
+
+async def signalled(number: signal.Signals) -> None:
+    """Send it to this process, and let the loop come round often enough to hear it."""
+    os.kill(os.getpid(), number)
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("run", [event_loop.run, asyncio.run])
+@pytest.mark.parametrize(("first", "second"), [(TERM, TERM), (INT, INT), (TERM, INT)])
+def test_a_signal_stops_and_the_next_does_not_wait(
+    run: Callable[[Coroutine[Any, Any, None]], None], first: signal.Signals, second: signal.Signals, clock: Clock
+) -> None:
+    before = signal.getsignal(TERM), signal.getsignal(INT)
+    hurried: list[int] = []
+
+    async def main() -> None:
+        with event_loop.stop_signals(lambda: hurried.append(clock.now_ns)) as stop:
+            await asyncio.sleep(0)
+            assert not stop.is_set()
+            await signalled(first)
+            assert stop.is_set()
+            clock.now_ns += 299_999_999
+            await signalled(second)
+            assert hurried == [], "what make and shells pass on is no second wish"
+            for _ in range(2):
+                clock.now_ns += 1
+                await signalled(second)
+            assert hurried == [5_300_000_000, 5_300_000_001]
+
+    run(main())
+    assert (signal.getsignal(TERM), signal.getsignal(INT)) == before
+
+
+def test_what_was_heard_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with event_loop.stop_signals(lambda: None):
+            await signalled(INT)
+            await signalled(TERM)
+            clock.now_ns += 10**9
+            await signalled(TERM)
+
+    with caplog.at_level(logging.INFO):
+        event_loop.run(main())
+    told = [(record.levelname, record.getMessage(), vars(record)["fields"]) for record in caplog.records]
+    assert told == [
+        ("INFO", "stopping", {"signal": "SIGINT"}),
+        ("WARNING", "stopping_at_once", {"signal": "SIGTERM"}),
+    ]
+
+
+def test_handlers_are_taken_back_where_what_is_served_fails() -> None:
+    before = signal.getsignal(TERM), signal.getsignal(INT)
+
+    async def main() -> None:
+        with event_loop.stop_signals(lambda: None):
+            assert signal.getsignal(TERM) != before[0]
+            raise OSError("in use")
+
+    with pytest.raises(OSError, match="in use"):
+        event_loop.run(main())
+    assert (signal.getsignal(TERM), signal.getsignal(INT)) == before
+
+
+def test_it_runs_on_uvloop_and_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[str] = []
+
+    async def main() -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__)
+
+    event_loop.run(main())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    event_loop.run(main())
+    assert loops[0].startswith("uvloop") and loops[1].startswith("asyncio")

@@ -1,0 +1,299 @@
+"""The leg alone, on a clock that jumps: an Asterisk that says XOFF and no XON, or answers nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import virtual_loop
+from log_lines import lines
+
+from telephony_tts import logs
+from telephony_tts.transport import asterisk_leg
+from telephony_tts.transport.asterisk_leg import AsteriskLeg
+from telephony_tts.transport.call import Call
+from telephony_tts.transport.connection import DirectConnection
+from telephony_tts.wire import messages as m
+
+START = {"event": "MEDIA_START", "channel": "WebSocket/tts/0x1", "channel_id": "1.2", "format": "ulaw", "ptime": 20}
+SPEECH = m.Frame(b"\x01" * 160)
+
+
+@pytest.fixture(autouse=True)
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asterisk_leg, "monotonic_ns", virtual_loop.clock)
+
+
+class Line:
+    """A leg between a pretended socket and a pretended call."""
+
+    def __init__(self) -> None:
+        self.sent: list[str | bytes] = []
+        """Names of commands, and frames."""
+        self.times_ms: list[int] = []
+        self.open = True
+        self.held: list[int] = []
+        self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.paused = False
+        self.session = SimpleNamespace(wants_audio=False, peer_holds=lambda n_frames, _ns: self.held.append(n_frames))
+        self.id = "c1"
+        self.log = logs.get("test").bind(call="c1")
+        self.leg = AsteriskLeg(cast(DirectConnection, self))
+        self.hears(**START)
+        self.leg.call = cast(Call, self)
+
+    # as the socket
+    def send_now(self, payload: bytes, is_text: bool) -> None:
+        self.sent.append(json.loads(payload)["command"] if is_text else payload)
+        self.times_ms.append(round(virtual_loop.clock() / 1e6))
+
+    # as the call
+    def writable(self, flag: bool) -> None:
+        self.open = flag
+
+    def say(self, message: m.ToMedia) -> None:
+        wire = self.leg.encode(message)
+        assert wire is not None
+        self.send_now(*wire)
+
+    def hears(self, event: str, **fields: Any) -> None:
+        self.leg.on_message(json.dumps({"event": event, **fields}).encode(), True)
+
+    def has(self, n_frames: int, *, is_paused: bool = False) -> None:
+        self.hears("STATUS", queue_length=n_frames, queue_full=False, media_paused=is_paused)
+
+    def asked_ms(self) -> list[int]:
+        return [ms for ms, what in zip(self.times_ms, self.sent, strict=True) if what == "GET_STATUS"]
+
+    def leaves(self) -> None:
+        self.left.set_result(None)
+
+
+def play(act: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await act()
+        await asyncio.sleep(0)
+        timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
+        assert not timers, timers
+
+    virtual_loop.run(whole())
+
+
+async def at(ms: float) -> None:
+    await asyncio.sleep(max(0.0, ms / 1000 - virtual_loop.clock() / 1e9))
+
+
+def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        assert not line.open
+        await at(900)
+        line.hears("MEDIA_XON")
+        assert line.open
+        await at(10_000)
+        assert line.sent == [] and line.open, "nothing is asked of a queue that is not full"
+        line.leaves()
+
+    play(act)
+    assert lines(caplog, "xoff_without_xon") == []
+
+
+def test_an_xoff_behind_its_xon_is_found_out_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XON")
+        line.hears("MEDIA_XOFF")
+        await at(999)
+        assert not line.open and line.asked_ms() == []
+        await at(1001)
+        assert line.asked_ms() == [1000]
+        line.has(3)
+        assert line.open and line.held == [3]
+        await at(10_000)
+        assert line.asked_ms() == [1000]
+        line.leaves()
+
+    play(act)
+    (line,) = lines(caplog, "xoff_without_xon")
+    assert line == {"call": "c1", "why": "its queue has 3 frames"}
+
+
+def test_a_queue_that_is_truly_full_is_believed_for_as_long_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        for second in range(1, 31):
+            await at(1000 * second + 5)
+            line.has(990)
+        assert not line.open and line.asked_ms() == [1000 * second for second in range(1, 31)]
+        await at(31_001)
+        line.has(800)
+        assert not line.open, "XON comes below 800"
+        await at(32_001)
+        line.has(799)
+        assert line.open
+        line.leaves()
+
+    play(act)
+    assert len(lines(caplog, "xoff_without_xon")) == 1
+
+
+def test_an_asterisk_that_says_xoff_and_nothing_more_is_given_frames_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        await at(5_999)
+        assert not line.open and line.asked_ms() == [1000, 2000, 3000, 4000, 5000]
+        await at(6_001)
+        assert line.open
+        await at(60_000)
+        assert len(line.asked_ms()) == 5
+        line.leaves()
+
+    play(act)
+    (line,) = lines(caplog, "xoff_without_xon")
+    assert "GET_STATUS was not answered" in line["why"]
+
+
+def test_a_second_xoff_begins_no_second_clock() -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        await at(500)
+        line.hears("MEDIA_XOFF")
+        await at(2_600)
+        assert line.asked_ms() == [1500, 2500]
+        line.leaves()
+
+    play(act)
+
+
+def test_a_socket_with_room_does_not_open_a_queue_that_is_full() -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        line.leg.on_writable(True)
+        assert not line.open
+        line.hears("MEDIA_XON")
+        assert line.open
+        line.leg.on_writable(False)
+        assert not line.open
+        line.leg.on_writable(True)
+        assert line.open
+        line.leaves()
+
+    play(act)
+
+
+def test_an_xon_does_not_open_a_socket_that_is_full() -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        line.paused = True
+        line.hears("MEDIA_XON")
+        assert not line.open
+        line.leaves()
+
+    play(act)
+
+
+def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        line.say(m.MediaClear())
+        assert line.sent == ["FLUSH_MEDIA", "GET_STATUS"]
+        line.has(0)
+        assert line.open
+        line.hears("MEDIA_XON")
+        assert line.open
+        line.leaves()
+
+    play(act)
+    assert lines(caplog, "xoff_without_xon") == [], "nothing is wrong with that"
+
+
+def test_a_paused_queue_that_is_full_is_told_to_go_on() -> None:
+    """Nobody would hear of it otherwise: while it is full no frame is sent, and no frame asks."""
+
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        await at(1_001)
+        line.has(900, is_paused=True)
+        assert line.sent == ["GET_STATUS", "CONTINUE_MEDIA"]
+        line.leaves()
+
+    play(act)
+
+
+def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
+    async def act() -> None:
+        line = Line()
+        line.hears("MEDIA_XOFF")
+        line.leaves()
+        await asyncio.sleep(0)
+        await at(10_000)
+        assert line.sent == []
+
+    play(act)
+
+
+def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Seconds later a queue of 5 frames is what was said meanwhile, and nothing that was to be flushed."""
+
+    async def act() -> None:
+        line = Line()
+        line.say(SPEECH)
+        await at(1_000)
+        line.say(m.MediaClear())
+        while line.asked_ms() == [1_000]:
+            await at(virtual_loop.clock() / 1e6 + 20)
+            line.say(SPEECH)
+        n_before = len(line.sent)
+        line.has(5)
+        assert line.sent[n_before:] == [] and line.held == [5]
+        line.leaves()
+
+    play(act)
+    assert lines(caplog, "clear_unconfirmed") == [{"call": "c1", "why": "Asterisk has not answered GET_STATUS"}]
+
+
+def test_an_answer_in_time_that_is_not_empty_is_flushed_again() -> None:
+    async def act() -> None:
+        line = Line()
+        line.say(m.MediaClear())
+        line.say(SPEECH)
+        line.has(200)
+        assert line.sent == ["FLUSH_MEDIA", "GET_STATUS", SPEECH.payload, "FLUSH_MEDIA", "GET_STATUS"]
+        line.has(0)
+        assert line.held == [0] and len(line.sent) == 5
+        line.leaves()
+
+    play(act)
+
+
+@pytest.mark.parametrize("n_frames", [1_001, 999_999_999])
+def test_a_queue_longer_than_asterisks_is_not_believed(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Taken at its word, what is said next would wait until all that has been played: for months."""
+    caplog.set_level(logging.WARNING)
+
+    async def act() -> None:
+        line = Line()
+        line.has(n_frames)
+        assert line.held == []
+        line.has(1_000)
+        assert line.held == [1_000]
+        line.leaves()
+
+    play(act)
+    (line,) = lines(caplog, "media_message_refused")
+    assert line["call"] == "c1" and "room for 1000" in line["why"]
