@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from conformance import Subject
+
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
 WAIT_S = 60.0
+BRIEF = Subject("Thank you for calling.", "It left on Tuesday.")
+"""Of several chunks each: a random model stops where it must, so that a word more is half a second more."""
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:

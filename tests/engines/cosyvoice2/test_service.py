@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conformance import check_engine, joined, speak
-from service_rig import core_of, n_free, started
+from service_rig import BRIEF, core_of, n_free, started
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import EngineStats, TextFeed, Utterance
@@ -22,7 +22,7 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, Un
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
-    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers))
+    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers), BRIEF)
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:
