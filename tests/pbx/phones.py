@@ -152,10 +152,10 @@ def _sipp(
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="phones-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        own_port = free_port(socket.SOCK_DGRAM)
         ends = [RtpEnd(media, codec) for _ in lines]
         for end in ends:
             stack.callback(end.close)
+        own_port = free_port(socket.SOCK_DGRAM)  # behind the ends, which would take it before sipp does
         phones = [Phone(end, own_port, silent) for end in ends]
         calls = [line.format(port=end.port) for line, end in zip(lines, ends, strict=True)]
         (folder / "calls.csv").write_text("\n".join(["SEQUENTIAL", *calls, ""]))
