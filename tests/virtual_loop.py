@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,3 +43,20 @@ def clock() -> int:
 def run(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def play(act: Callable[[], Awaitable[None]]) -> None:
+    """Run it, and see that it has left no timer."""
+
+    async def whole() -> None:
+        await act()
+        await asyncio.sleep(0)
+        timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
+        assert not timers, timers
+
+    run(whole())
+
+
+async def at(ms: float) -> None:
+    """Wait until so much time has passed on the running loop's clock."""
+    await asyncio.sleep(max(0.0, ms / 1000 - clock() / 1e9))

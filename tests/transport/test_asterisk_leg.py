@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import virtual_loop
 from log_lines import lines
+from virtual_loop import at, play
 
 from telephony_tts import logs
 from telephony_tts.transport import asterisk_leg
@@ -72,20 +72,6 @@ class Line:
 
     def leaves(self) -> None:
         self.left.set_result(None)
-
-
-def play(act: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        await act()
-        await asyncio.sleep(0)
-        timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
-        assert not timers, timers
-
-    virtual_loop.run(whole())
-
-
-async def at(ms: float) -> None:
-    await asyncio.sleep(max(0.0, ms / 1000 - virtual_loop.clock() / 1e9))
 
 
 def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import virtual_loop
+from virtual_loop import at, play
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
@@ -84,20 +84,6 @@ class Line:
 
     def words(self) -> list[Any]:
         return [said["data"] for said in self.sent if said["type"] == "json"]
-
-
-def play(act: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        await act()
-        await asyncio.sleep(0)
-        timers = [t for t in asyncio.get_running_loop()._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
-        assert not timers, timers
-
-    virtual_loop.run(whole())
-
-
-async def at(ms: float) -> None:
-    await asyncio.sleep(max(0.0, ms / 1000 - virtual_loop.clock() / 1e9))
 
 
 def test_frames_are_gathered_up_to_the_end_of_their_sentence() -> None:
