@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from parity_rows import EXACT, Absent, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
@@ -24,6 +24,10 @@ F0_TOLERANCE, SOURCE_TOLERANCE, TOLERANCE, AUDIO_TOLERANCE = 1e-2, 2e-3, 1e-4, 1
 STEADY_FRAMES = 50
 """Up to here the source in exact arithmetic is within SOURCE_TOLERANCE of the reference's, which adds up its phase in
 float32 and so drifts with the length (specification 6.3)."""
+ROUNDING_HZ = 2e-4
+"""By how much the pitch in float32 was seen to differ between two CPUs, and between each and float64: the last layer is
+a sum of 64 or more products, and each CPU adds them up in its own order."""
+N_ROUNDINGS = 4
 
 
 def read_config(directory: Path) -> VocoderConfig:
@@ -56,6 +60,50 @@ def read_vocoder(directory: Path) -> Vocoder:
     return Vocoder.from_state(read_config(directory), read_state(directory / "tiny_hift.pt"))
 
 
+class RoundedOtherwise(Vocoder):
+    """The vocoder on a CPU that adds up in another order: the exact pitch and a random part of ROUNDING_HZ."""
+
+    exact: Vocoder
+    random: torch.Generator
+
+    @classmethod
+    def like(cls, vocoder: Vocoder, state: dict[str, Tensor], seed: int) -> Self:
+        made = cls.from_state(vocoder.config, state)
+        made.exact = Vocoder.from_state(vocoder.config, state, wide=torch.float64)
+        made.random = torch.Generator().manual_seed(seed)
+        return made
+
+    def f0(self, mel: Tensor) -> Tensor:
+        exact = self.exact.f0(mel)
+        return (exact + ROUNDING_HZ * (2 * torch.rand(exact.shape, generator=self.random) - 1)).to(self.wide)
+
+
+def roundings(vocoder: Vocoder, directory: Path) -> list[Vocoder]:
+    """Other CPUs' vocoders, to compare with `vocoder`: so far may the audio be from the reference's, and no further.
+
+    The audio of a mel goes through the pitch, whose rounding no two CPUs share, and a network can make much of it: the
+    reference's small random one moves by 0.02 of full scale. What is compared from a given source or pitch on needs
+    none of this.
+    """
+    state = read_state(directory / "tiny_hift.pt")
+    return [RoundedOtherwise.like(vocoder, state, seed) for seed in range(N_ROUNDINGS)]
+
+
+class Compared:
+    """Chunks of one utterance, mel to audio, against the reference's."""
+
+    def __init__(self, vocoder: Vocoder, others: list[Vocoder], noise: Noise) -> None:
+        self._joint = UpstreamJoint(vocoder, noise)
+        self._others = [UpstreamJoint(other, noise) for other in others]
+
+    def push(self, name: str, mel: Tensor, want: Callable[[], Tensor], tolerance: float, *, last: bool) -> Row:
+        """The next chunk. Raises what the joint does; what `want` raises is of this row alone."""
+        got = self._joint.push(mel, last=last)
+        moved = max(error(other.push(mel, last=last), got) for other in self._others)
+        # Twice: the reference is one more CPU, and so few of them do not show the furthest.
+        return measure(name, lambda: error(got, want()), tolerance + 2 * moved)
+
+
 def read_arrays(path: Path) -> Arrays:
     return Arrays(path)
 
@@ -69,7 +117,7 @@ def table_noise(table: Tensor) -> Noise:
     return noise
 
 
-def check_offline(vocoder: Vocoder, want: Arrays) -> Iterator[Row]:
+def check_offline(vocoder: Vocoder, others: list[Vocoder], want: Arrays) -> Iterator[Row]:
     mel, noise = want["mel"], table_noise(want["noise"])
     f0 = vocoder.f0(mel)
     yield measure("vocoder f0 (Hz)", lambda: error(f0, want["f0"]), F0_TOLERANCE)
@@ -96,8 +144,14 @@ def check_offline(vocoder: Vocoder, want: Arrays) -> Iterator[Row]:
     drift = max(1.0, mel.shape[2] / STEADY_FRAMES)
     yield measure("vocoder source, exact phase", exact, SOURCE_TOLERANCE * drift)
     yield from guarded("vocoder, given source", check_given_source(vocoder, want))
-    own = UpstreamJoint(vocoder, noise)
-    yield measure("vocoder audio, own source", lambda: error(own.push(mel, last=True), want["audio"]), AUDIO_TOLERANCE)
+
+    def from_pitch() -> float:
+        source = vocoder.mix(vocoder.restarted_sines(want["f0"], 0, noise))
+        return error(vocoder.decode(mel, source, 0, mel.shape[2]), want["audio"])
+
+    yield measure("vocoder audio, given pitch", from_pitch, AUDIO_TOLERANCE)
+    own = Compared(vocoder, others, noise)
+    yield own.push("vocoder audio, own source", mel, lambda: want["audio"], AUDIO_TOLERANCE, last=True)
 
 
 def check_given_source(vocoder: Vocoder, want: Arrays) -> Iterator[Row]:
@@ -165,14 +219,20 @@ def check_joint(vocoder: Vocoder, directory: Path) -> Iterator[Row]:
     same = all(error(flow[name], whole[name]) == 0 for name in ("prompt_token", "prompt_feat", "embedding"))
     if not same or error(flow["token"], whole["token"][:, :n]):
         raise Absent("flow_streaming.npz and e2e_streaming.npz are of different utterances")
-    joint = UpstreamJoint(vocoder, table_noise(table))
+    joint = Compared(vocoder, roundings(vocoder, directory), table_noise(table))
     i = 0
     while (mel := flow.get(f"chunk{i}_emitted")) is not None:
         audio = whole.get(f"stream_first_request_chunk{i}")
         held = 0 if i else UPSTREAM_FRAMES
         if audio is None or audio.shape[1] != SAMPLES_PER_FRAME * (mel.shape[2] - held):
             break
-        yield Stage(f"vocoder streaming chunk {i}", error(joint.push(mel), audio), 2 * AUDIO_TOLERANCE)
+        yield joint.push(
+            f"vocoder streaming chunk {i}",
+            mel,
+            lambda a=audio: a,
+            2 * AUDIO_TOLERANCE,
+            last=False,  # type: ignore[misc]
+        )
         i += 1
     if not i:
         raise Absent("the two files' chunks have different lengths")
@@ -187,23 +247,25 @@ def check_end_to_end(vocoder: Vocoder, mel_of: MelOf, directory: Path) -> Iterat
     """All recorded runs, tokens to audio, called as the reference's driver called its networks."""
     want = read_arrays(directory / "e2e_streaming.npz")
     table = read_arrays(directory / "hift_noise_table.npz")["noise"]
+    others = roundings(vocoder, directory)
     for name, run in read_json(directory / "driver_schedule.json").items():
         title = f"end to end, {name}"
         if f"{name}_chunk0" in want:
-            yield from guarded(title, check_run(vocoder, mel_of, want, table, name, run["calls"]))
+            joint = Compared(vocoder, others, table_noise(table))
+            yield from guarded(title, check_run(joint, mel_of, want, name, run["calls"]))
         else:
             yield Skipped(title, f"{want.file} has no audio of it")
 
 
-def check_run(
-    vocoder: Vocoder, mel_of: MelOf, want: Arrays, table: Tensor, name: str, calls: list[dict[str, Any]]
-) -> Iterator[Row]:
-    joint = UpstreamJoint(vocoder, table_noise(table))
+def check_run(joint: Compared, mel_of: MelOf, want: Arrays, name: str, calls: list[dict[str, Any]]) -> Iterator[Row]:
     for i, call in enumerate(calls):
         mel = mel_of(want, call)[:, :, call["offset"] * FRAMES_PER_TOKEN :]
-        got = joint.push(mel, last=call["finalize"])
-        yield measure(
-            f"end to end, {name}, chunk {i}", lambda g=got, n=f"{name}_chunk{i}": error(g, want[n]), 2 * AUDIO_TOLERANCE
+        yield joint.push(
+            f"end to end, {name}, chunk {i}",
+            mel,
+            lambda n=f"{name}_chunk{i}": want[n],  # type: ignore[misc]
+            2 * AUDIO_TOLERANCE,
+            last=call["finalize"],
         )
     n_chunks = sum(key.startswith(f"{name}_chunk") for key in want)
     if n_chunks > len(calls):
@@ -222,13 +284,14 @@ def check_cross_fade_file(path: Path) -> Iterator[Row]:
 
 def check_loaded(directory: Path) -> Iterator[Row]:
     vocoder = read_vocoder(directory)
-    yield from guarded("vocoder offline", check_offline_file(vocoder, directory / "hift_offline.npz"))
+    yield from guarded("vocoder offline", check_offline_file(vocoder, directory))
     yield from guarded("vocoder samples per chunk", check_schedule_file(vocoder, directory / "driver_schedule.json"))
     yield from guarded("vocoder streaming chunks", check_joint(vocoder, directory))
 
 
-def check_offline_file(vocoder: Vocoder, path: Path) -> Iterator[Row]:
-    yield from check_offline(vocoder, read_arrays(path))
+def check_offline_file(vocoder: Vocoder, directory: Path) -> Iterator[Row]:
+    want = read_arrays(directory / "hift_offline.npz")
+    yield from check_offline(vocoder, roundings(vocoder, directory), want)
 
 
 def check_schedule_file(vocoder: Vocoder, path: Path) -> Iterator[Row]:

@@ -203,7 +203,7 @@ CORRUPTIONS: dict[tuple[str, str], set[str]] = {
         "flow finish, block-causal, recomputed", "flow finish, block-causal, cached", "flow finish, own prompt"
     },
     ("flow_noprompt", "mel"): {"flow without prompt"},
-    ("hift_offline", "f0"): {"vocoder f0 (Hz)"},
+    ("hift_offline", "f0"): {"vocoder f0 (Hz)", "vocoder audio, given pitch"},
     ("hift_offline", "uv_frames"): {"vocoder voiced frames"},
     ("hift_offline", "sine_mix_9"): {"vocoder sines and noise"},
     ("hift_offline", "stft_imag"): {"vocoder stft"},
@@ -211,7 +211,9 @@ CORRUPTIONS: dict[tuple[str, str], set[str]] = {
     ("hift_offline", "ups0"): {"vocoder ups0"},
     ("hift_offline", "mag"): {"vocoder magnitude (relative)"},
     ("hift_offline", "phase"): {"vocoder phase"},
-    ("hift_offline", "audio"): {"vocoder audio, given source", "vocoder audio, own source"},
+    ("hift_offline", "audio"): {
+        "vocoder audio, given source", "vocoder audio, given pitch", "vocoder audio, own source"
+    },
     ("crossfade", "window"): {"vocoder cross-fade window"},
     ("crossfade", "out"): {"vocoder cross-fade"},
     ("e2e_streaming", "nonstream_chunk0"): {"end to end, nonstream, chunk 0"},
