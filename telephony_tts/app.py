@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import math
 import ssl
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -284,6 +283,5 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
     """`serve` on uvloop where there is one."""
     logs.setup(config.log)
-    # Engine threads hold the interpreter for 5 ms at a time by default, a quarter of a frame; a call must not wait.
-    sys.setswitchinterval(0.0005)
-    event_loop.run(serve(config, announce))
+    with event_loop.quick_turns():
+        event_loop.run(serve(config, announce))

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from telephony_tts import event_loop
 from telephony_tts.cli_settings import config_flags, overrides
 from telephony_tts.errors import ConfigError, EngineError
 
@@ -64,8 +65,6 @@ PLOT_EXAMPLES = """examples:
 Drawn beside it: what is published of other CosyVoice2 servers on one GPU.
 """
 MAX_SECONDS, MAX_CONCURRENCY = 30.0, 1024
-SWITCH_S = 0.0005
-"""How long a thread may hold the interpreter: as in the server."""
 
 
 def add_bench(command: Commands) -> None:
@@ -144,10 +143,8 @@ def _engine(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     interrupted = False
-    switch_s = sys.getswitchinterval()
     try:
-        sys.setswitchinterval(SWITCH_S)
-        with _model(arguments) as directory:
+        with event_loop.quick_turns(), _model(arguments) as directory:  # as in the server
             settings = _settings(arguments, str(directory), loads)
             about.update(_about(arguments, settings))
             asyncio.run(_measure(arguments, settings, loads, about, rows))
@@ -155,7 +152,6 @@ def _engine(arguments: argparse.Namespace) -> int:
         interrupted = True
         _progress("broken off; this is what there is")
     finally:
-        sys.setswitchinterval(switch_s)
         if rows:
             print(table(rows))
         if out is not None and (rows or interrupted) and about:

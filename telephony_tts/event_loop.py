@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,9 @@ from telephony_tts.clock import NS_PER_MS, monotonic_ns
 
 _log = logs.get(__name__)
 _SAME_SIGNAL_NS = 300 * NS_PER_MS
+_SWITCH_S = 0.0005
+"""Threads hold the interpreter for 5 ms at a time by default, a quarter of a frame; a call must not wait so long for an
+engine, nor an engine for a call."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -24,6 +28,17 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
     else:
         asyncio.run(main)
+
+
+@contextmanager
+def quick_turns() -> Iterator[None]:
+    """Threads give the interpreter to each other often while the context lasts."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 @contextmanager

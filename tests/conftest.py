@@ -11,6 +11,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
+from undisturbed import pytest_runtest_protocol
+
+__all__ = ["pytest_runtest_protocol"]
 
 # The same examples on every run, and no verdict by the clock of a shared machine.
 settings.register_profile("house", derandomize=True, deadline=None)

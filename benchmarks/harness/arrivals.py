@@ -88,7 +88,7 @@ class Still(Protocol):
 
 
 class Machine(Protocol):
-    """tests/pbx/standstill.py: `within` is how much of a time any core stood still."""
+    """tests/standstill.py: `within` is how much of a time any core stood still."""
 
     is_exact: bool
 

@@ -2,7 +2,8 @@
 
 Control must not queue behind audio, so nothing here awaits a socket. Outgoing messages go straight to the
 transport (`websockets.broadcast`, docs/adr/0002); a peer that cannot keep up pauses the session instead of a task.
-Incoming frames go straight to the call; a flood is fed in slices so that the neighbours get their turn between.
+Incoming frames go straight to the call; a flood is fed in slices so that the neighbours get their turn between, and
+takes half of the time at most, so that the threads that make their speech do.
 """
 
 from __future__ import annotations
@@ -160,14 +161,14 @@ class DirectConnection(Connection):
                 self.transport.pause_reading()
 
     def _feed(self) -> None:
-        """Parse what is held until the turn is over; the next turn comes when the loop has been round once."""
-        end_ns = monotonic_ns() + _TURN_NS
-        while self._held and monotonic_ns() < end_ns:
+        """Parse what is held until the turn is over; the next turn comes when as much time again has passed."""
+        begin_ns = monotonic_ns()
+        while self._held and monotonic_ns() - begin_ns < _TURN_NS:
             super().data_received(self._held.popleft())
         if self.close_deadline is not None:
             self._stop_listening()
         if self._held:
-            self.loop.call_soon(self._feed_on)
+            self.loop.call_later((monotonic_ns() - begin_ns) / 1e9, self._feed_on)
 
     def _feed_on(self) -> None:
         if self._held:

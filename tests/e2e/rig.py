@@ -22,6 +22,7 @@ from clean_run import until as until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from telephony_tts import event_loop
 from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
@@ -95,10 +96,11 @@ async def serving(
     await catalog.start()
     try:
         server = Server(transport, catalog)
-        async with server.running():
-            rig = Rig(server, engine)
-            yield rig
-            await rig.empty()
+        with event_loop.quick_turns():  # as `serve` has it
+            async with server.running():
+                rig = Rig(server, engine)
+                yield rig
+                await rig.empty()
             assert server.registry.n_arriving == 0
         assert server._listener is not None and not server._listener.all_connections
     finally:

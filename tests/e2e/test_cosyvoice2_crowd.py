@@ -7,7 +7,6 @@ and with its lanes as threads beside the calls, where the model is smaller yet.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -18,7 +17,7 @@ import pytest
 from rig import FRAME_MS, Bot, gather, get, greeted, patient, run, serving
 from served import process
 
-from telephony_tts import metrics, offline
+from telephony_tts import event_loop, metrics, offline
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2 import random_checkpoint
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
@@ -104,10 +103,8 @@ def alone(model_dir: Path, cores: float) -> Alone:
 @pytest.fixture(autouse=True)
 def threads_take_turns() -> Iterator[None]:
     """As `app.run` has it: lanes that are threads here must not keep the event loop waiting."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.0005)
-    yield
-    sys.setswitchinterval(before_s)
+    with event_loop.quick_turns():
+        yield
 
 
 @pytest.fixture(scope="module")

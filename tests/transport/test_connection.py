@@ -155,12 +155,15 @@ def test_a_flood_gives_way_to_the_other_calls() -> None:
         async with served(handler) as port, client(port) as socket:
             socket.transport.write(text("") * 5000)
             gaps: list[float] = []
+            begin_s = time.monotonic()
             while n_heard < 5000:
                 before_s = time.monotonic()
                 await asyncio.sleep(0)
                 gaps.append(time.monotonic() - before_s)
             # Half a second of work. One piece of the flood is 170 messages, 17 ms; as one lump it is 500 ms.
             assert sorted(gaps)[-3] < 0.06, f"the loop stood still for {max(gaps) * 1000:.0f} ms"
+            # And half of the time is left for the threads of engines, which want the interpreter as well.
+            assert time.monotonic() - begin_s > 0.95, "half a second of work takes a second"
 
     run(main)
 
