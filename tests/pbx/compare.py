@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import soxr
 
 from telephony_tts.audio.g711 import Pcm
 
@@ -120,6 +121,17 @@ def likeliest(heard: Pcm, said: Sequence[Pcm]) -> int:
         return float(likeness.max() / math.sqrt(ours @ ours))
 
     return max(range(len(said)), key=lambda i: peak(said[i]))
+
+
+def moved(said: Pcm, heard: Pcm, steps: int = 12) -> Pcm:
+    """The said, moved by the part of a sample, in `steps` of it, at which it agrees best with the heard.
+
+    A stream that was resampled twice and begun at any place between has its samples between ours: a third of one off,
+    the same speech reads as 15 dB of noise.
+    """
+    fine = soxr.resample(said.astype(np.float64), 1, steps, quality="VHQ")
+    each = [np.rint(fine[first::steps]).astype(np.int16) for first in range(steps)]
+    return each[likeliest(heard, each)]
 
 
 def best_delay(heard: Samples, said: Samples) -> int:

@@ -279,12 +279,14 @@ def test_a_server_that_is_not_there_ends_the_call_alone(pbx: Asterisk, media: Rt
 
 
 @contextmanager
-def bridge_process(pbx: Asterisk, server: SpeakingServer, folder: Path) -> Iterator[PeerProcess]:
+def bridge_process(
+    pbx: Asterisk, server: SpeakingServer, folder: Path, media: str = "websocket_client"
+) -> Iterator[PeerProcess]:
     """The bridge as users start it."""
     settings = {
         "server.url": f"ws://127.0.0.1:{server.port}/media/native", "audiosocket.port": 0, "http.port": 0,
         "ari.enabled": "true", "ari.url": f"ws://127.0.0.1:{pbx.http_port}/ari", "ari.user": "tts",
-        "ari.password": "tts", "ari.app": "tts", "ari.websocket_client": "tts_media",
+        "ari.password": "tts", "ari.app": "tts", "ari.websocket_client": "tts_media", "ari.media": media,
     }  # fmt: skip
     flags = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     program = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "sip_bridge.cli"]
@@ -334,6 +336,30 @@ def test_a_call_outlives_a_killed_bridge_and_the_next_one_puts_it_away(
                     phone.wait_ended()
                     nothing_is_left(pbx)
         compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
+
+
+def test_a_caller_whose_media_died_with_its_bridge_is_let_go_on_by_the_next_one(
+    pbx: Asterisk, media: RtpExchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On `rtp` the media go by the bridge itself. Here the dialplan goes on to hang up."""
+    monkeypatch.setattr("sip_bridge.ari._TIDY_S", 0.5)
+    with (
+        speaking_server() as server,
+        bridge_process(pbx, server, tmp_path, "rtp") as process,
+        calling(media, pbx.sip_port, "ari") as (phone,),
+    ):
+        phone.wait_answered()
+        with server.bot(server.only_call()) as bot:
+            bot.event("call")
+            phone.wait_heard(5)
+            process.signal(signal.SIGKILL)
+            process.wait(5)
+            bot.event("hangup")
+            time.sleep(0.5)
+            assert pbx.channels(), "nobody has ended it yet"
+            with ari_bridge(pbx, server.port, media="rtp"):
+                phone.wait_ended()
+                nothing_is_left(pbx)
 
 
 def test_the_shipped_files_need_no_change(media: RtpExchange) -> None:

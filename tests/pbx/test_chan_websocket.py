@@ -192,9 +192,9 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 bot.event("hangup")
 
 
-def test_many_calls_in_sequence_leave_nothing(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+def test_200_calls_in_sequence_leave_nothing(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
     n_descriptors = []
-    for n in range(30):
+    for n in range(200):
         with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
             phone.wait_answered()
             with server.bot(server.only_call()) as bot:

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from compare import Break, Kind, compare, likeliest
+import soxr
+from compare import Break, Kind, compare, likeliest, moved
 
 from telephony_tts.audio.g711 import Pcm, decode_ulaw, encode_ulaw
 
@@ -168,3 +169,12 @@ def test_the_one_that_was_heard_is_found_among_others_in_whatever_is_around_it()
         around = np.rint(300 * noise.standard_normal(12_000)).astype(np.int16)
         around[5000:9000] += one
         assert likeliest(around, said) == i
+
+
+@pytest.mark.parametrize("part", [-4, 1, 5, 6])
+def test_a_stream_between_our_samples_is_compared_with_speech_that_is_moved_there(part: int) -> None:
+    fine = soxr.resample(np.concatenate([silence(100), SAID, silence(100)]).astype(float), 1, 12, quality="VHQ")
+    heard = np.rint(fine[part % 12 :: 12]).astype(np.int16)
+    assert compare(heard, SAID).snr_db < 30
+    compare(heard, moved(SAID, heard)).require(snr_db=45)
+    compare(moved(SAID, HEARD), SAID).require()  # what is in its place stays there
