@@ -7,6 +7,8 @@ a stage with an infinite error: it misses, and the next one goes on.
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -84,9 +86,15 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a .pt file. Raises Absent without the file, ValueError with its name if it cannot be read."""
     present(path)
     try:
-        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return dict(_state(path.read_bytes()))
     except Exception as failure:  # a damaged archive fails in many ways
         raise ValueError(f"{path.name} cannot be read: {reason(failure)}") from failure
+
+
+@functools.lru_cache(maxsize=16)
+def _state(content: bytes) -> dict[str, Tensor]:
+    """Of one content once: every stage asks for its file again, and unpacking is a good part of a comparison."""
+    state: dict[str, Tensor] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from speaking import FEW_EULER, with_steps
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
@@ -24,7 +25,7 @@ class Place:
     """The tiny model somewhere, and its voices."""
 
     def __init__(self, directory: Path, device: str) -> None:
-        checkpoint = load_model_directory(directory)
+        checkpoint = with_steps(load_model_directory(directory), FEW_EULER)
         assert checkpoint.spk2info is not None
         self.model = SpeechModel.load(checkpoint, device=device, precision=Precision(), n_slots=N_SLOTS)
         self.runner = Runner(self.model)

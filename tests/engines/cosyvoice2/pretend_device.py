@@ -7,15 +7,16 @@ lies on two devices fails. The values are real ones, so that what comes out can 
 from __future__ import annotations
 
 import functools
-import traceback
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -120,11 +121,13 @@ class Pretence(TorchDispatchMode):
             self._recorded = None
 
         def replay() -> None:
-            for func, args, kwargs, result in steps:
-                again = func(*args, **kwargs)
-                for before, now in zip(_tensors(result), _tensors(again), strict=True):
-                    if now.untyped_storage()._cdata != before.untyped_storage()._cdata:
-                        before.copy_(now)
+            # Its tensors are the CPU's: this mode has nothing to see to, as the host has not in a graph.
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                for func, args, kwargs, result in steps:
+                    again = func(*args, **kwargs)
+                    for before, now in zip(_tensors(result), _tensors(again), strict=True):
+                        if now.untyped_storage()._cdata != before.untyped_storage()._cdata:
+                            before.copy_(now)
 
         return replay
 
@@ -134,8 +137,9 @@ class Pretence(TorchDispatchMode):
             # In inference mode these arrive whole.
             with self:
                 return func.decompose(*args, **kwargs)
-        if not _is_view(func):
-            self.launches[func.name()] += 1
+        launched = _launched(func)
+        if launched is not None:
+            self.launches[launched] += 1
         n_crossed = len(self.waits) + len(self.sent)
         tensors = _tensors((args, kwargs))
         there = [each for each in tensors if isinstance(each, There)]
@@ -173,18 +177,36 @@ def _mapped(value: Any, kind: type[Tensor], change: Callable[[Any], object]) -> 
     takes ten times as long, which was most of the time of these tests."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, tuple | list):
-        return type(value)([_mapped(each, kind, change) for each in value])
+    if isinstance(value, _IN_ORDER):
+        return type(value)([each if type(each) in _PLAIN else _mapped(each, kind, change) for each in value])
     if isinstance(value, dict):
-        return {name: _mapped(each, kind, change) for name, each in value.items()}
+        return {name: each if type(each) in _PLAIN else _mapped(each, kind, change) for name, each in value.items()}
     return value
+
+
+_IN_ORDER = (tuple, list)
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Most of what an operation is given, and never a tensor."""
 
 
 def _tensors(value: Any) -> list[Any]:
     """All that are in it, in order."""
     found: list[Any] = []
-    _mapped(value, Tensor, found.append)
+    _find(value, found)
     return found
+
+
+def _find(value: Any, found: list[Any]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, _IN_ORDER):
+        for each in value:
+            if type(each) not in _PLAIN:
+                _find(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            if type(each) not in _PLAIN:
+                _find(each, found)
 
 
 @functools.cache
@@ -194,11 +216,22 @@ def _is_composite(func: Op) -> bool:
 
 
 @functools.cache
-def _is_view(func: Op) -> bool:
-    """Whether what it gives is memory that is there, seen in another way."""
-    return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+def _launched(func: Op) -> str | None:
+    """Its name; None where what it gives is memory that is there, seen in another way."""
+    is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+    return None if is_view else func.name()
+
+
+@functools.cache
+def _is_ours(path: str) -> bool:
+    return "telephony_tts" in Path(path).parts
 
 
 def _place() -> str:
-    frames = [each for each in traceback.extract_stack() if "telephony_tts" in Path(each.filename).parts]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "a test"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if _is_ours(path):
+            return f"{Path(path).name}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "a test"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from speaking import (
+    FEW_EULER,
     N_SLOTS,
     REQUESTS,
     SENTENCE,
@@ -27,6 +29,11 @@ from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Lane
 from telephony_tts.errors import EngineError, UnknownVoice
+
+
+@pytest.fixture(scope="module")
+def rig(model_dir: Path) -> Rig:
+    return Rig(model_dir, n_euler=FEW_EULER)
 
 
 def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[Pcm]) -> None:
@@ -211,9 +218,9 @@ def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_ag
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance = rig.model.flow.decoder.advance
-    n_left = 5
+    n_left = FEW_EULER - 2
 
-    def sixth_fails(path: Any) -> None:
+    def last_but_one_fails(path: Any) -> None:
         nonlocal n_left
         if path.voice is not None:
             n_left -= 1
@@ -224,7 +231,7 @@ def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_ag
     stepped = Stepped(rig)
     other = stepped.say(REQUESTS[1], "preset")
     with monkeypatch.context() as patch:
-        patch.setattr(rig.model.flow.decoder, "advance", sixth_fails)
+        patch.setattr(rig.model.flow.decoder, "advance", last_but_one_fails)
         waiting = [stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2)]
         stepped.run()
     np.testing.assert_array_equal(stepped.pcm(other), alone[1])
@@ -244,7 +251,8 @@ def test_who_else_speaks_does_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -
     stepped.run()
     late = stepped.say(REQUESTS[0], "prompted", 10**15)
     urgent = stepped.say(REQUESTS[1], "preset", 1)
-    stepped.run(5, lambda: Lane.SOUND)
+    stepped.run(FEW_EULER - 2, lambda: Lane.SOUND)
+    assert [making.work is not None for making in stepped.core.voices.making] == [True], "it is on its way"
     stepped.until_heard(urgent, 1)
     assert late not in stepped.began
     stepped.run()
@@ -256,7 +264,7 @@ def test_a_voice_is_made_once_for_all_who_wait_and_given_up_with_the_last(rig: R
     runner = Watched(rig)
     stepped = Stepped(rig, runner=runner)
     first, second = (stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2))
-    stepped.run(4)
+    stepped.run(1)
     (making,) = stepped.core.voices.making
     stepped.cancel(first)
     stepped.run(2)
@@ -270,7 +278,7 @@ def test_a_voice_is_made_once_for_all_who_wait_and_given_up_with_the_last(rig: R
     keys = [stepped.say(Request("no", seed), "prompted") for seed in (1, 2)]
     stepped.run()
     assert all(len(stepped.pcm(key)) for key in keys)
-    assert sum(name == "flow" and not slots for name, slots in runner.calls) == 10, "once, in its ten steps"
+    assert sum(name == "flow" and not slots for name, slots in runner.calls) == FEW_EULER, "once, in all its steps"
 
 
 def test_more_voices_than_are_kept_are_all_spoken(rig: Rig, alone: list[Pcm]) -> None:

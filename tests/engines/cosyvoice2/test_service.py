@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from conformance import check_engine, joined, speak
 from service_rig import BRIEF, core_of, n_free, started
 from speaking import SENTENCE
 
-from telephony_tts.engines.api import EngineStats, TextFeed, Utterance
+from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2 import generation
 from telephony_tts.engines.cosyvoice2.loading import build_problem
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
@@ -28,12 +29,15 @@ def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:
     """A later utterance with an earlier deadline takes the worker away, in the middle."""
 
+    utterances = [
+        Utterance(str(i), f"{SENTENCE} {i}", voice=("preset", "prompted")[i % 2], seed=i, deadline_ns=100 - i)
+        for i in range(6)
+    ]
+    alone: list[Pcm] = []
+
     async def use(engine: CosyVoice2Engine) -> None:
-        utterances = [
-            Utterance(str(i), f"{SENTENCE} {i}", voice=("preset", "prompted")[i % 2], seed=i, deadline_ns=100 - i)
-            for i in range(6)
-        ]
-        alone = [joined(await speak(engine, utterance)) for utterance in utterances]
+        if not alone:
+            alone.extend([joined(await speak(engine, utterance)) for utterance in utterances])
         together = await asyncio.gather(*(speak(engine, utterance) for utterance in utterances))
         for chunks, samples in zip(together, alone, strict=True):
             assert (joined(chunks) == samples).all()
@@ -91,9 +95,12 @@ def test_other_profiles_and_dtypes_speak(model_dir: Path, profile: str, dtype: s
 def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
     """Also where those that have a slot wait for their listener, or are closed in the middle."""
 
+    utterances = [Utterance(str(i), f"{SENTENCE} {i}", seed=i, deadline_ns=100 - i) for i in range(6)]
+    alone: list[Pcm] = []
+
     async def use(engine: CosyVoice2Engine) -> None:
-        utterances = [Utterance(str(i), f"{SENTENCE} {i}", seed=i, deadline_ns=100 - i) for i in range(6)]
-        alone = [joined(await speak(engine, utterance)) for utterance in utterances]
+        if not alone:
+            alone.extend([joined(await speak(engine, utterance)) for utterance in utterances])
         together = await asyncio.gather(*(speak(engine, utterance) for utterance in utterances))
         for chunks, samples in zip(together, alone, strict=True):
             assert (joined(chunks) == samples).all()
@@ -155,6 +162,18 @@ def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
 LONG = "This is a sentence that does not come to its end and goes on and on without a stop " * 25
 
 
+@pytest.fixture(scope="module", params=["fast", "upstream"])
+def engine_of_odd_text(
+    model_dir: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[asyncio.Runner, CosyVoice2Engine]]:
+    """One for all of a profile: who comes after an odd text is any of the others too."""
+    with asyncio.Runner() as runner:
+        engine = CosyVoice2Engine(model_dir, profile=request.param)
+        runner.run(engine.start())
+        yield runner, engine
+        runner.run(engine.close())
+
+
 @pytest.mark.parametrize(
     ("text", "is_heard"),
     [
@@ -174,20 +193,25 @@ LONG = "This is a sentence that does not come to its end and goes on and on with
     ],
     ids=lambda value: repr(value)[:24],
 )
-@pytest.mark.parametrize("profile", ["fast", "upstream"])
-def test_odd_text(model_dir: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_heard: bool, profile: str) -> None:
+def test_odd_text(
+    engine_of_odd_text: tuple[asyncio.Runner, CosyVoice2Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    is_heard: bool,
+) -> None:
     """Whatever a bot sends is spoken or passed over, and the next one does not notice."""
+    runner, engine = engine_of_odd_text
     for limit in ("MIN_TOKENS_PER_TEXT", "MAX_TOKENS_PER_TEXT"):
         monkeypatch.setattr(generation, limit, 1)
 
-    async def use(engine: CosyVoice2Engine) -> None:
+    async def use() -> None:
         chunks = await speak(engine, Utterance("odd", text, voice="prompted"))
         assert bool(chunks) == is_heard
         assert all(0 <= timing.start_char < timing.end_char <= len(text) for c in chunks for timing in c.timings)
         assert await speak(engine, Utterance("next", "yes"))
         assert n_free(engine) == 16
 
-    started(CosyVoice2Engine(model_dir, profile=profile), use)
+    runner.run(use())
 
 
 def test_speed_is_kept_within_what_can_be_understood(model_dir: Path) -> None:
