@@ -223,6 +223,7 @@ async def serve(config: Config, announce: Callable[[Listening], None] | None = N
     bridge = Bridge(config)
     with event_loop.stop_signals(bridge.stop_at_once) as stop:
         async with bridge.running() as listening:
+            event_loop.settle()
             _log.info("ready", audiosocket_port=listening.audiosocket_port, http_port=listening.http_port)
             if announce is not None:
                 announce(listening)

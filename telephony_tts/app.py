@@ -244,6 +244,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                     _log.info("stopped_before_ready")
                     return
                 catalog.resolve(settings.speech.voice, None, "")
+                event_loop.settle()
                 server.ready = True
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{settings.host}:{server.port}"

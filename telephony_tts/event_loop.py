@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import signal
 import sys
@@ -28,6 +29,13 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
     else:
         asyncio.run(main)
+
+
+def settle() -> None:
+    """To be called when all is loaded, which then stays: the collector that walked through it now and then stopped all
+    calls for 10 to 30 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

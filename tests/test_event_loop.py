@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -103,3 +104,14 @@ def test_it_runs_on_uvloop_and_without_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     event_loop.run(main())
     assert loops[0].startswith("uvloop") and loops[1].startswith("asyncio")
+
+
+def test_what_is_there_when_all_is_loaded_is_not_walked_through_again() -> None:
+    loaded: list[object] = [[]]
+    try:
+        event_loop.settle()
+        later: list[object] = [[]]
+        walked = {id(thing) for thing in gc.get_objects()}
+        assert id(loaded) not in walked and id(later) in walked
+    finally:
+        gc.unfreeze()
