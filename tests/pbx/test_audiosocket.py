@@ -215,6 +215,7 @@ def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> 
             settle(phone)
             bot.say(TEXT, "a")
             bot.event("done")
+            time.sleep(0.2)  # the last frames are on their way
             phone.hang_up()
             phone.wait_ended()
             bot.event("hangup")
@@ -247,6 +248,7 @@ def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk,
                 settle(phone)
                 bot.say(TEXT, "a")
                 bot.event("done")
+                time.sleep(0.2)  # the last frames are on their way
                 compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
                 phone.hang_up()
                 phone.wait_ended()

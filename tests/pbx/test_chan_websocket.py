@@ -117,6 +117,7 @@ def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExcha
             bot.send(type="mark", name="middle", turn="a")
             bot.send(type="text", turn="a", text="six seven eight nine ten.", last=True)
             bot.event("done")
+            time.sleep(0.2)  # the last frames are on their way
             phone.hang_up()
             phone.wait_ended()
     at_s = {event.get("name"): at for at, event in bot.events if event["type"] == "mark"}
@@ -186,6 +187,7 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 settle(phone)
                 bot.say(TEXT, "a")
                 bot.event("done")
+                time.sleep(0.2)  # the last frames are on their way
                 compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
                 phone.hang_up()
                 phone.wait_ended()
