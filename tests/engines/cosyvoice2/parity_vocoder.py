@@ -229,9 +229,9 @@ def check_joint(vocoder: Vocoder, directory: Path) -> Iterator[Row]:
         yield joint.push(
             f"vocoder streaming chunk {i}",
             mel,
-            lambda a=audio: a,
+            lambda a=audio: a,  # type: ignore[misc]
             2 * AUDIO_TOLERANCE,
-            last=False,  # type: ignore[misc]
+            last=False,
         )
         i += 1
     if not i:
