@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import uvloop
@@ -19,7 +21,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = Fal
 
     uvloop is what our processes run on; `plain_loop` is asyncio's own, which also lets its timers be counted.
     """
-    n_sockets = count_sockets()
+    before = _sockets()
 
     async def bounded() -> None:
         async with asyncio.timeout(within_s):
@@ -38,7 +40,9 @@ def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = Fal
             runner.run(bounded())
         except BaseExceptionGroup as group:
             raise _first(group) from None
-    assert count_sockets() <= n_sockets, "sockets left open"
+    after = _sockets()
+    left = [_told(fd) for fd in after if after[fd] != before.get(fd)]
+    assert len(after) <= len(before), f"sockets left open: {left}"
 
 
 def _first(error: BaseException) -> BaseException:
@@ -49,13 +53,30 @@ def _first(error: BaseException) -> BaseException:
 
 
 def count_sockets() -> int:
-    n = 0
+    return len(_sockets())
+
+
+def _sockets() -> dict[int, str]:
+    """The open ones: descriptor and the kernel's name."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
-        try:
-            n += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-        except OSError:
-            continue
-    return n
+        with suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.startswith("socket:"):
+                found[int(fd)] = name
+    return found
+
+
+def _told(fd: int) -> str:
+    """From where to where it goes, for who has to find out whose it is."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            ends = [copy.getsockname()]
+            with suppress(OSError):
+                ends.append(copy.getpeername())
+            return f"{copy.family.name} {ends}"
+    except OSError as error:
+        return str(error)
 
 
 async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
