@@ -14,8 +14,10 @@ MODEL       ?= models/CosyVoice2-0.5B
 PULL_ARGS   ?=
 SERVE_ARGS  ?=
 PYTEST_ARGS ?=
-# How many tests run at a time, those aside that must run alone.
+# How many tests run at a time, those aside that judge the clock: of these there are two, or they run alone.
 PROCESSES   ?= 2
+PAIR         = $(if $(filter 0 1,$(PROCESSES)),$(PROCESSES),2)
+BY_FILE     := --dist loadfile --no-loadscope-reorder
 EXTENSION   ?= 700
 DEMO_ARGS   ?=
 
@@ -49,13 +51,13 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# Two passes: what must run alone comes last. One that finds nothing to do (5) is no failure, both are; what is neither
-# passed nor failed, but broken off, ends it.
+# Three passes: what judges the clock comes in pairs, and last what must run alone. One that finds nothing to do (5) is no
+# failure, all of them are; what is neither passed nor failed, but broken off, ends it.
 test: check
 	@$(need-npm)
 	@status=5; \
-	for pass in "--only beside -n $(PROCESSES) --dist loadfile --no-loadscope-reorder" "--only alone"; do \
-	  $(BIN)/python -m pytest $$pass $(PYTEST_ARGS); passed=$$?; \
+	for pass in "beside -n $(PROCESSES) $(BY_FILE)" "timed -n $(PAIR) $(BY_FILE)" "alone"; do \
+	  $(BIN)/python -m pytest --only $$pass $(PYTEST_ARGS); passed=$$?; \
 	  case $$passed in 0) [ $$status = 1 ] || status=0;; 1) status=1;; 5) ;; *) exit $$passed;; esac; \
 	done; \
 	exit $$status

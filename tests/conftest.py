@@ -15,6 +15,8 @@ from undisturbed import pytest_runtest_protocol
 
 __all__ = ["pytest_runtest_protocol"]
 
+PASSES = ("beside", "timed", "alone")
+
 # The same examples on every run, and no verdict by the clock of a shared machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
@@ -24,8 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """An option of its own, and no `-m`, of which the last would hide the one before it."""
     parser.addoption(
         "--only",
-        choices=("beside", "alone"),
-        help="only the tests that may run beside others, or only those that must run alone; all if it is not given",
+        choices=PASSES,
+        help="only the tests that may run beside any others, only those that may run beside one of their own kind "
+        "(`timed`), or only those that must run alone; all if it is not given",
     )
 
 
@@ -38,10 +41,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        alone = item.get_closest_marker("alone") is not None
-        (chosen if alone == (only == "alone") else left_out).append(item)
+        (chosen if pass_of(item) == only else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
+
+
+def pass_of(item: pytest.Item) -> str:
+    """In which of `PASSES` it runs: `alone` counts more than the `timed` of its file."""
+    return next((name for name in ("alone", "timed") if item.get_closest_marker(name) is not None), "beside")
 
 
 @pytest.hookimpl(wrapper=True)

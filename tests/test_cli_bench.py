@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -31,6 +33,12 @@ FIGURES = (
 )  # fmt: skip
 
 
+TOLD_AT_ONCE = "import sys; from telephony_tts import cli; from telephony_tts.bench import runs; runs.TOLD_WITHIN_S = 0"
+"""Begins a program that does not wait for an engine's counters, 3 s for each load: here nobody reads them."""
+IN_HERE = ("--set", "engines.cosyvoice2.isolation=thread")
+"""An engine that takes no process of its own, which would import PyTorch for 3 s only to tell what is wrong."""
+
+
 def told(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of an error."""
     error = capsys.readouterr().err
@@ -43,12 +51,16 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Two callers at most, both loops, one barge-in; the weights are left there for others."""
+    """Two callers at most, both loops; the weights are left there for others. With this seed the turns of the open loop
+    do not come seconds apart. A run in a process of its own is the one that is broken off."""
     folder = tmp_path_factory.mktemp("bench")
     flags = ["--concurrency", "1,2", "--turns", "1", "--mode", "both", "--json", str(folder / "new" / "out.json")]
-    flags += ["--keep", str(folder / "random")]
-    command = [sys.executable, "-m", "telephony_tts.cli", *RUN, *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    flags += ["--keep", str(folder / "random"), "--seed", "4"]
+    shown, error = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), contextlib.redirect_stderr(error):
+        patch.setattr(runs, "TOLD_WITHIN_S", 0)
+        code = main([*RUN, *flags])
+    ended = subprocess.CompletedProcess(["telephony-tts", *RUN, *flags], code, shown.getvalue(), error.getvalue())
     assert ended.returncode == 0, ended.stderr
     return ended, folder
 
@@ -91,11 +103,12 @@ def test_the_result_can_be_drawn(done: tuple[Any, Path], tmp_path: Path, capsys:
 
 
 def test_kept_weights_are_a_model_like_another(
-    done: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    done: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unpaced, with barge-ins, and real sentences: those of a model that is not known to be random."""
+    monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
     out = tmp_path / "r.json"
-    flags = ["--seconds", "0.5", "--no-pacing", "--concurrency", "2", "--turns", "2", "--cancel-every", "0.2"]
+    flags = ["--seconds", "0.5", "--no-pacing", "--concurrency", "2", "--turns", "2", "--cancel-every", "0.2", *IN_HERE]
     switch_s = sys.getswitchinterval()
     assert main(["bench", "engine", "--model", str(done[1] / "random"), "--json", str(out), *flags]) == 0
     assert sys.getswitchinterval() == switch_s
@@ -111,7 +124,7 @@ def test_kept_weights_are_a_model_like_another(
 def test_a_run_that_is_broken_off_writes_what_there_is(done: tuple[Any, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     flags = ["--keep", str(done[1] / "random"), "--concurrency", "1,64", "--turns", "2", "--json", str(out)]
-    command = [sys.executable, "-m", "telephony_tts.cli", *RUN, *flags, "--no-pacing"]
+    command = [sys.executable, "-c", f"{TOLD_AT_ONCE}; sys.exit(cli.main())", *RUN, *flags, "--no-pacing"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("closed loop, 1 at once" in line for line in running.stderr)
@@ -181,7 +194,8 @@ def test_what_an_engine_counts_is_kept_as_what_the_run_added(monkeypatch: pytest
     assert "counters" not in row_of(FakeEngine())[0]
 
 
-def test_an_engine_that_does_not_let_go_is_told() -> None:
+def test_an_engine_that_does_not_let_go_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
     engine = Counting()
     engine.n_left = 3
     assert row_of(engine)[0]["left_in_engine"] == 3
@@ -251,7 +265,7 @@ def test_the_model_is_that_of_the_configuration_if_no_other_is_given(
     written.write_text("engines: {cosyvoice2: {device: cpu}}\n")
     assert main(["bench", "engine", "--config", str(written)]) == 2
     assert "--random full or tiny, or --config with a model" in told(capsys)
-    written.write_text("engines: {cosyvoice2: {model: nowhere}}\n")
+    written.write_text("engines: {cosyvoice2: {model: nowhere, isolation: thread}}\n")
     assert main(["bench", "engine", "--config", str(written)]) == 1
     assert f"telephony-tts models pull {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
@@ -272,7 +286,7 @@ def test_a_directory_without_a_model_is_told(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_voice_that_is_not_there_is_told(done: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--voice", "anna"]) == 1
+    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--voice", "anna", *IN_HERE]) == 1
     assert "no voice 'anna'; it has preset, prompted" in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -93,7 +93,8 @@ def test_a_model_is_fetched_checked_and_speaks(
     assert f"{len(wanted(hub))} files fetched, 0 were there" in told.out
     assert "llm.pt (3.8 MB) fetched and verified" in told.err.splitlines()
     assert "\r" not in told.err, "no moving line where nobody looks"
-    assert main(["say", "Hi.", str(tmp_path / "a.wav"), "--engine", "cosyvoice2", "--model", str(model)]) == 0
+    say = ["say", "Hi.", str(tmp_path / "a.wav"), "--engine", "cosyvoice2", "--model", str(model)]
+    assert main([*say, "--set", "engines.cosyvoice2.isolation=thread"]) == 0
 
 
 def test_what_is_there_and_right_is_not_fetched_again(

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts import doctor
+from telephony_tts import app, doctor
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.cli import main
 
 FLAGS = ("doctor", "--set", "engines.default=fake", "--set", "server.port=0", "--set")
+
+
+@pytest.fixture(autouse=True)
+def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other engine is installed, which would be loaded and speak each time."""
+    monkeypatch.setattr(app, "installed", lambda engine: False)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:

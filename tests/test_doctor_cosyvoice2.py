@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from telephony_tts import app
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 
@@ -32,6 +33,7 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     assert lines[0].startswith("ok       cosyvoice2 model") and "random weights" in lines[0]
     assert lines[1].startswith("broken   cosyvoice2 voice") and "voices add broken" in lines[1]
     assert lines[2].startswith("ok       cosyvoice2 voices") and "2: preset, prompted" in lines[2]
+    flags += ["--set", "engines.cosyvoice2.isolation=thread"]  # it was tried in a process of its own once
     (model / "spk2info.pt").unlink()
     shutil.rmtree(model / "voices")
     assert main(flags) == 1
@@ -67,6 +69,12 @@ TONES = ["doctor", "--set", "engines.default=fake", "--set", "server.port=0"]
 ON_A_GPU = ["--set", "engines.cosyvoice2.device=cuda"]
 
 
+@pytest.fixture
+def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other engine is installed, which would be loaded and speak at every look at the GPUs."""
+    monkeypatch.setattr(app, "installed", lambda engine: False)
+
+
 def gpu_lines(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
     """What is told of them, with one blank between words."""
     assert main([*TONES, *flags]) == 0
@@ -89,6 +97,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, *capabilities: t
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.usefixtures("tones_alone")
 def test_doctor_finds_no_gpu_fine_unless_one_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -103,6 +112,7 @@ def test_doctor_finds_no_gpu_fine_unless_one_is_asked_for(
     assert "is cuda: no GPU is found; see whether nvidia-smi lists one with a driver for CUDA 12.8" in wrong
 
 
+@pytest.mark.usefixtures("tones_alone")
 def test_doctor_tells_gpus_and_their_driver(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -118,6 +128,7 @@ def test_doctor_tells_gpus_and_their_driver(
         assert "driver unknown" in gpu_lines(capsys)[0]
 
 
+@pytest.mark.usefixtures("tones_alone")
 def test_doctor_says_nothing_of_gpus_without_pytorch_and_what_keeps_it_from_being_imported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_here import run_here
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "engine.py"
 
@@ -81,14 +82,15 @@ def test_progress_is_told_on_stderr_and_figures_on_stdout(done: tuple[Any, dict[
 
 
 def test_help_teaches() -> None:
-    told = run("--help").stdout
+    told = run_here(SCRIPT, "--help").stdout
     assert "python benchmarks/engine.py" in told and "--recompute" in told and "disk" in told
 
 
 def test_each_network_may_have_a_precision_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     networks = ("--dtype", "bfloat16", "--lm-dtype", "int8", "--vocoder-dtype", "float32")
-    ended = run("--quick", "--recompute", "0", *networks, "--json", str(out))
+    tiny = ("--size", "tiny", "--seconds", "1.6", "--repetitions", "1", "--recompute", "0")
+    ended = run_here(SCRIPT, *tiny, *networks, "--json", str(out))
     assert ended.returncode == 0, ended.stderr
     results = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert results["utterance"]["precision"] == {"lm": "int8", "flow": "bfloat16", "vocoder": "float32"}
@@ -96,5 +98,5 @@ def test_each_network_may_have_a_precision_of_its_own(tmp_path: Path) -> None:
     # Half of what float32 takes for keys and values of the flow; the language model in int8 keeps its own in float32.
     assert memory["flow, bytes per second"] == 25 * (2 * 32 * (2 + 2 * 2) + 2 * 2 * 2 * 16 * 4 * 10 * 2) * 2
     assert memory["LM, bytes per second"] == 25 * 2 * 2 * 2 * 16 * 4
-    refused = run("--quick", "--lm-dtype", "mixed")
+    refused = run_here(SCRIPT, "--quick", "--lm-dtype", "mixed")
     assert refused.returncode == 2 and "--lm-dtype" in refused.stderr and "int8" in refused.stderr

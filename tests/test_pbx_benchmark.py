@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused_with_what_can(arguments: tuple[str, ...], wor
 
 
 @pytest.mark.peer
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc")
 def test_it_runs_and_keeps_what_it_is_told_to(tmp_path: Path) -> None:
     """All three, each over one way; no figure is judged but that there is one that can be."""

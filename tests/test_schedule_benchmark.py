@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmark_here import run_here
+
 from telephony_tts.engines.cosyvoice2.scheduler import Widths
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_here(SCRIPT, *arguments)
 
 
 def test_dearer_prices_make_first_audio_later(tmp_path: Path) -> None:
@@ -82,5 +83,6 @@ def test_a_price_that_is_none_is_refused_with_what_was_expected() -> None:
 
 
 def test_help_teaches_that_nothing_is_measured() -> None:
-    done = run("--help")
+    command = [sys.executable, str(SCRIPT), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "python benchmarks/schedule.py --cost" in done.stdout and "Nothing is measured" in done.stdout

@@ -66,7 +66,7 @@ from standstill import Standstill
 
 runs = []
 
-@pytest.mark.alone
+@pytest.mark.{mark}
 def test_disturbed(request, tmp_path):
     import conftest
     machine = conftest._witnessed(request.config)
@@ -77,14 +77,17 @@ def test_disturbed(request, tmp_path):
 """
 
 
-@pytest.mark.parametrize(("n_ms", "n_runs", "is_passed"), [(84, 2, True), (84, 3, False), (25, 2, False)])
+@pytest.mark.parametrize(
+    ("mark", "n_ms", "n_runs", "is_passed"),
+    [("alone", 84, 2, True), ("timed", 84, 2, True), ("timed", 84, 3, False), ("alone", 25, 2, False)],
+)
 def test_what_fails_in_a_standstill_runs_once_more(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, n_ms: int, n_runs: int, is_passed: bool
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, n_ms: int, n_runs: int, is_passed: bool
 ) -> None:
     here = Path(__file__).parent
-    pytester.makeini("[pytest]\nmarkers =\n    alone: so")
+    pytester.makeini("[pytest]\nmarkers =\n    alone: so\n    timed: so")
     pytester.makeconftest((here / "undisturbed.py").read_text())
-    pytester.makepyfile(TEST_OF_A_CALL.format(n_ms=n_ms, n_runs=n_runs))
+    pytester.makepyfile(TEST_OF_A_CALL.format(mark=mark, n_ms=n_ms, n_runs=n_runs))
     monkeypatch.setenv("PYTHONPATH", str(here))
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", "-s")
     result.assert_outcomes(passed=int(is_passed), failed=int(not is_passed))

@@ -1,7 +1,7 @@
 """A test that failed while this machine stood still is run once more, and says so.
 
-That is for tests that run alone, those measured against the clock: 80 ms in which none of its processes ran is a hole
-in a telephone call that none of them has made.
+That is for tests that are measured against the clock, marked `timed` or `alone`: 80 ms in which none of its processes
+ran is a hole in a telephone call that none of them has made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WITNESSED = pytest.StashKey[Standstills]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Function, nextitem: pytest.Item | None) -> bool | None:
     """Instead of pytest's own, for what is measured against the clock."""
-    if item.get_closest_marker("alone") is None:
+    if item.get_closest_marker("alone") is None and item.get_closest_marker("timed") is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     begun_ns = time.monotonic_ns()

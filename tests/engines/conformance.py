@@ -29,6 +29,8 @@ class Subject:
     max_s_of_endless_word: float = 60.0
     min_correlation: float = 1.0
     """Below 1: how alike two renderings of one text are, of one length, for an engine whose samples vary inaudibly."""
+    n_most: int = 24
+    """More than the engine has slots or threads: so many are cancelled, and half as many speak at once."""
 
     def same(self, a: Pcm, b: Pcm) -> bool:
         """Whether these are the same audio: bit for bit, unless the engine is known to vary."""
@@ -168,7 +170,7 @@ async def interleaved_utterances_equal_each_alone(engine: Engine, subject: Subje
 
 
 async def many_at_once_equal_each_alone(engine: Engine, subject: Subject) -> None:
-    texts = [f"{subject.sentence} {subject.neighbour}", subject.neighbour, subject.sentence] * 4
+    texts = [f"{subject.sentence} {subject.neighbour}", subject.neighbour, subject.sentence] * (subject.n_most // 6)
     alone = {text: joined(await speak(engine, Utterance("alone", text))) for text in set(texts)}
     together = await asyncio.gather(*(speak(engine, Utterance(str(i), text)) for i, text in enumerate(texts)))
     for text, chunks in zip(texts, together, strict=True):
@@ -225,7 +227,7 @@ async def many_cancels_leave_it_working(engine: Engine, subject: Subject) -> Non
     """More of them than an engine has slots or threads: one lost each time would be felt."""
     utterance = Utterance("u", subject.sentence)
     alone = joined(await speak(engine, utterance))
-    for _ in range(24):
+    for _ in range(subject.n_most):
         stream = engine.synthesize(utterance)
         await anext(stream)
         await stream.aclose()

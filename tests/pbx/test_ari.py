@@ -27,7 +27,7 @@ from speaking_server import SpeakingServer, speaking_server, spoken
 
 from telephony_tts.audio.g711 import encode_ulaw
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 ROOT = Path(__file__).resolve().parents[2]
 MEDIA = ("websocket_client", "websocket_server", "rtp")
@@ -170,6 +170,7 @@ def test_a_caller_who_hangs_up_at_once_leaves_nothing(media: RtpExchange, rig: R
     wait_until(lambda: not rig.server.n_calls and not rig.bridge.n_calls, "no call is left", 5)
 
 
+@pytest.mark.alone
 def test_12_calls_at_once_each_hear_their_own(media: RtpExchange, rig: Rig) -> None:
     with calling(media, rig.asterisk.sip_port, *["ari"] * 12) as phones, ExitStack() as bots:
         for phone in phones:

@@ -30,7 +30,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from telephony_tts.audio.g711 import Pcm, encode_ulaw
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 CREDENTIALS = "Basic " + base64.b64encode(b"tts:tts").decode()
 
 

@@ -25,7 +25,7 @@ from speaking_server import SpeakingServer, speaking_process, speaking_server, s
 
 from telephony_tts.audio.g711 import encode_ulaw
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 
 class Bridge:
@@ -222,6 +222,7 @@ def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> 
     compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
 
 
+@pytest.mark.alone
 def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
     with speaking_process() as (media_uri, bots), bridge(int(media_uri.split(":")[2].split("/")[0])) as bridged:
         pbx.configure(AUDIOSOCKET=bridged.address)

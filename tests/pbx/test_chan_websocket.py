@@ -20,7 +20,7 @@ from speaking_server import SpeakingServer, speaking_process, speaking_server, s
 
 from telephony_tts.audio.encoder import CODECS
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 
 @pytest.fixture
@@ -160,6 +160,7 @@ def test_a_phone_that_is_told_nothing_hears_silence_without_a_hole(
     assert heard.holes == [] and len(heard.pcm) > 2.8 * 8000 and set(heard.codes) == {0xFF}
 
 
+@pytest.mark.alone
 def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
     with speaking_process() as (media_uri, bots):
         pbx.configure(MEDIA_URI=media_uri)

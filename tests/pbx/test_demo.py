@@ -43,7 +43,7 @@ def test_a_port_is_taken_or_free() -> None:
     assert why_taken(port) is None
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_pat
         assert done.returncode == 1 and f"port {port} of 127.0.0.1" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_the_bot_alone_greets_and_ends_at_the_star(tmp_path: Path) -> None:
     port = free_port(socket.SOCK_STREAM)
     process = PeerProcess("bot", [*DEMO, "--bot", str(port)], tmp_path)
@@ -79,7 +79,7 @@ def test_the_bot_alone_greets_and_ends_at_the_star(tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.alone
+@pytest.mark.timed
 def test_the_demo_speaks_to_who_calls_it_and_leaves_nothing(tmp_path: Path) -> None:
     sip_port = free_port(socket.SOCK_DGRAM)
     process = PeerProcess("demo", [*DEMO, "--sip-port", str(sip_port)], tmp_path)

@@ -15,7 +15,7 @@ from rtp_end import FRAME_BYTES, RtpExchange
 
 from telephony_tts.audio.g711 import Pcm, encode_alaw, encode_ulaw
 
-pytestmark = [pytest.mark.peer, pytest.mark.alone]
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 N_SAMPLES = 8_000
 
 

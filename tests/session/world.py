@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class World:
         for effect in self.session.poll(self.now_ns):
             self.log.append(effect)
             if isinstance(effect, m.Frame):
-                self.frames.append((self.now_ms, heard_turn(effect.payload), effect.payload))
+                self.frames.append((self.now_ms, self.heard(effect.payload), effect.payload))
                 self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + 20 * MS
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
@@ -161,6 +162,10 @@ class World:
         if name in self._peer_marks:
             self._peer_marks.remove(name)
             self.session.receive(m.MediaMark(name), self.now_ns)
+
+    def heard(self, payload: bytes) -> int:
+        """The number of the turn a frame belongs to."""
+        return heard_turn(payload)
 
     # -------------------------------------------------------------- engine
 
@@ -230,6 +235,8 @@ class World:
         return chunks
 
 
+# The audio is constants, so the same few frames come again and again: most of the time would go into looking at them.
+@lru_cache(maxsize=4096)
 def heard_turn(payload: bytes) -> int:
     """The number of the turn whose audio fills most of the frame; 0 for silence, and for ends that fade in or out."""
     levels = np.abs(decode_ulaw(payload).astype(int))

@@ -12,7 +12,7 @@ from standin_server import ServedCall
 
 from sip_bridge import metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
@@ -179,6 +179,7 @@ def test_a_channel_that_comes_back_by_its_dialplan_is_a_call_again() -> None:
     run(main)
 
 
+@pytest.mark.alone
 def test_40_calls_at_once_each_hear_their_own_and_leave_nothing() -> None:
     async def main() -> None:
         ended = Ended()

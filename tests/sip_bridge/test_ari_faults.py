@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 
 from sip_bridge import ari, metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 async def readiness(rig: Rig, says: str) -> None:

@@ -22,7 +22,7 @@ from sip_bridge.ari_config import Ari
 from sip_bridge.config import Server
 from sip_bridge.rtp_media import RtpMedia, is_port_free
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 async def up(asterisk: StandinAri, server: StandinServer, name: str) -> tuple[ServedCall, str]:

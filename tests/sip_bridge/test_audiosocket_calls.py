@@ -10,7 +10,7 @@ from bridge_rig import Ended, bridging, get, noise, run
 from standin_asterisk import phone
 from standin_server import ServedCall, standin_server
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 CALL = uuid.UUID("40325ec2-5efd-4bd3-805f-53576e581d13")
 

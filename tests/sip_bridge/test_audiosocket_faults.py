@@ -16,7 +16,7 @@ from standin_server import ServedCall, StandinServer, standin_server
 from sip_bridge import metrics
 from sip_bridge.call import Call
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 def bad_input(kind: str) -> float:
@@ -329,6 +329,7 @@ def test_2000_frames_for_a_server_that_reads_nothing_are_dropped_and_the_call_en
 # --------------------------------------------------------------- many, and for long
 
 
+@pytest.mark.alone
 def test_50_calls_at_once_and_one_that_misbehaves() -> None:
     n, n_frames = 50, 60
     spoken = {k: noise(n_frames, 100 + k) for k in range(n)}
@@ -372,6 +373,7 @@ def test_50_calls_at_once_and_one_that_misbehaves() -> None:
     run(main)
 
 
+@pytest.mark.alone
 def test_200_calls_in_sequence_leave_nothing() -> None:
     async def main() -> None:
         async def script(call: ServedCall) -> None:

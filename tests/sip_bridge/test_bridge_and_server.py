@@ -24,7 +24,7 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 TOKEN = "a-token"
 

@@ -22,7 +22,7 @@ from standin_server import ServedCall, standin_server
 from sip_bridge.cli import _announce as announce
 from sip_bridge.config import Config, load
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "sip_bridge.cli"]

@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection
 from telephony_tts import metrics
 from telephony_tts.transport.server import Server
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 SENTENCES = ["Your parcel left the depot on Tuesday.", "It will be with you on Friday.", "Good bye."]
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}

@@ -19,7 +19,7 @@ from standin_server import standin_server
 
 from sip_bridge import esl, metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 BAD = "telephony_sip_bridge_bad_input_total"
 

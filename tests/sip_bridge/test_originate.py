@@ -13,7 +13,7 @@ from bridge_rig import Ended, Rig, bridging, get, run, until
 from standin_ari import SETTINGS, StandinAri, standin_ari
 from standin_server import StandinServer, standin_server
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 
 @asynccontextmanager

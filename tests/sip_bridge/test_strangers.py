@@ -19,7 +19,7 @@ from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import app, metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 UUID_HEADER = b"\x01\x00\x10"
 

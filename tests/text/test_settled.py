@@ -73,13 +73,15 @@ def check(whole: str, lang: str | None = None) -> int:
     its own.
     """
     said, so_far, n_before = normalize(whole, lang), "", 0
+    read = normalize_spans(whole, lang)
     spans: list[Span] = []
     for n_arrived in range(len(whole) + 1):
         text = whole[:n_arrived]
         found = settled_spans(text, lang)
         n = found[-1].end if found else 0
-        assert n == settled(text, lang)
         assert n_before <= n <= n_arrived, f"{text!r} unsettles"
+        if n > n_before or n_arrived == len(whole):  # asked everywhere it is half of the time, for the same answer
+            assert n == settled(text, lang)
         if n > n_before:
             assert [span.start for span in found] == [0, *(span.end for span in found[:-1])]
             more = behind(found, n_before)
@@ -89,7 +91,7 @@ def check(whole: str, lang: str | None = None) -> int:
                 assert normalize(whole[:n], lang) == whole[:n]
             if language_of(text, lang) == language_of(whole, lang) or so_far == whole[:n]:
                 assert said.startswith(so_far), f"{text!r} is read otherwise"
-                rest = behind(normalize_spans(whole, lang), n)
+                rest = behind(read, n)
                 assert so_far + "".join(span.spoken for span in rest) == said
                 assert [s.start for s in [*spans, *rest]] == [0, *(s.end for s in [*spans, *rest][:-1])]
             n_before = n

@@ -8,11 +8,13 @@ import pytest
 import torch
 from places import Place
 from pretend_device import Pretence
-from speaking import REQUESTS, VOICES, Rig, spoken
+from speaking import FEW_EULER, REQUESTS, VOICES, Rig, spoken, with_steps
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2 import loading
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +31,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     write_random_checkpoint(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def few_steps() -> Iterator[None]:
+    """All engines of a file, in this process: what they do does not depend on how many steps a block has. Those in a
+    process of their own have all ten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_model_directory", lambda *args: with_steps(load_model_directory(*args), FEW_EULER))
+        yield
 
 
 @pytest.fixture(scope="module")

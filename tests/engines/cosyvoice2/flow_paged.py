@@ -10,7 +10,7 @@ import pretend_device
 import pytest
 import torch
 from flow_calls import call, chunk, end
-from freeze_flow import SIZES, random_state, small_flow
+from freeze_flow import random_state, small_flow, with_steps
 from parity_flow import flow_config
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -20,7 +20,8 @@ from telephony_tts.engines.cosyvoice2.model.flow_batch import FlowBatches
 from telephony_tts.engines.cosyvoice2.model.flow_pages import WASTE
 from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
 
-N_STEPS = 10
+N_STEPS = 6
+"""As few as leave each of `CALLS` at a step of its own. Every one more is a hundred operations of a slow device."""
 WITHIN = 1e-4
 """Of the signal's rms: the order of float32 sums."""
 MEMORY = 100 << 20
@@ -31,7 +32,7 @@ Chunk = tuple[int, int]
 def placed(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:
     """The flow. In its pages, but for the one that is read beside others, is nothing but what is no number."""
     state = {key: value.to(device, dtype) for key, value in random_state(seed=5).items()}
-    flow = Flow.from_state(flow_config(SIZES, state), state)
+    flow = Flow.from_state(flow_config(with_steps(N_STEPS), state), state)
     flow.use_pages(n_bytes)
     pages = batches(flow).pages
     with torch.inference_mode():
@@ -61,7 +62,7 @@ def pages_of(of: FlowStream | Solve) -> set[int]:
 def said(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) -> list[Tensor]:
     """What a call says that is alone on the CPU and has no pages: each chunk, and the end if it has one."""
     with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
-        flow = small_flow()
+        flow = small_flow(n_steps=N_STEPS)
         stream = call(flow, n_prompt, seed)
         mels = [flow.extend(stream, *chunk(flow, stream, *each)) for each in chunks]
         return mels if end_seed is None else [*mels, flow.finish(stream, end(flow, end_seed))]

@@ -73,9 +73,14 @@ def random_state(seed: int) -> dict[str, Tensor]:
     return take.state
 
 
-def small_flow(dtype: torch.dtype = torch.float32) -> Flow:
+def with_steps(n_steps: int) -> dict[str, Any]:
+    """The sizes, with so many Euler steps to a block."""
+    return {**SIZES, "cfm": {**SIZES["cfm"], "n_timesteps": n_steps}}  # type: ignore[dict-item]
+
+
+def small_flow(dtype: torch.dtype = torch.float32, n_steps: int = 10) -> Flow:
     state = {key: value.to(dtype) for key, value in random_state(seed=5).items()}
-    return Flow.from_state(flow_config(SIZES, state), state)
+    return Flow.from_state(flow_config(with_steps(n_steps), state), state)
 
 
 def write(directory: Path, name: str, **tensors: Tensor) -> None:

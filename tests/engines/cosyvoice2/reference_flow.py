@@ -5,6 +5,7 @@ No cache, no blocks that are computed apart, no code of the engine: made to be c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -15,6 +16,7 @@ from torch import Tensor
 LOOKAHEAD = 3
 
 
+@functools.cache
 def noise() -> Tensor:
     torch_state = torch.get_rng_state()
     torch.manual_seed(0)
@@ -27,7 +29,8 @@ def visible(n: int, block: int | None) -> Tensor:
     """[n, n]: key j for query i up to the end of i's block; all where there are no blocks."""
     if block is None:
         return torch.ones(n, n, dtype=torch.bool)
-    return torch.tensor([[j < (i // block + 1) * block for j in range(n)] for i in range(n)])
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    return j < (i // block + 1) * block
 
 
 class SlowFlow:
@@ -79,12 +82,8 @@ class SlowFlow:
     def distances(self, n: int, d: int) -> Tensor:
         """Row k: the sinusoid of distance n - 1 - k, 2n - 1 of them."""
         rate = torch.exp(-torch.arange(0, d, 2).double() * math.log(10_000) / d)
-        rows = []
-        for distance in range(n - 1, -n, -1):
-            row = torch.zeros(d, dtype=torch.float64)
-            row[0::2], row[1::2] = torch.sin(distance * rate), torch.cos(distance * rate)
-            rows.append(row)
-        return torch.stack(rows)
+        angle = torch.arange(n - 1, -n, -1).double()[:, None] * rate
+        return torch.stack([torch.sin(angle), torch.cos(angle)], 2).flatten(1)
 
     def _block(self, x: Tensor, name: str, see: Tensor) -> Tensor:
         n, d = x.shape

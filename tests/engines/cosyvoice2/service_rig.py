@@ -10,12 +10,14 @@ from conformance import Subject
 
 from telephony_tts.engines.cosyvoice2.core import Core
 from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
 WAIT_S = 60.0
-BRIEF = Subject("Thank you for calling.", "It left on Tuesday.")
+BRIEF = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)
 """Of several chunks each: a random model stops where it must, so that a word more is half a second more."""
+FEW_SLOTS = Limits(n_slots=4)
+"""For the contract: six who speak at once, and twelve who are cancelled, are more than there are places for."""
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:

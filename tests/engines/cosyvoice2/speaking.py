@@ -35,10 +35,9 @@ NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
 UNBOUNDED = Ahead(audio_ms=10**9)
 """Nobody here takes what is made."""
-N_EULER = 10
 FEW_EULER = 4
-"""A first, a last and two between, for tests that ask nothing of how long a block takes: the official ten are more than
-half of the time that an utterance takes here."""
+"""A first, a last and two between: the official ten are more than half of the time that an utterance takes here, and
+nothing here asks how many there are. With ten the flow itself is tested, and the engine as it is started."""
 
 
 def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:
@@ -61,7 +60,7 @@ def live_storages() -> dict[int, int]:
 class Rig:
     """The model of a directory, and its voices."""
 
-    def __init__(self, directory: Path, n_slots: int = N_SLOTS, n_euler: int = N_EULER) -> None:
+    def __init__(self, directory: Path, n_slots: int = N_SLOTS, n_euler: int = FEW_EULER) -> None:
         checkpoint = with_steps(load_model_directory(directory), n_euler)
         assert checkpoint.spk2info is not None
         self.config = checkpoint.config
@@ -230,7 +229,14 @@ class Stepped:
 
 TOGETHER = Widths(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
 """Batches of everybody, as on a device."""
-REQUESTS = [Request(SENTENCE, 1), Request(NEIGHBOUR, 2, speed=1.3), Request("Yes.", 3), Request(f"{NEIGHBOUR} No.", 4)]
+REQUESTS = [
+    Request("It left on Tuesday.", 1),
+    Request("Thank you for calling.", 1, speed=1.3),
+    Request("Yes.", 1),
+    Request("It left on Tuesday. No.", 4),
+]
+"""One of a single block, the others of two that end at different places: no longer than it takes for that. Where all
+are one batch, the first three have blocks under way at the same time; the last has the core to itself in the end."""
 VOICES = ["prompted", "preset", "prompted", "preset"]
 
 

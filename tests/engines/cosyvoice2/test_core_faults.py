@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,6 @@ from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.scheduler import Lane
 from telephony_tts.errors import EngineError, UnknownVoice
-
-
-@pytest.fixture(scope="module")
-def rig(model_dir: Path) -> Rig:
-    return Rig(model_dir, n_euler=FEW_EULER)
 
 
 def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[Pcm]) -> None:

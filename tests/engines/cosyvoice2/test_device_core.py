@@ -10,7 +10,8 @@ import pytest
 import torch
 from places import VOICES, WITHIN, Place
 from pretend_device import Pretence
-from speaking import NEIGHBOUR, SENTENCE, Stepped
+from service_rig import BRIEF
+from speaking import Stepped
 from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
@@ -23,6 +24,7 @@ from telephony_tts.engines.cosyvoice2.runner import Drawn, Runner, Track
 from telephony_tts.engines.cosyvoice2.stream import Block
 from telephony_tts.errors import EngineError
 
+SENTENCE, NEIGHBOUR = BRIEF.sentence, BRIEF.neighbour
 REQUESTS = [
     Request(SENTENCE, 1),
     Request(NEIGHBOUR, 2, speed=1.3),

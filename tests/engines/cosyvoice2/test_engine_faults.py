@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conformance import joined, speak
-from service_rig import WAIT_S, core_of, host_of, started, until
+from service_rig import BRIEF, WAIT_S, core_of, host_of, started, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Utterance
@@ -130,7 +130,7 @@ def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
 
         async def one(i: int) -> None:
             nonlocal n_heard
-            if i % 100 == 0:
+            if i % 200 == 0:
                 assert (joined(await speak(engine, Utterance(str(i), "Yes.", seed=1, deadline_ns=1))) == alone).all()
                 n_heard += 1
                 return
@@ -145,7 +145,7 @@ def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
         for begin in range(0, 10_000, 200):
             await asyncio.wait_for(asyncio.gather(*(one(i) for i in range(begin, begin + 200))), WAIT_S)
             assert engine.stats().n_queued == engine.stats().n_running == 0
-        assert n_heard == 100
+        assert n_heard == 50
         both = await asyncio.gather(*(speak(engine, Utterance(str(i), "Yes.", seed=1)) for i in range(4)))
         assert all((joined(chunks) == alone).all() for chunks in both)
 
@@ -156,12 +156,10 @@ def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
     """Long sentences given up at every stage, from the first id to the last block, while two others are heard whole."""
 
     async def use(engine: CosyVoice2Engine) -> None:
-        alone = joined(await speak(engine, Utterance("u", f"{SENTENCE} {NEIGHBOUR}", seed=1)))
-        speaking = [
-            asyncio.create_task(speak(engine, Utterance(str(i), f"{SENTENCE} {NEIGHBOUR}", seed=1))) for i in range(2)
-        ]
+        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        speaking = [asyncio.create_task(speak(engine, Utterance(str(i), SENTENCE, seed=1))) for i in range(2)]
         n_given_up = 0
-        while not all(task.done() for task in speaking) or n_given_up < 40:
+        while not all(task.done() for task in speaking) or n_given_up < 24:
             streams = [engine.synthesize(Utterance("x", LONG, seed=n, deadline_ns=1)) for n in range(4)]
             for n_taken, stream in enumerate(streams):
                 for _ in range(n_taken):
@@ -186,7 +184,7 @@ def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: P
     store.save("anna", features)
 
     async def use(engine: CosyVoice2Engine) -> None:
-        anna = Utterance("u", SENTENCE, voice="anna", seed=1)
+        anna = Utterance("u", BRIEF.sentence, voice="anna", seed=1)
         alone = joined(await speak(engine, anna))
         speaking = engine.synthesize(anna)
         heard = [await anext(speaking)]
@@ -198,7 +196,7 @@ def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: P
         assert [voice.name for voice in engine.voices] == ["preset", "prompted", "bert"]
         with pytest.raises(UnknownVoice, match="'anna'; it has preset, prompted, bert"):
             await speak(engine, anna)
-        assert (joined(await speak(engine, Utterance("u", SENTENCE, voice="bert", seed=1))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence, voice="bert", seed=1))) == alone).all()
 
     apart(model_dir, use, voice_dir=tmp_path)
 
@@ -229,19 +227,19 @@ def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
     monkeypatch.setattr(process_host, "BACKOFF_S", (0.0, 0.1))
 
     async def use(engine: CosyVoice2Engine) -> None:
-        alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
+        alone = joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1)))
         whole = (directory / "flow.pt").read_bytes()
         (directory / "flow.pt").write_bytes(whole[: len(whole) // 2])
-        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1))) == alone).all()
         os.kill(pid_of(engine), signal.SIGKILL)
         await until(lambda: caplog.text.count("flow.pt cannot be read") >= 2, "it was tried twice")
         assert not engine.stats().is_ready
         with pytest.raises(EngineError, match="being started again") as refused:
-            await speak(engine, Utterance("u", SENTENCE))
+            await speak(engine, Utterance("u", BRIEF.sentence))
         assert refused.value.retryable
         (directory / "flow.pt").write_bytes(whole)
         await until(lambda: engine.stats().is_ready, "it is ready again")
-        assert (joined(await speak(engine, Utterance("u", SENTENCE, seed=1))) == alone).all()
+        assert (joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1))) == alone).all()
 
     with caplog.at_level(logging.INFO):
         apart(directory, use)

@@ -14,12 +14,13 @@ from flow_calls import Crowd, call, chunk, end, stepped, voice
 from flow_paged import N_STEPS, batches, begun, held_against, n_free, pages_of, placed, said
 from freeze_flow import small_flow
 from pretend_device import Pretence
-from speaking import REQUESTS, TOGETHER, VOICES, Rig, Stepped, say_all
+from speaking import FEW_EULER, NEIGHBOUR, REQUESTS, TOGETHER, VOICES, Rig, Stepped, say_all
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.model import flow_batch
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow_pages import NOTHING, Page
+from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Runner
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
@@ -103,7 +104,7 @@ def test_the_page_that_is_nobodys_stays_empty() -> None:
 
 
 def test_a_full_memory_refuses_a_newcomer_and_nobody_else(pretence: Pretence) -> None:
-    n_bytes = int(7.5 * N_STEPS) * batches(placed("cpu")).pages.page_nbytes  # with the two that are nobody's
+    n_bytes = (7 * N_STEPS + 5) * batches(placed("cpu")).pages.page_nbytes  # with the two that are nobody's
     flow = placed(n_bytes=n_bytes)
     prompt = flow.prompt(*voice(flow, 53, 0))  # 2 blocks; the first of each stream is another
     streams, newcomer = [flow.start(prompt) for _ in range(4)], flow.start(prompt)
@@ -135,16 +136,16 @@ def test_one_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: 
     """Nor does who keeps the error."""
     rig = Rig(model_dir)
     flow = rig.model.flow
-    flow.use_pages((8 * N_STEPS + 2) * flow.decoder.estimator.page_nbytes())
+    flow.use_pages((8 * FEW_EULER + 2) * flow.decoder.estimator.page_nbytes())
     core = Stepped(rig, runner=Runner(rig.model, widths=TOGETHER))
-    keys = say_all(core)
+    keys = [*say_all(core, 3), core.say(Request(f"{NEIGHBOUR} No.", 4), "preset")]
     free = n_free(flow)
     core.run()
     error = core.ended[keys[3]].error
     assert error is not None and "flow_memory_mb" in error.message and error.retryable
     for key, expected in zip(keys[:3], alone, strict=False):
         np.testing.assert_allclose(core.pcm(key), expected, atol=2)
-    assert core.is_empty() and n_free(flow) == free == 5 * N_STEPS, "but for a voice of 3 blocks"
+    assert core.is_empty() and n_free(flow) == free == 5 * FEW_EULER, "but for a voice of 3 blocks"
     again = core.say(REQUESTS[1], VOICES[1])
     core.run()
     np.testing.assert_allclose(core.pcm(again), alone[1], atol=2)
@@ -171,4 +172,4 @@ def test_memory_that_the_device_does_not_have_is_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(flow_batch, "Pages", lacks)
     with pytest.raises(EngineUnavailable, match=r"cannot have 5120 MB of cpu; give it less .*flow_memory_mb"):
-        small_flow().use_pages(5 << 30)
+        small_flow(n_steps=N_STEPS).use_pages(5 << 30)

@@ -36,7 +36,7 @@ def inference() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def wanted() -> list[Tensor]:
     """What `Crowd` says."""
-    flow = small_flow()
+    flow = small_flow(n_steps=N_STEPS)
     return [alone(flow, n_prompt, n_blocks, seed) for seed, (n_prompt, n_blocks, _) in enumerate(CALLS)]
 
 
@@ -77,7 +77,7 @@ def test_voices_are_made_among_those_who_speak(pretence: Pretence, monkeypatch: 
 
 
 def test_two_blocks_of_a_stream_go_one_behind_the_other_in_one_batch() -> None:
-    plain, flow = small_flow(), placed("cpu")
+    plain, flow = small_flow(n_steps=N_STEPS), placed("cpu")
     ours, theirs, other = call(flow, 53, 1), call(plain, 53, 1), call(flow, 30, 2)
     news = [chunk(plain, theirs, 1, 1), (end(plain, 2, 50), end(plain, 3, 3))]
     first = flow.begin(ours, *news[0])
@@ -106,7 +106,7 @@ def test_other_precisions_stay_near(dtype: torch.dtype, rms: float, pretence: Pr
 
 def test_what_is_too_long_for_others_goes_alone(wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """And so does an end in which all frames see all."""
-    flow, plain = placed("cpu"), small_flow()
+    flow, plain = placed("cpu"), small_flow(n_steps=N_STEPS)
     monkeypatch.setattr(flow_batch, "PAGES", (1, 2))
     monkeypatch.setattr(flow_batch, "MOST_FRAMES", 100)
     crowd = Crowd(flow)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from speaking import Rig, Stepped, live_storages
+from speaking import FEW_EULER, Rig, Stepped, live_storages
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
@@ -287,7 +287,7 @@ def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
     """Cancelled after any of the steps that make it ready."""
     stepped = Stepped(rig)
     before = census.storages()
-    for n in range(10):
+    for n in range(FEW_EULER):
         key = stepped.say(Request(SENTENCE))
         assert (stepped.run(n) == n and stepped.core.voices.making == []) or n
         stepped.cancel(key)

@@ -35,7 +35,8 @@ RECIPES = {
             sampling=SamplingConfig(top_p=0.6, top_k=10, window=5, max_repeat=0.2),
             flow_encoder=FlowEncoderConfig(d_model=24, n_heads=3, d_ff=40, n_layers=1, n_up_layers=1, d_speaker=32),
             flow_decoder=FlowDecoderConfig(n_channels=24, n_heads=2, d_head=12, n_blocks=1, n_mid_stages=1),
-            vocoder=VocoderConfig(d_base=16, d_f0=8),
+            # The fewest layers: the first is compared again for every fault, the others once.
+            vocoder=VocoderConfig(d_base=16, d_f0=8, res_kernels=(3, 7), res_dilations=(1,)),
         ),
         seed=11, lm_prompt_text=4, lm_text=5, lm_prompt_speech=9, n_prompt=28, n_tokens=90, chunk_ends=(47, 72),
         n_e2e_prompt=28, n_stream=90, factor=1, max_hop=25,

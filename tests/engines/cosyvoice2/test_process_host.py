@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conformance import check_engine, joined, speak
-from service_rig import BRIEF, WAIT_S, host_of, until
+from service_rig import BRIEF, FEW_SLOTS, WAIT_S, host_of, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
@@ -63,7 +63,7 @@ def started(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], 
 
 def test_it_keeps_the_contract(model_dir: Path) -> None:
     before = children()
-    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=2, isolation="process"), BRIEF)
+    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=2, isolation="process", limits=FEW_SLOTS), BRIEF)
     assert children() == before
 
 

@@ -107,7 +107,7 @@ def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
     spelt = spoken(rig, Request("I have three apples."), "preset", plain)
     assert len(three) > 0
     np.testing.assert_array_equal(three, spelt)
-    long = " ".join([SENTENCE, NEIGHBOUR] * 8)
+    long = " ".join([SENTENCE, NEIGHBOUR] * 3)
     stepped = Stepped(rig, UPSTREAM)
     key = stepped.say(Request(long), "preset")
     stepped.run()
