@@ -30,8 +30,8 @@ _READY_S = 60.0
 Placement = Mapping[str, int | None]
 """A process's name to the core it has; None is all."""
 _FIRST = "bridge"
-"""With `realtime` it goes before the others. It has a frame to write every 20 ms, where the server is ahead of time; and
-processes of one real-time priority wait for each other up to 100 ms."""
+"""With `realtime` it goes before the others: it has a frame to write every 20 ms, where the server is ahead of time,
+and processes of one real-time priority wait for each other up to 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
