@@ -5,7 +5,7 @@
   bridge_added   from the server's socket to Asterisk's, and back, through the bridge alone: its work, and on the way
                  to the telephone the wait for its next 20 ms
   calls          many calls on one Asterisk, all spoken to all the time: times without a packet at the telephones;
-                 server and bridge have one core, Asterisk another
+                 server and bridge have one core, Asterisk another; with `--priority realtime` the bridge goes first
 
 The telephones are in this process; when a packet came is told by the kernel, not by when it was looked at. A virtual
 machine may stand still for tens of milliseconds, which no program on it can help: a witness on each core tells when.
