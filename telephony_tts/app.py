@@ -202,6 +202,7 @@ def transport_settings(config: Config) -> TransportSettings:
         public_url=server.public_url,
         twilio_auth_token=config.twilio.auth_token,
         asterisk_urls=config.asterisk.dial,
+        asterisk_lead_ms=min(config.asterisk.lead_ms, config.speech.ahead_ms),
         drain_s=server.drain_s,
         max_message_bytes=server.max_message_bytes,
         slow_reader_s=server.slow_reader_s,

@@ -199,9 +199,12 @@ class Twilio:
 
 @dataclass(frozen=True, slots=True)
 class Asterisk:
-    """`dial`: media WebSockets of Asterisks that may be dialled, `ws://pbx:8088/media/` and what lies below it."""
+    """`dial`: media WebSockets of Asterisks that may be dialled, `ws://pbx:8088/media/` and what lies below it.
+
+    `lead_ms`: so much of our speech waits in Asterisk's own queue, never more than `speech.ahead_ms`."""
 
     dial: tuple[str, ...] = ()
+    lead_ms: Annotated[int, Between(20, 5_000)] = 1_000
 
     def conflicts(self) -> Iterator[str]:
         for url in self.dial:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 
 class Playout:
-    """The schedule of one turn."""
+    """The schedule of one turn. `n_together` frames are sent at once, of which the last is `lead_ns` ahead."""
 
-    __slots__ = ("lead_ns", "n_sent", "ptime_ns", "t0_ns")
+    __slots__ = ("first_lead_ns", "lead_ns", "n_sent", "n_together", "ptime_ns", "t0_ns")
 
-    def __init__(self, ptime_ns: int, lead_ns: int) -> None:
+    def __init__(self, ptime_ns: int, lead_ns: int, n_together: int = 1) -> None:
         self.ptime_ns = ptime_ns
         self.lead_ns = lead_ns
+        self.n_together = n_together
+        self.first_lead_ns = lead_ns - (n_together - 1) * ptime_ns
+        """How far ahead the first frame of those sent together is."""
         self.t0_ns: int | None = None
         self.n_sent = 0
 
@@ -29,9 +32,9 @@ class Playout:
         return self.t0_ns + self.n_sent * self.ptime_ns
 
     def send_ns(self) -> int:
-        """When the next frame is to be sent: its due time less the lead, the first at once."""
+        """When the next frame is to be sent: with the first of those it goes together with, less the lead."""
         assert self.t0_ns is not None
-        return self.t0_ns + self.n_sent * self.ptime_ns - self.lead_ns
+        return self.t0_ns + (self.n_sent - self.n_sent % self.n_together) * self.ptime_ns - self.first_lead_ns
 
     def resume_at(self, now_ns: int) -> int:
         """A frame that was missing is here: move the schedule by the gap and return it (0 if none)."""

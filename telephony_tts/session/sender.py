@@ -103,8 +103,8 @@ class Sender:
                 if not encoder.n_ready_frames:
                     turn.sent_all = True
                     return True
-            if t0_ns - playout.lead_ns > now_ns:
-                self.next_ns = t0_ns - playout.lead_ns
+            if t0_ns - playout.first_lead_ns > now_ns:
+                self.next_ns = t0_ns - playout.first_lead_ns
                 return False
             self._begin(turn, t0_ns, now_ns)
         while True:
@@ -197,7 +197,7 @@ class Sender:
             turn.announced.append(mark)
             # Of our own marks those with no text before them stand at a beginning.
             ends = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
-            self._out.append(MediaMark(name, ends))
+            self._out.append(MediaMark(name, ends, turn.sent_all and not turn.resolved))
 
     def emptied(self, keep: list[Turn], now_ns: int) -> None:
         """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;

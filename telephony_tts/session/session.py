@@ -157,7 +157,8 @@ class Session:
         before = self.settings
         settings = replace(
             before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
-            lead_ms=before.lead_ms if start.lead_ms is None else start.lead_ms, whole_sentences=start.whole_sentences,
+            lead_ms=before.lead_ms if start.lead_ms is None else start.lead_ms, bulk_ms=start.bulk_ms,
+            whole_sentences=start.whole_sentences,
         )
         if settings == before:
             return

@@ -42,10 +42,11 @@ class SessionSettings:
     """How one call speaks.
 
     `lead_ms` is how far ahead of real time frames are sent, `ahead_ms` how far ahead of the playout speech is
-    synthesised. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it; "sentence"
-    waits for its end. `whole_sentences` is for a peer that plays sentence by sentence: each is made without a pause,
-    its frames are its own, and marks tell where it begins and ends. `control_tokens` are signs for the engine, handed
-    on as they stand in the text. `pace` "burst" sends whatever is ready at once, for peers that buffer.
+    synthesised. Frames that make up `bulk_ms` are sent together, which is never more than `lead_ms`; 0: each when its
+    own time has come. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it;
+    "sentence" waits for its end. `whole_sentences` is for a peer that plays sentence by sentence: each is made without
+    a pause, its frames are its own, and marks tell where it begins and ends. `control_tokens` are signs for the engine,
+    handed on as they stand in the text. `pace` "burst" sends whatever is ready at once, for peers that buffer.
     """
 
     session: str = "s"
@@ -55,6 +56,7 @@ class SessionSettings:
     ptime_ms: int = 20
     pace: str = "realtime"
     lead_ms: int = 200
+    bulk_ms: int = 0
     ahead_ms: int = 2000
     fade_ms: int = 5
     fade_on_clear: bool = True

@@ -70,7 +70,7 @@ async def serve_dialled(
         return
     assert isinstance(connection, DialledConnection)
     connection.watch_slow_reader(settings.slow_reader_s)
-    leg = AsteriskLeg(connection)
+    leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
     control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))
     try:
         await serve_media(leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin)

@@ -1,16 +1,20 @@
-"""A media leg of Asterisk's chan_websocket, whichever of us has dialled (PROTOCOL.md §9.5)."""
+"""A media leg of Asterisk's chan_websocket, whichever of us has dialled (PROTOCOL.md §9.5).
+
+Frames that are due together go as one message, and Asterisk cuts them into its own: the bulk mode that it asks for
+where a message is more than a frame.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
-from telephony_tts import logs
+from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
 from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.asterisk import XON_FRAMES, AsteriskCodec
+from telephony_tts.wire.asterisk import LEAD_MS, MAX_AUDIO_BYTES, XON_FRAMES, AsteriskCodec
 from telephony_tts.wire.fields import Wire
 
 _log = logs.get(__name__)
@@ -30,9 +34,16 @@ class AsteriskLeg(MediaLeg):
     fills = True
     """Asterisk sends its telephone nothing where it is given nothing."""
 
-    def __init__(self, connection: DirectConnection) -> None:
-        self._codec = AsteriskCodec()
+    def __init__(self, connection: DirectConnection, lead_ms: int = LEAD_MS) -> None:
+        """`lead_ms` of speech are held by Asterisk, if there are so many."""
+        self._codec = AsteriskCodec(lead_ms)
         super().__init__(connection, self._codec)
+        self._sent_bytes = metrics.SENT_BYTES.labels(leg="media")
+        self._gathered: list[bytes] = []
+        """Frames that are to go as one message."""
+        self._gathered_bytes = 0
+        self._is_bulk = False
+        """Asterisk has been told that more than one frame comes at once."""
         self._asked_ns = 0
         self._flushed_ns: int | None = None
         """When it was told to empty its queue, until it says that it has."""
@@ -50,22 +61,51 @@ class AsteriskLeg(MediaLeg):
         self._command("ANSWER")
         super().attach(call, start)
 
-    def encode(self, message: m.ToMedia) -> Wire:
+    def encode(self, message: m.ToMedia) -> Wire | None:
         if type(message) is m.Frame:
-            now_ns = monotonic_ns()
-            if now_ns - self._asked_ns > _ASK_EVERY_NS:
-                if self._flushed_ns is not None and now_ns - self._flushed_ns > _ANSWER_NS:
-                    log = _log if self.call is None else self.call.log
-                    log.warning("clear_unconfirmed", why="Asterisk has not answered GET_STATUS")
-                    self._flushed_ns = None
-                self._ask(now_ns)
-            self._n_sent_since += 1
-        elif isinstance(message, m.MediaClear):
+            self._gather(message.payload)
+            return None
+        if isinstance(message, m.MediaClear):
+            # What is gathered goes nowhere; of what went, its answer is how we know that the telephone is silent.
+            self._gathered.clear()
+            self._gathered_bytes = 0
             self._n_flushes = 0
             self._flush()
-            # Its answer is how we know that the telephone is silent.
             return self._codec.command("GET_STATUS")
+        self.send_gathered()
+        assert isinstance(message, m.MediaMark)
+        if message.ends_turn and self._is_bulk:
+            # Behind it nothing is left over that would be glued to the next turn.
+            self._is_bulk = False
+            self._command("STOP_MEDIA_BUFFERING")
         return self._codec.encode(message)
+
+    def _gather(self, payload: bytes) -> None:
+        if self._gathered_bytes + len(payload) > MAX_AUDIO_BYTES:
+            self.send_gathered()
+        self._gathered.append(payload)
+        self._gathered_bytes += len(payload)
+
+    def send_gathered(self) -> None:
+        n_frames = len(self._gathered)
+        if not n_frames:
+            return
+        payload = b"".join(self._gathered)
+        self._gathered.clear()
+        self._gathered_bytes = 0
+        now_ns = monotonic_ns()
+        if now_ns - self._asked_ns > _ASK_EVERY_NS:
+            if self._flushed_ns is not None and now_ns - self._flushed_ns > _ANSWER_NS:
+                log = _log if self.call is None else self.call.log
+                log.warning("clear_unconfirmed", why="Asterisk has not answered GET_STATUS")
+                self._flushed_ns = None
+            self._ask(now_ns)
+        self._n_sent_since += n_frames
+        if n_frames > 1 and not self._is_bulk:
+            self._is_bulk = True
+            self._command("START_MEDIA_BUFFERING")
+        self._sent_bytes.inc(len(payload))
+        self.send_now(payload, False)
 
     def end(self, code: int, reason: str) -> None:
         """What was said is played by now: the marks tell. So is the silence behind it cut, and the channel hung up."""
@@ -128,6 +168,7 @@ class AsteriskLeg(MediaLeg):
             self._full_timer = None
 
     def _flush(self) -> None:
+        self._is_bulk = False  # Asterisk forgets that too
         self._flushed_ns = monotonic_ns()
         self._n_flushes += 1
         self._n_sent_since = 0

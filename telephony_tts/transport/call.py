@@ -26,6 +26,7 @@ from telephony_tts.wire import messages as m
 _log = logs.get(__name__)
 
 Wire = tuple[bytes, bool]
+EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
 _MISSED_EVENTS = 64
 """Call events kept for a bot that is not there yet."""
@@ -69,7 +70,8 @@ class Call:
         self.bot: Leg | None = None
         self.media: Leg | None = None
         self._encode_bot: Callable[[m.ToBot | m.Frame], Wire | None] | None = None
-        self._encode_media: Callable[[m.ToMedia], Wire | None] | None = None
+        self._encode_media: EncodeMedia | None = None
+        self._send_gathered: Callable[[], None] | None = None
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(self.log)
 
@@ -112,11 +114,12 @@ class Call:
         if self._end is not None:
             leg.end(*self._end)
 
-    def join_media(self, leg: Leg, encode: Callable[[m.ToMedia], Wire | None]) -> None:
-        """The telephone side is there; frames go to it."""
+    def join_media(self, leg: Leg, encode: EncodeMedia, send_gathered: Callable[[], None] | None = None) -> None:
+        """The telephone side is there. What `encode` keeps back, to send it together, `send_gathered` sends."""
         self._claimed()
         self.media = leg
         self._encode_media = encode
+        self._send_gathered = send_gathered
         if self._end is not None:
             leg.end(*self._end)
 
@@ -262,15 +265,10 @@ class Call:
             self.crash()
 
     def _tick(self) -> None:
-        if self._end is not None:
-            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        try:
-            self._pump(monotonic_ns())
-        except Exception:
-            self.crash()
+        self._drive(monotonic_ns())
 
     def _pump(self, now_ns: int) -> None:
         """Perform all that is due and arm the timer for what is next."""
@@ -284,6 +282,8 @@ class Call:
                 self._to_bot(effect)
             else:
                 self._perform(effect)
+        if self._send_gathered is not None:
+            self._send_gathered()
         deadline_ns = self.session.deadline_ns()
         if deadline_ns is None:
             return

@@ -1,4 +1,4 @@
-"""A media leg of FreeSWITCH, which plays files (PROTOCOL.md §9.6, docs/adr/0013-freeswitch-plays-files.md).
+"""A media leg of FreeSWITCH, which plays files (PROTOCOL.md §9.6, docs/adr/0012-freeswitch-plays-files.md).
 
 Frames are gathered until their sentence ends, and go as one message. The side that holds the event socket says when a
 file begins and ends; between the two FreeSWITCH plays on its own clock, so a mark inside a file comes back by ours.

@@ -131,6 +131,9 @@ class MediaLeg:
     def encode(self, message: m.ToMedia) -> Wire | None:
         return self.codec.encode(message)
 
+    def send_gathered(self) -> None:
+        """Send what `encode` has kept back: nothing more is due now."""
+
     # ----------------------------------------------------- as the socket sees it
 
     def on_message(self, payload: bytes, is_text: bool) -> None:
@@ -158,7 +161,7 @@ class MediaLeg:
         """The call is known: everything goes to it from now on, first what came in between."""
         self.call = call
         call.session.attach_media(monotonic_ns(), marks=True, clears=True, fills=self.fills, start=start)
-        call.join_media(self, self.encode)
+        call.join_media(self, self.encode, self.send_gathered)
         if self.connection.paused:
             call.writable(False)
         call.receive(start)

@@ -284,7 +284,7 @@ class Server:
         elif (url := dial_in(connection.request.path)) is not None:
             await serve_dialled(connection, url, self.settings, self.registry, self.catalog)
         else:
-            leg = _LEGS[connection.request.path.partition("?")[0]](connection)
+            leg = _LEGS[connection.request.path.partition("?")[0]](connection, self.settings)
             trusted, may_begin = connection.trusted, connection.may_begin
             await serve_media(
                 leg, self.settings, self.registry, self.catalog, trusted=trusted, may_begin=may_begin
@@ -303,11 +303,11 @@ class Server:
                 self.admission.observe_lateness(lag_ms, monotonic_ns())
 
 
-_LEGS: Mapping[str, Callable[[CallConnection], MediaLeg]] = {
-    "/media/twilio": TwilioLeg,
-    "/media/asterisk": AsteriskLeg,
-    "/media/freeswitch": FreeSwitchLeg,
-    "/media/native": NativeLeg,
+_LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
+    "/media/twilio": lambda connection, _: TwilioLeg(connection),
+    "/media/asterisk": lambda connection, settings: AsteriskLeg(connection, settings.asterisk_lead_ms),
+    "/media/freeswitch": lambda connection, _: FreeSwitchLeg(connection),
+    "/media/native": lambda connection, _: NativeLeg(connection),
 }
 
 

@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire.asterisk import LEAD_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class TransportSettings:
     twilio_auth_token: str | None = field(default=None, repr=False)
     asterisk_urls: tuple[str, ...] = ()
     """What may be dialled when somebody asks for it."""
+    asterisk_lead_ms: int = LEAD_MS
     drain_s: float = 30.0
     max_message_bytes: int = 65_536
     slow_reader_s: float = 5.0

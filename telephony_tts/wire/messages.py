@@ -113,8 +113,8 @@ class Invalid:
 class MediaStart:
     """The telephone side is there. `call` is its name for the call, `stream` its name for this leg.
 
-    `ptime_ms` and `lead_ms` are the leg's own, None where it takes the server's. `whole_sentences`: it gathers frames
-    up to the mark that ends a sentence.
+    `ptime_ms` and `lead_ms` are the leg's own, None where it takes the server's. `bulk_ms`: it takes frames together
+    that make up so much. `whole_sentences`: it gathers frames up to the mark that ends a sentence.
     """
 
     call: str
@@ -124,6 +124,7 @@ class MediaStart:
     parameters: dict[str, str] = field(default_factory=dict)
     ptime_ms: int | None = None
     lead_ms: int | None = None
+    bulk_ms: int = 0
     whole_sentences: bool = False
 
 
@@ -140,11 +141,12 @@ class MediaMark:
     """A mark: sent to the peer to be placed in its playout, and received when it came back.
 
     Twilio also echoes marks when it clears; the session, not the codec, tells the two apart. `ends_sentence` is for a
-    peer that takes whole sentences.
+    peer that takes whole sentences, `ends_turn` for one that must be told where speech ends.
     """
 
     name: str
     ends_sentence: bool = False
+    ends_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from media_peer import MEDIA_START, PLAIN_START, START, leg, waiting_asterisk
-from rig import Bot, correlation, rendering, run, serving, until
+from rig import Bot, correlation, decoded, rendering, run, serving, until
 from websockets.exceptions import InvalidStatus
 
+from telephony_tts.app import transport_settings
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.config import load
 
 SENTENCE = "Your parcel left the depot on Tuesday."
 
@@ -135,6 +137,42 @@ def test_asterisk_is_answered_in_its_kind_and_never_left_without_frames(start: A
             assert await peer.closed() == 1000
 
     run(main)
+
+
+def test_speech_waits_in_asterisks_queue_in_messages_of_several_frames() -> None:
+    """What it is to be cut into, and where that begins and ends, is said in between, as is where the marks are."""
+
+    async def main() -> None:
+        async with (
+            serving(asterisk_lead_ms=500) as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot
+        ):  # fmt: skip
+            await peer.tell(MEDIA_START)
+            await bot.event("call")
+            await bot.say(SENTENCE, "a")
+            await peer.hears("STOP_MEDIA_BUFFERING", within="the end of the turn")
+            await until(lambda: isinstance(peer.order[-1], bytes), "silence")
+            await bot.send({"type": "close", "now": True})
+            await peer.closed()
+        order = peer.order
+        start = order.index('{"command":"START_MEDIA_BUFFERING"}')
+        stop = order.index('{"command":"STOP_MEDIA_BUFFERING"}')
+        assert "MARK_MEDIA" in str(order[stop + 1]), "the turn's last mark is behind all of it"
+        # By itself goes the first frame, with the mark behind it that tells when it is heard.
+        assert "MARK_MEDIA" in str(order[start - 1])
+        speech = [each for each in order[start - 2 : stop] if isinstance(each, bytes)]
+        assert correlation(decoded(speech), rendering([SENTENCE])) > 0.99
+        n_frames = [len(each) / 160 for each in speech]
+        assert all(n.is_integer() for n in n_frames) and max(n_frames) <= 25 and sum(n_frames) > 4 * len(n_frames)
+        behind = [each for each in order[stop:] if isinstance(each, bytes)]
+        assert behind and set(behind) == {b"\xff" * 160}, "silence goes frame by frame"
+
+    run(main)
+
+
+def test_no_more_speech_waits_in_asterisk_than_is_made_ahead() -> None:
+    assert transport_settings(load(None, {}, {})).asterisk_lead_ms == 1000
+    assert transport_settings(load(None, {"speech.ahead_ms": 500}, {})).asterisk_lead_ms == 500
+    assert transport_settings(load(None, {"asterisk.lead_ms": 60}, {})).asterisk_lead_ms == 60
 
 
 def test_a_queue_that_is_not_empty_after_a_flush_is_flushed_again_and_not_for_ever() -> None:

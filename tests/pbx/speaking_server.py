@@ -34,6 +34,7 @@ from telephony_tts.engines.api import Timing, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
@@ -141,6 +142,17 @@ class SpeakingServer:
         wait_until(lambda: self.n_calls == 1, "the call has come to the server", 5)
         return self.calls()[0]
 
+    def asterisk_leg(self, call: str) -> AsteriskLeg:
+        """How the call speaks with Asterisk; to be looked at only, it lives in the server's thread."""
+        leg = next(each.media for each in self._server.registry.calls() if each.id == call)
+        assert isinstance(leg, AsteriskLeg)
+        return leg
+
+    def command(self, call: str, name: str) -> None:
+        """Say a command to Asterisk that the call does not say by itself."""
+        leg = self.asterisk_leg(call)
+        leg.connection.loop.call_soon_threadsafe(leg._command, name)
+
     def cut_off(self) -> None:
         """Break all sockets, as a server does that dies."""
         assert self._server._listener is not None
@@ -159,9 +171,9 @@ class SpeakingServer:
                 bot.leave()
 
 
-def _settings(**settings: Any) -> TransportSettings:
+def _settings(pace: str = "realtime", **settings: Any) -> TransportSettings:
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "call_claim_s": 10.0, **settings}
-    return TransportSettings(speech=SessionSettings(first_clause_chars=0), host="127.0.0.1", port=0, **how)
+    return TransportSettings(speech=SessionSettings(first_clause_chars=0, pace=pace), host="127.0.0.1", port=0, **how)
 
 
 async def _serve(settings: TransportSettings, started: Callable[[Server], object], over: asyncio.Event) -> None:
@@ -178,7 +190,7 @@ async def _serve(settings: TransportSettings, started: Callable[[Server], object
 
 @contextmanager
 def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
-    """Running; afterwards no call of it is left. `settings` are those of the transport."""
+    """Running; afterwards no call of it is left. `settings` are those of the transport, and the `pace` of speech."""
     started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 
@@ -236,14 +248,14 @@ class Bots:
 
 
 @contextmanager
-def speaking_process() -> Iterator[tuple[str, Bots]]:
-    """The address for Asterisk's media, and the bots."""
+def speaking_process() -> Iterator[tuple[str, Bots, int]]:
+    """The address for Asterisk's media, the bots, and the number of the process."""
     bots = Bots()
     command = [sys.executable, str(Path(__file__).resolve()), bots.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         try:
-            yield f"ws://127.0.0.1:{int(process.stdout.readline())}/media/asterisk", bots
+            yield f"ws://127.0.0.1:{int(process.stdout.readline())}/media/asterisk", bots, process.pid
         finally:
             process.stdin.close()  # it ends with its input
             try:

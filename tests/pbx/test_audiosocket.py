@@ -224,7 +224,7 @@ def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> 
 
 @pytest.mark.alone
 def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
-    with speaking_process() as (media_uri, bots), bridge(int(media_uri.split(":")[2].split("/")[0])) as bridged:
+    with speaking_process() as (media_uri, bots, _), bridge(int(media_uri.split(":")[2].split("/")[0])) as bridged:
         pbx.configure(AUDIOSOCKET=bridged.address)
         with calling(media, pbx.sip_port, *["audiosocket"] * 20) as phones:
             for phone in phones:

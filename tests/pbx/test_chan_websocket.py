@@ -19,6 +19,8 @@ from shipped import shipped_asterisk
 from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
 
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.clock import NS_PER_S
+from telephony_tts.transport import asterisk_leg
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
@@ -107,6 +109,87 @@ def test_a_barge_in_silences_the_phone_within_60_ms(pbx: Asterisk, media: RtpExc
             bot.event("hangup")
 
 
+def test_a_server_that_stands_still_for_most_of_a_second_is_not_heard(pbx: Asterisk, media: RtpExchange) -> None:
+    """What is to be heard meanwhile is in Asterisk's queue."""
+    with speaking_process() as (media_uri, bots, pid):
+        pbx.configure(MEDIA_URI=media_uri)
+        with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+            phone.wait_answered()
+            bot = bots.next()
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.event("started")
+            time.sleep(0.3)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.7)
+            os.kill(pid, signal.SIGCONT)
+            done = bot.event("done")
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    heard = compare(phone.rtp.heard().pcm, spoken(TEXT))
+    assert heard.breaks == [] and done["underruns"] == 0
+    heard.require()
+
+
+def test_a_queue_that_is_full_is_emptied_by_a_clear_and_speech_goes_on(pbx: Asterisk, media: RtpExchange) -> None:
+    """A server whose `pace` is `burst` sends the whole turn at once: more than Asterisk's queue can hold."""
+    with speaking_server(pace="burst") as server:
+        pbx.configure(MEDIA_URI=server.media_uri)
+        with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+            phone.wait_answered()
+            call = server.only_call()
+            with server.bot(call) as bot:
+                bot.event("call")
+                settle(phone)
+                bot.say(" ".join([TEXT] * 14), "long")  # 27 s; there is room for 20
+                bot.event("started")
+                wait_until(lambda: server.asterisk_leg(call)._is_full, "XOFF", 5)
+                time.sleep(0.5)
+                bot.send(type="clear")
+                cleared = bot.event("cleared")
+                bot.say(TEXT, "next")
+                bot.event("done")
+                phone.hang_up()
+                phone.wait_ended()
+                bot.event("hangup")
+    assert 400 <= cleared["heard_ms"] <= 1500
+    compare(phone.rtp.heard().pcm[cleared["heard_ms"] * 8 :], spoken(TEXT)).require()
+
+
+def test_a_queue_that_was_paused_goes_on_and_so_it_does_behind_a_clear(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PAUSE_MEDIA leaves the telephone without RTP, and FLUSH_MEDIA does not end it."""
+    monkeypatch.setattr(asterisk_leg, "_ASK_EVERY_NS", NS_PER_S)
+    with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
+        phone.wait_answered()
+        call = server.only_call()
+        with server.bot(call) as bot:
+            bot.event("call")
+            settle(phone)
+            bot.say(TEXT, "a")
+            bot.event("started")
+            time.sleep(0.3)
+            server.command(call, "PAUSE_MEDIA")
+            bot.event("done")
+            first = phone.rtp.heard()
+            bot.say(TEXT, "b")
+            bot.event("started")
+            server.command(call, "PAUSE_MEDIA")
+            bot.send(type="clear")
+            bot.event("cleared")
+            bot.say(CALLER, "c")
+            bot.event("done")
+            phone.hang_up()
+            phone.wait_ended()
+            bot.event("hangup")
+    assert max(first.gaps_ms) > 200, "it truly was paused"
+    compare(first.pcm, spoken(TEXT)[8000:]).require()  # nothing is lost by it
+    compare(phone.rtp.heard().pcm, spoken(CALLER)).require()
+
+
 def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
     with calling(media, pbx.sip_port, "wstext-ulaw") as (phone,):
         phone.wait_answered()
@@ -162,7 +245,7 @@ def test_a_phone_that_is_told_nothing_hears_silence_without_a_hole(
 
 @pytest.mark.alone
 def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
-    with speaking_process() as (media_uri, bots):
+    with speaking_process() as (media_uri, bots, _):
         pbx.configure(MEDIA_URI=media_uri)
         with calling(media, pbx.sip_port, *["wsjson-ulaw"] * 20) as phones:
             for phone in phones:

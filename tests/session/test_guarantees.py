@@ -24,6 +24,8 @@ TURNS = [None, None, "a", "b", "c"]
 text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS), st.booleans())
 say = st.tuples(st.just("say"), st.sampled_from(TEXTS), st.sampled_from(TURNS))
 MODES = ["sentence", "interleaved"]
+LEADS_MS = [(200, 0), (1000, 200), (100, 100)]
+"""How far ahead, and how much of it together."""
 
 verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
 time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
@@ -141,22 +143,30 @@ def judge(world: World, judge: Judge) -> None:
         assert event.basis in ("marks", "clock", "client")
 
 
-@given(st.lists(action, max_size=25), worlds, st.sampled_from(MODES))
-@example([("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30}, "sentence")
+@given(st.lists(action, max_size=25), worlds, st.sampled_from(MODES), st.sampled_from(LEADS_MS))
+@example(
+    [("say", "Hello. ", "a"), ("run", 150), ("clear", None), ("run", 400)], {"first_audio_ms": 30}, "sentence", (200, 0)
+)
 @example(
     [("say", "Hello. ", "a"), ("say", "wait", "b"), ("mark", "b"), ("run", 150), ("clear", "a"), ("run", 1500)],
     {"peer": True, "ms_per_char": 20},
     "sentence",
+    (200, 0),
 )
 @example(
     [("text", "I am looking at your account now", "a", False), ("mark", "a"), ("run", 150), ("fail",), ("run", 400)],
     {"ms_per_char": 20},
     "interleaved",
+    (200, 0),
 )
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_random_histories(history: list[tuple[Any, ...]], shape: dict[str, Any], mode: str) -> None:
+def test_random_histories(
+    history: list[tuple[Any, ...]], shape: dict[str, Any], mode: str, leads_ms: tuple[int, int]
+) -> None:
+    lead_ms, bulk_ms = leads_ms
     limits = Limits(queued_turns=6, turn_idle_s=5)
-    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits), **shape)
+    how = SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits, lead_ms=lead_ms, bulk_ms=bulk_ms)
+    world = World(how, **shape)
     bot = Judge(world)
     for step in history:
         bot.do(step)
@@ -185,13 +195,16 @@ def test_random_histories_that_end_at_once(
     st.lists(st.integers(0, 300), max_size=20),
     st.sampled_from([0, 40, 250]),
     st.booleans(),
+    st.sampled_from(LEADS_MS),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_turn_left_alone_is_heard_whole_and_in_time(
-    pieces: list[str], stalls: list[int], first_audio_ms: int, peer: bool
+    pieces: list[str], stalls: list[int], first_audio_ms: int, peer: bool, leads_ms: tuple[int, int]
 ) -> None:
     """Whatever the loop's stalls, the frames are the audio, every one of them, and none earlier than lead allows."""
-    world = World(first_audio_ms=first_audio_ms, peer=peer)
+    lead_ms, bulk_ms = leads_ms
+    how = SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
+    world = World(how, first_audio_ms=first_audio_ms, peer=peer)
     world.send(m.Text("".join(pieces), "a", last=True))
     for stall in stalls:
         world.jump(stall)
@@ -205,6 +218,5 @@ def test_a_turn_left_alone_is_heard_whole_and_in_time(
     if not done.underruns:
         assert [payload for _, _, payload in world.frames] == [payload for _, _, payload in quiet.frames]
     t0_ms = world.frames[0][0]
-    lead_ms = world.session.settings.lead_ms
     for n, (at_ms, _, _) in enumerate(world.frames):
         assert at_ms >= t0_ms + n * 20 - lead_ms - 0.001

@@ -49,6 +49,29 @@ def test_first_frame_at_once_and_never_further_ahead_than_the_lead() -> None:
     assert len(world.frames) == 106
 
 
+def test_frames_go_together_the_last_of_them_as_far_ahead_as_may_be() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=100, bulk_ms=60))
+    world.say(LONG)
+    world.run(0.5)
+    assert [at for at, _, _ in world.frames] == [0] * 6, "what may be ahead goes at once"
+    world.run(2000)
+    assert [at for at, _, _ in world.frames] == [max(0, n // 3 * 60 - 60) for n in range(len(world.frames))]
+    late = [effect.late_ns for effect in world.log if isinstance(effect, m.Frame)]
+    assert set(late) == {0}
+
+
+def test_a_turn_behind_another_begins_with_its_first_frames_and_not_before() -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=100, bulk_ms=60))
+    world.say("one two three.", "a")
+    world.say("four five six.", "b")
+    world.run(4000)
+    begun = next(i for i, event in enumerate(world.log) if event == m.Started("b", 0.0))
+    assert isinstance(world.log[begun + 1], m.Frame)
+    n_before = sum(isinstance(event, m.Frame) for event in world.log[:begun])
+    sent_ms = [at for at, _, _ in world.frames[n_before : n_before + 4]]
+    assert sent_ms == [n_before * 20 - 60] * 3 + [n_before * 20]
+
+
 def test_a_minute_of_speech_ends_on_the_schedule() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=40))
     world.say(" ".join([LONG] * 20))

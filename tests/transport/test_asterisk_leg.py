@@ -22,6 +22,7 @@ from telephony_tts.wire import messages as m
 
 START = {"event": "MEDIA_START", "channel": "WebSocket/tts/0x1", "channel_id": "1.2", "format": "ulaw", "ptime": 20}
 SPEECH = m.Frame(b"\x01" * 160)
+OTHER = m.Frame(b"\x02" * 160)
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +57,12 @@ class Line:
     def writable(self, flag: bool) -> None:
         self.open = flag
 
-    def say(self, message: m.ToMedia) -> None:
-        wire = self.leg.encode(message)
-        assert wire is not None
-        self.send_now(*wire)
+    def say(self, *messages: m.ToMedia) -> None:
+        """What is due at once."""
+        for message in messages:
+            if (wire := self.leg.encode(message)) is not None:
+                self.send_now(*wire)
+        self.leg.send_gathered()
 
     def hears(self, event: str, **fields: Any) -> None:
         self.leg.on_message(json.dumps({"event": event, **fields}).encode(), True)
@@ -262,6 +265,115 @@ def test_an_answer_in_time_that_is_not_empty_is_flushed_again() -> None:
         assert line.sent == ["FLUSH_MEDIA", "GET_STATUS", SPEECH.payload, "FLUSH_MEDIA", "GET_STATUS"]
         line.has(0)
         assert line.held == [0] and len(line.sent) == 5
+        line.leaves()
+
+    play(act)
+
+
+@pytest.mark.parametrize("n_frames", [2, 50])
+def test_frames_that_are_due_together_are_one_message_that_asterisk_is_told_to_cut(n_frames: int) -> None:
+    frames = [m.Frame(bytes([n]) * 160) for n in range(n_frames)]
+    whole = b"".join(frame.payload for frame in frames)
+
+    async def act() -> None:
+        line = Line()
+        line.say(*frames)
+        line.say(*frames)
+        assert line.sent == ["START_MEDIA_BUFFERING", whole, whole]
+        line.leaves()
+
+    play(act)
+
+
+def test_a_frame_by_itself_needs_no_bulk_mode() -> None:
+    async def act() -> None:
+        line = Line()
+        line.say(SPEECH)
+        line.say(SPEECH, m.MediaMark("1.1", ends_turn=True))
+        assert line.sent == [SPEECH.payload, SPEECH.payload, "MARK_MEDIA"]
+        line.leaves()
+
+    play(act)
+
+
+def test_a_mark_is_in_its_place_between_frames_that_are_due_together() -> None:
+    async def act() -> None:
+        line = Line()
+        line.say(SPEECH, SPEECH, m.MediaMark("1.1"), OTHER, m.MediaMark("1.2"))
+        both = SPEECH.payload * 2
+        assert line.sent == ["START_MEDIA_BUFFERING", both, "MARK_MEDIA", OTHER.payload, "MARK_MEDIA"]
+        line.leaves()
+
+    play(act)
+
+
+def test_the_bulk_ends_with_the_turn_and_the_next_one_begins_its_own() -> None:
+    async def act() -> None:
+        line = Line()
+        end = m.MediaMark("1.2", ends_turn=True)
+        line.say(SPEECH, SPEECH, end)
+        line.say(OTHER)  # silence between the turns
+        line.say(OTHER, OTHER, end)
+        a_turn = ["START_MEDIA_BUFFERING", SPEECH.payload * 2, "STOP_MEDIA_BUFFERING", "MARK_MEDIA"]
+        assert line.sent[:5] == [*a_turn, OTHER.payload]
+        assert line.sent[5:] == ["START_MEDIA_BUFFERING", OTHER.payload * 2, "STOP_MEDIA_BUFFERING", "MARK_MEDIA"]
+        line.leaves()
+
+    play(act)
+
+
+def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> None:
+    """Asterisk forgets its bulk mode at FLUSH_MEDIA, and cuts nothing until it is told again."""
+
+    async def act() -> None:
+        line = Line()
+        line.say(SPEECH, SPEECH)
+        line.say(SPEECH, SPEECH, m.MediaClear(), OTHER, OTHER)
+        assert line.sent == [
+            "START_MEDIA_BUFFERING", SPEECH.payload * 2, "FLUSH_MEDIA", "GET_STATUS",
+            "START_MEDIA_BUFFERING", OTHER.payload * 2,
+        ]  # fmt: skip
+        line.leaves()
+
+    play(act)
+
+
+def test_a_flush_that_is_said_again_ends_the_bulk_too() -> None:
+    async def act() -> None:
+        line = Line()
+        line.say(m.MediaClear(), SPEECH, SPEECH)
+        line.has(200)
+        line.say(OTHER, OTHER)
+        assert line.sent[2:4] == ["START_MEDIA_BUFFERING", SPEECH.payload * 2]
+        assert line.sent[4:] == ["FLUSH_MEDIA", "GET_STATUS", "START_MEDIA_BUFFERING", OTHER.payload * 2]
+        line.leaves()
+
+    play(act)
+
+
+def test_what_was_sent_behind_a_clear_is_not_what_was_to_be_flushed() -> None:
+    """Twenty frames in one message are twenty frames of its queue."""
+
+    async def act() -> None:
+        line = Line()
+        line.say(m.MediaClear(), *[SPEECH] * 20)
+        line.has(20)
+        assert line.sent.count("FLUSH_MEDIA") == 1 and line.held == [20]
+        line.leaves()
+
+    play(act)
+
+
+def test_no_message_is_longer_than_asterisk_can_take() -> None:
+    """Of the widest format and the longest frames there are."""
+    frame = m.Frame(bytes(48 * 2 * 60))
+
+    async def act() -> None:
+        line = Line()
+        line.say(*[frame] * 32)
+        audio = [each for each in line.sent if isinstance(each, bytes)]
+        assert max(map(len, audio)) <= 65_500 and b"".join(audio) == frame.payload * 32
+        assert all(len(each) % len(frame.payload) == 0 for each in audio)
         line.leaves()
 
     play(act)

@@ -49,7 +49,7 @@ def test_a_plain_start() -> None:
     about = {"channel": "WebSocket/tts_media/0x7f01", "channel_id": "peer-1795146108.56", "connection_id": "tts_media"}
     start = AsteriskCodec().decode(PLAIN.encode())
     assert start == MediaStart(
-        "peer-1795146108.56", "peer-1795146108.56", "ulaw", 8000, about, ptime_ms=20, lead_ms=100
+        "peer-1795146108.56", "peer-1795146108.56", "ulaw", 8000, about, ptime_ms=20, lead_ms=1000, bulk_ms=200
     )
 
 

@@ -186,7 +186,11 @@ def test_asterisk_examples_are_read_and_written() -> None:
         messages.MediaBuffered(3),
     ]  # fmt: skip
     mark, clear = codec.encode(MediaMark("1.1")), codec.encode(MediaClear())
-    said = [codec.command("ANSWER"), mark, clear, *map(codec.command, ("GET_STATUS", "CONTINUE_MEDIA", "HANGUP"))]
+    start, stop, *rest = (
+        codec.command(name)
+        for name in ("START_MEDIA_BUFFERING", "STOP_MEDIA_BUFFERING", "GET_STATUS", "CONTINUE_MEDIA", "HANGUP")
+    )
+    said = [codec.command("ANSWER"), start, mark, stop, clear, *rest]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json asterisk-out")
     ]
