@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 from compare import compare, likeliest
+from peer_process import wait_until
 from phones import Phone
-from rtp_end import RtpPacket
+from rtp_end import RtpPacket, lay_out
 from speaking_server import Bot, spoken
 
-from telephony_tts.audio.g711 import decode_ulaw
+from telephony_tts.audio.encoder import CODECS
+from telephony_tts.audio.g711 import Pcm, decode_ulaw
 
+_WAY_BYTES = 2 * 1600
+"""What may come before it: 200 ms that were on their way."""
 TEXT = "your parcel left the depot on tuesday and will be with you soon."
 CALLER = "i would like to know where my parcel is please."
 
@@ -19,6 +23,25 @@ CALLER = "i would like to know where my parcel is please."
 def settle(phone: Phone) -> None:
     """The phone hears us: its recording begins before the first word."""
     phone.wait_heard(5)
+
+
+def hear_out(phone: Phone) -> None:
+    """The phone has heard the last word: silence has come behind it. A mark, and so `done`, is reported when its frame
+    is on its way."""
+
+    def is_silent() -> bool:
+        last = lay_out(phone.rtp.audio_packets()[-5:], phone.rtp.codec)
+        return bool(np.abs(last.pcm.astype(int)).max() < 100)
+
+    wait_until(is_silent, "silence behind the last word", 5)
+
+
+def tell(phone: Phone, bot: Bot, said: Pcm) -> None:
+    """The phone says it to a bot that has the caller's audio at 8 kHz, and the bot has it all."""
+    n_before = len(bot.caller)
+    phone.rtp.say(CODECS[phone.rtp.codec].encode(said))
+    phone.wait_said()
+    wait_until(lambda: len(bot.caller) - n_before > 2 * len(said) + _WAY_BYTES, "the caller is heard", 5)
 
 
 def is_loud(packet: RtpPacket) -> bool:
@@ -37,6 +60,8 @@ def each_hears_its_own(phones: Sequence[Phone], bots: Sequence[Bot]) -> None:
     for bot in bots:
         done = bot.event("done", within_s=20)
         assert done["underruns"] == 0, done
+    for phone in phones:
+        hear_out(phone)
     heard = [phone.rtp.heard() for phone in phones]
     for phone in phones:
         phone.hang_up()

@@ -18,14 +18,12 @@ import yaml
 from ari_bridge import AriBridge, ari_bridge
 from asterisk_peer import Asterisk, asterisk
 from compare import compare, likeliest
-from conversation import CALLER, TEXT, is_loud
+from conversation import CALLER, TEXT, hear_out, is_loud, tell
 from peer_process import PeerProcess, wait_until
 from phones import Phone, calling, waiting
 from rtp_end import RtpExchange
 from shipped import FILES, shipped_asterisk
 from speaking_server import SpeakingServer, speaking_server, spoken
-
-from telephony_tts.audio.g711 import encode_ulaw
 
 pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
@@ -82,10 +80,7 @@ def test_the_phone_hears_the_bot_and_the_bot_the_phone(media: RtpExchange, rig: 
             bot.say(TEXT, "a")
             done = bot.event("done")
             said = spoken(CALLER)
-            phone.rtp.say(encode_ulaw(said))
-            phone.wait_said()
-            wait_until(lambda: len(bot.caller) > 2 * len(said), "the caller is heard", 5)
-            time.sleep(0.2)
+            tell(phone, bot, said)
             heard = phone.rtp.heard()
             phone.hang_up()
             phone.wait_ended()
@@ -185,7 +180,8 @@ def test_12_calls_at_once_each_hear_their_own(media: RtpExchange, rig: Rig) -> N
             bot.say(texts[name], "a")
         for bot in talking.values():
             bot.event("done", within_s=20)
-        time.sleep(0.2)  # a mark is reported when its frame was sent
+        for phone in phones:
+            hear_out(phone)
         heard = [phone.rtp.heard() for phone in phones]
         for phone in phones:
             phone.hang_up()
@@ -230,7 +226,7 @@ def test_a_call_is_made_and_its_bot_speaks(media: RtpExchange, rig: Rig) -> None
             phone.wait_heard(5)
             bot.say(TEXT, "a")
             bot.event("done")
-            time.sleep(0.2)
+            hear_out(phone)
             heard = phone.rtp.heard()
             bot.send(type="close")
             phone.wait_ended()
@@ -412,7 +408,7 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 phone.wait_heard(5)
                 bot.say(TEXT, "a")
                 bot.event("done")
-                time.sleep(0.2)
+                hear_out(phone)
                 compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
                 phone.hang_up()
                 phone.wait_ended()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from asterisk_peer import Asterisk, free_port
 from compare import compare, likeliest, moved
-from conversation import CALLER, TEXT, each_hears_its_own, is_loud, settle
+from conversation import CALLER, TEXT, each_hears_its_own, hear_out, is_loud, settle, tell
 from peer_process import PeerProcess, wait_until
 from phones import calling
 from rtp_end import RtpExchange
@@ -98,10 +98,7 @@ def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
             bot.say(TEXT, "a")
             bot.event("done")
             said = spoken(CALLER)
-            phone.rtp.say(encode_ulaw(said))
-            phone.wait_said()
-            wait_until(lambda: len(bot.caller) > 2 * len(said), "the caller is heard", 5)
-            time.sleep(0.2)
+            tell(phone, bot, said)
             heard = phone.rtp.heard()
             phone.rtp.dial("42#")
             assert [bot.event("dtmf")["digit"] for _ in range(3)] == ["4", "2", "#"]
@@ -215,7 +212,7 @@ def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> 
             settle(phone)
             bot.say(TEXT, "a")
             bot.event("done")
-            time.sleep(0.2)  # the last frames are on their way
+            hear_out(phone)
             phone.hang_up()
             phone.wait_ended()
             bot.event("hangup")
@@ -249,7 +246,7 @@ def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk,
                 settle(phone)
                 bot.say(TEXT, "a")
                 bot.event("done")
-                time.sleep(0.2)  # the last frames are on their way
+                hear_out(phone)
                 compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
                 phone.hang_up()
                 phone.wait_ended()

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from asterisk_peer import Asterisk, asterisk
 from compare import compare
-from conversation import CALLER, TEXT, each_hears_its_own, is_loud, settle
+from conversation import CALLER, TEXT, each_hears_its_own, hear_out, is_loud, settle, tell
 from peer_process import wait_until
 from phones import calling
 from rtp_end import RtpExchange
 from shipped import shipped_asterisk
 from speaking_server import SpeakingServer, speaking_process, speaking_server, spoken
 
-from telephony_tts.audio.encoder import CODECS
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.transport import asterisk_leg
 
@@ -49,10 +48,7 @@ def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
             bot.say(TEXT, "a")
             done = bot.event("done")
             said = spoken(CALLER)
-            phone.rtp.say(CODECS[codec].encode(said))
-            phone.wait_said()
-            wait_until(lambda: len(bot.caller) > 2 * len(said), "the caller is heard", 5)
-            time.sleep(0.2)
+            tell(phone, bot, said)
             heard = phone.rtp.heard()
             phone.hang_up()
             phone.wait_ended()
@@ -125,6 +121,7 @@ def test_a_server_that_stands_still_for_most_of_a_second_is_not_heard(pbx: Aster
             time.sleep(0.7)
             os.kill(pid, signal.SIGCONT)
             done = bot.event("done")
+            hear_out(phone)
             phone.hang_up()
             phone.wait_ended()
             bot.event("hangup")
@@ -151,6 +148,7 @@ def test_a_queue_that_is_full_is_emptied_by_a_clear_and_speech_goes_on(pbx: Aste
                 cleared = bot.event("cleared")
                 bot.say(TEXT, "next")
                 bot.event("done")
+                hear_out(phone)
                 phone.hang_up()
                 phone.wait_ended()
                 bot.event("hangup")
@@ -182,6 +180,7 @@ def test_a_queue_that_was_paused_goes_on_and_so_it_does_behind_a_clear(
             bot.event("cleared")
             bot.say(CALLER, "c")
             bot.event("done")
+            hear_out(phone)
             phone.hang_up()
             phone.wait_ended()
             bot.event("hangup")
@@ -200,7 +199,7 @@ def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExcha
             bot.send(type="mark", name="middle", turn="a")
             bot.send(type="text", turn="a", text="six seven eight nine ten.", last=True)
             bot.event("done")
-            time.sleep(0.2)  # the last frames are on their way
+            hear_out(phone)
             phone.hang_up()
             phone.wait_ended()
     at_s = {event.get("name"): at for at, event in bot.events if event["type"] == "mark"}
@@ -271,7 +270,7 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 settle(phone)
                 bot.say(TEXT, "a")
                 bot.event("done")
-                time.sleep(0.2)  # the last frames are on their way
+                hear_out(phone)
                 compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
                 phone.hang_up()
                 phone.wait_ended()
