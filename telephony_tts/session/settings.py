@@ -72,3 +72,8 @@ class SessionSettings:
     engine_timeout_ms: int = 30_000
     barge_in: BargeIn = BargeIn()
     limits: Limits = Limits()
+
+    @property
+    def n_together(self) -> int:
+        """Frames that make up `bulk_ms`."""
+        return max(1, self.bulk_ms // self.ptime_ms)

@@ -385,12 +385,10 @@ class Turn:
 
 def _outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
     """Where a turn's audio goes, and when."""
-    is_paced = settings.pace == "realtime"
-    lead_ms = settings.lead_ms if is_paced else UNPACED_MS
-    n_together = max(1, settings.bulk_ms // settings.ptime_ms) if is_paced else 1
+    lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
     return (
         Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
-        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, n_together),
+        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.n_together),
     )
 
 
