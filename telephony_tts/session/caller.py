@@ -36,7 +36,10 @@ FindModel = Callable[[], VoiceModel | None]
 
 _MS = 1_000_000
 _SLOT_MS = 20
-_SENT_FRAMES = 64
+_KEPT_NS = 1_000_000_000
+"""An echo comes back sooner than that."""
+_MOST_KEPT = 1500
+"""Frames. Only a peer that is sent whole turns at once has more, and they are all looked at in one go."""
 _MOST_AT_ONCE_MS = 1000
 """Audio that comes faster than it is spoken, beyond this, is not looked at: it costs others their time."""
 _STILL_MS = 64
@@ -74,8 +77,8 @@ class Caller:
         self._is_due = False
         """The caller has begun to speak over us, and we have not been interrupted for it yet."""
         self._did_interrupt = False
-        self._sent: deque[tuple[bytes, int]] = deque(maxlen=_SENT_FRAMES)
-        """The last frames and when they are heard, while it is off: turned on, it must know what is playing."""
+        self._sent: deque[tuple[bytes, int]] = deque(maxlen=_MOST_KEPT)
+        """What is being heard, was lately or will be, and when, while it is off: turned on, it must know that."""
 
     # ------------------------------------------------------------- settings
 
@@ -96,7 +99,7 @@ class Caller:
                 self.is_on = True
                 self._begin()
                 while self._sent:
-                    self.playing(*self._sent.popleft())
+                    self._plays(*self._sent.popleft())
 
     def media(self, codec: str, rate_hz: int) -> None:
         """The media leg is there, and this is what it sends."""
@@ -121,11 +124,17 @@ class Caller:
 
     # ---------------------------------------------------------- what we play
 
-    def playing(self, payload: bytes, heard_ns: int) -> None:
+    def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
         """A frame of ours was sent that the caller hears at `heard_ns`."""
-        if not self.is_on or self._media is None:
-            self._sent.append((payload, heard_ns))
+        if self.is_on and self._media is not None:
+            self._plays(payload, heard_ns)
             return
+        while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
+            self._sent.popleft()
+        self._sent.append((payload, heard_ns))
+
+    def _plays(self, payload: bytes, heard_ns: int) -> None:
+        assert self._media is not None
         codec, rate_hz = self._media
         pcm = CODECS[codec].decode(payload)
         n_slot = rate_hz * _SLOT_MS // 1000
@@ -134,11 +143,13 @@ class Caller:
 
     def emptied(self, now_ns: int) -> None:
         """What was on its way to the caller is gone."""
+        while self._sent and self._sent[-1][1] > now_ns:
+            self._sent.pop()
         self._gate.emptied(now_ns)
 
     def moved(self, late_ns: int) -> None:
         """What was sent is heard so much later than was told."""
-        self._sent = deque(((payload, at_ns + late_ns) for payload, at_ns in self._sent), _SENT_FRAMES)
+        self._sent = deque(((payload, at_ns + late_ns) for payload, at_ns in self._sent), _MOST_KEPT)
         self._gate.moved(late_ns)
 
     def peer_is_late(self, late_ns: int) -> None:

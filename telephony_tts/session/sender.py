@@ -31,8 +31,8 @@ class Sender:
         """The peer reports marks, so positions come from it and not from our clock."""
         self.media_end_ns = 0
         """When the last fully sent turn has been heard."""
-        self.on_frame: Callable[[bytes, int], None] | None = None
-        """Told of each frame of speech and when it is to be heard."""
+        self.on_frame: Callable[[bytes, int, int], None] | None = None
+        """Told of each frame of speech, when it is to be heard, and the time."""
         self.on_moved: Callable[[int], None] | None = None
         """Told by how much what was sent is heard later than `on_frame` was told."""
         self.silence: bytes | None = None
@@ -124,7 +124,7 @@ class Sender:
                 assert payload is not None
                 self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns))))
                 if self.on_frame is not None:
-                    self.on_frame(payload, playout.due_ns())
+                    self.on_frame(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
                 self._remember(turn, payload)
                 if self.peer_marks:

@@ -59,7 +59,7 @@ def test_a_peer_that_plays_late_and_says_so_has_an_echo_as_late() -> None:
 def test_without_the_gate_it_would() -> None:
     """That the line of these tests does carry an echo."""
     line = Line(echo_db=-10, delay_ms=100)
-    line.session.caller.playing = lambda payload, heard_ns: None  # type: ignore[method-assign]
+    line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
     line.session._sender.on_frame = None
     line.say(BOT, "a")
     line.listen(5000)
@@ -266,13 +266,27 @@ def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
     assert [event.state for event in line.of(m.CallerSpeech)] == ["speaking", "silent"]
 
 
-def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt() -> None:
-    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200)
+@pytest.mark.parametrize("lead_ms", [200, 2000])
+def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_ms: int) -> None:
+    """However much of it was sent ahead."""
+    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
     line.say(BOT, "a")
     line.listen(3000)
     line.send(m.Configure(barge_in="on"))
     line.listen(8000)
     assert not line.when(m.Cleared)
+
+
+def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
+    line = Line(BargeIn(enabled=False), echo_db=-10, lead_ms=2000)
+    line.say(BOT, "a")
+    line.listen(1000)
+    line.send(m.Clear())
+    line.listen(500)
+    line.send(m.Configure(barge_in="on"))
+    line.listen(1500, speech(CALLERS[0], "en-gb", HOUSE_DBOV - 10))
+    begun = line.when(m.CallerSpeech)
+    assert begun and begun[0] - 1500 <= 400
 
 
 def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock() -> None:
