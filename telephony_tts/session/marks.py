@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.sender import Sender
@@ -56,12 +57,28 @@ class Marks:
         if mark.name is not None:
             self._out.append(MarkReached(mark.name, "played", turn.id))
 
+    def report_reached(
+        self, turn: Turn, waiting: list[Mark] | deque[Mark], now_ns: int, wake: list[int]
+    ) -> None:
+        """Report those of `waiting`, marks that the peer does not have, whose place the caller has reached."""
+        if not waiting:
+            return
+        position, _ = self.playhead(turn, now_ns)
+        while waiting and (waiting[0].position or 0) <= position:
+            self.played(turn, waiting[0])
+            del waiting[0]
+        if waiting and turn.playout.t0_ns is not None:
+            ahead_ns = -(-((waiting[0].position or 0) - position) * _S // self.rate_hz)
+            # Until the peer says more the playhead may stay where it is.
+            wake.append(now_ns + max(1 if waiting is turn.resolved else turn.playout.ptime_ns, ahead_ns))
+
     def end(self, turn: Turn, position: int, basis: str) -> None:
         """Each mark of an interrupted turn ends here: played if its place was certainly heard, else cleared."""
-        for mark in [*turn.announced, *turn.resolved, *turn.unresolved]:
+        for mark in [*turn.passed, *turn.announced, *turn.resolved, *turn.unresolved]:
             if mark.name is None:
                 continue
-            heard = basis != "marks" and mark.position is not None and mark.position <= position
+            is_ours_to_tell = basis != "marks" or mark in turn.passed
+            heard = is_ours_to_tell and mark.position is not None and mark.position <= position
             self._out.append(MarkReached(mark.name, "played" if heard else "cleared", turn.id))
 
     def playhead(self, turn: Turn, now_ns: int) -> tuple[int, str]:

@@ -7,6 +7,9 @@ All times are integer nanoseconds on the caller's clock; float time made `0.08 -
 
 from __future__ import annotations
 
+from telephony_tts.audio.encoder import Encoder
+from telephony_tts.session.settings import UNPACED_MS, SessionSettings
+
 
 class Playout:
     """The schedule of one turn. `n_together` frames are sent at once, of which the last is `lead_ns` ahead."""
@@ -54,3 +57,12 @@ class Playout:
     def end_ns(self) -> int:
         """When the last frame sent so far will have been heard."""
         return self.due_ns()
+
+
+def outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
+    """Where a turn's audio goes, and when."""
+    lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
+    return (
+        Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
+        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.n_together),
+    )

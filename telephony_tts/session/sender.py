@@ -118,7 +118,8 @@ class Sender:
                     return False
                 self.allowance -= 1
                 if turn.in_gap:
-                    playout.resume_at(max(now_ns, self.silent_until_ns))
+                    if playout.resume_at(max(now_ns, self.silent_until_ns)):
+                        self._resumed(turn)
                     turn.in_gap = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
@@ -147,6 +148,15 @@ class Sender:
             if self._run_dry(turn, now_ns):
                 continue
             return False
+
+    def _resumed(self, turn: Turn) -> None:
+        """Where the peer was before the gap says nothing of where it is behind it: at the end of what it had been sent,
+        or at the first mark that it has not reached."""
+        if turn.anchor is not None:
+            reached = turn.n_sent_samples
+            if turn.announced:
+                reached = min(reached, turn.announced[0].position or 0)
+            turn.anchor = (max(reached, turn.anchor[0]), turn.playout.due_ns())
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
@@ -184,20 +194,27 @@ class Sender:
             turn.recent.popleft()
 
     def announce_marks(self, turn: Turn) -> None:
-        """Send the peer the marks whose place it has been sent."""
+        """Send the peer the marks whose place it has been sent. Where it has also been sent what follows, a mark would
+        come back that much too late."""
         n_sent_samples = turn.n_sent_samples
         while turn.resolved:
             position = turn.resolved[0].position
             if not turn.sent_all and (position is None or position > n_sent_samples):
                 return
             mark = turn.resolved.popleft()
+            is_past = position is not None and position < n_sent_samples - turn.frame_samples
+            if (is_past or turn.end_is_placed) and not turn.settings.whole_sentences:
+                if mark.name is not None:
+                    turn.passed.append(mark)
+                continue
             self._n_marks += 1
             name = f"{turn.seq}.{self._n_marks}"
             self.wire_marks[name] = (turn, mark)
             turn.announced.append(mark)
             # Of our own marks those with no text before them stand at a beginning.
             ends = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
-            self._out.append(MediaMark(name, ends, turn.sent_all and not turn.resolved))
+            turn.end_is_placed = turn.sent_all and not turn.resolved
+            self._out.append(MediaMark(name, ends, turn.end_is_placed))
 
     def emptied(self, keep: list[Turn], now_ns: int) -> None:
         """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;
@@ -215,8 +232,10 @@ class Sender:
     def _take_back_marks(self, turn: Turn) -> None:
         """Marks placed in frames that will be sent again are placed again."""
         n_sent_samples = turn.n_sent_samples
-        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
+        back = [mark for mark in (*turn.announced, *turn.passed) if (mark.position or 0) > n_sent_samples]
         if back:
+            back.sort(key=lambda mark: mark.position or 0)
+            turn.passed = [mark for mark in turn.passed if mark not in back]
             self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in back}
             turn.announced = deque(mark for mark in turn.announced if mark not in back)
             turn.resolved.extendleft(reversed(back))

@@ -359,13 +359,9 @@ class Session:
             turn = self.turns[0]
             if peer_marks and turn.playout.t0_ns is not None:
                 self._sender.announce_marks(turn)
-            elif turn.resolved:
-                position, _ = self._marks.playhead(turn, now_ns)
-                while turn.resolved and (turn.resolved[0].position or 0) <= position:
-                    self._marks.played(turn, turn.resolved.popleft())
-                if turn.resolved and turn.playout.t0_ns is not None:
-                    ahead = (turn.resolved[0].position or 0) - position
-                    wake.append(now_ns + max(1, -(-ahead * _S // self.settings.rate_hz)))
+                self._marks.report_reached(turn, turn.passed, now_ns, wake)
+            else:
+                self._marks.report_reached(turn, turn.resolved, now_ns, wake)
             if not turn.sent_all:
                 return
             if turn.playout.t0_ns is not None:
@@ -375,7 +371,7 @@ class Session:
                 if now_ns < at_ns and not (peer_marks and not turn.announced):
                     wake.append(at_ns)
                     return
-            for mark in [*turn.announced, *turn.resolved, *turn.unresolved]:
+            for mark in [*turn.passed, *turn.announced, *turn.resolved, *turn.unresolved]:
                 self._marks.played(turn, mark)
             self.turns.pop(0)
             self._last_active_ns = now_ns

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from telephony_tts.audio.encoder import Encoder
 from telephony_tts.engines.api import Chunk, TextFeed, Utterance
-from telephony_tts.session.playout import Playout
-from telephony_tts.session.settings import UNPACED_MS, SessionSettings
+from telephony_tts.session.playout import outlet
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 from telephony_tts.text.settled import behind, settled_spans
@@ -86,7 +85,7 @@ class Turn:
         self.speaking = speaking
         self.closed = False
         self.parts: list[Part] = []
-        self.encoder, self.playout = _outlet(settings)
+        self.encoder, self.playout = outlet(settings)
         self._n_beginnings = 0
         self.begun_ns = now_ns
         self.last_text_ns = now_ns
@@ -103,6 +102,10 @@ class Turn:
         """Ordered by text offset; `resolved` and `announced` by place in the audio."""
         self.resolved: deque[Mark] = deque()
         self.announced: deque[Mark] = deque()
+        self.passed: list[Mark] = []
+        """Marks whose place was known only when the peer had been sent what follows it."""
+        self.end_is_placed = False
+        """The peer has the mark that tells where the turn ends."""
         self.anchor: tuple[int, int] | None = None
         """(sample, time) at which the peer last told us where it was."""
         self.recent: deque[bytes] = deque()
@@ -317,7 +320,7 @@ class Turn:
     def begin_again(self, settings: SessionSettings) -> None:
         """Nothing of it was sent: all is to be spoken anew, as `settings` have it. Its utterance was cancelled."""
         self.settings = settings
-        self.encoder, self.playout = _outlet(settings)
+        self.encoder, self.playout = outlet(settings)
         self._n_beginnings += 1  # what a cancelled utterance leaves behind must not meet the new one's name
         self.n_submitted = self.n_done = 0
         self._last_text = None
@@ -367,8 +370,13 @@ class Turn:
         self.again.extendleft(reversed(list(self.recent)[-n_lost:]))
         self.recent.clear()
         self.playout.n_sent = n_played
-        self.sent_all = False
+        self.sent_all = self.end_is_placed = False
         return True
+
+    @property
+    def n_marks(self) -> int:
+        """Marks that wait: for their place, for their time, or for the peer."""
+        return len(self.unresolved) + len(self.resolved) + len(self.passed) + len(self.announced)
 
     @property
     def frame_samples(self) -> int:
@@ -381,15 +389,6 @@ class Turn:
     def ready_ns(self) -> int:
         """Playing time of what is encoded and not yet sent."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
-
-
-def _outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
-    """Where a turn's audio goes, and when."""
-    lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
-    return (
-        Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
-        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.n_together),
-    )
 
 
 def _behind(sentence: Sentence, offset: int) -> Sentence | None:

@@ -177,3 +177,39 @@ def test_all_turns_tell_what_was_heard_of_each() -> None:
 )
 def test_a_rare_ideograph_stands_alone_and_korean_is_written_in_words(text: str, ms: float, heard: str) -> None:
     assert cleared_at(ms, text, timings=False).heard_text == heard
+
+
+@pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
+def test_a_pause_of_the_bot_was_not_heard_as_speech(lead_ms: int, bulk_ms: int) -> None:
+    """Pinned: the clock ran on from the last mark before it, up to all that had been sent ahead."""
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms), peer=True)
+    world.send(m.Text("One two three. ", "a"))
+    world.send(m.Flush("a"))
+    world.run(2700)
+    world.send(m.Text("Four five six seven eight nine ten eleven.", "a", last=True))
+    begun_ms = world.now_ms
+    world.run(300)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.basis == "marks" and cleared.heard_text == "One two three. Four"
+    assert abs(cleared.heard_ms - (700 + world.now_ms - begun_ms)) <= 20
+
+
+@pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
+def test_a_gap_of_the_engine_was_not_heard_as_speech(lead_ms: int, bulk_ms: int) -> None:
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms), peer=True)
+    world.say("one two three four five six seven eight nine ten eleven twelve.", "a")
+    name = world.submitted[0][1].id
+    rest, world._queued[name][5:] = world._queued[name][5:], []
+    world.open[name] = "the rest is to come"
+    world.run(1100)
+    n_before = len(world.frames)
+    world._queued[name] = rest
+    del world.open[name]
+    world._starved.discard(name)
+    world._give(name)
+    world.pump()
+    world.run(100)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.basis == "marks" and abs(cleared.heard_ms - (n_before * 20 + 100)) <= 20

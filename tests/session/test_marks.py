@@ -148,3 +148,60 @@ def test_marks_have_a_bound() -> None:
     assert [event.code for event in world.of(m.ErrorEvent)] == ["too_many_marks"] * 2
     world.run(5000)
     assert dict(reached(world)) == {"m3": "cleared", "m4": "cleared", "m0": "played", "m1": "played", "m2": "played"}
+
+
+def ahead(lead_ms: int, bulk_ms: int) -> SessionSettings:
+    return SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
+
+
+LEADS = pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
+
+
+@LEADS
+def test_a_mark_set_when_the_next_turn_is_with_the_peer_already_is_no_later_for_it(lead_ms: int, bulk_ms: int) -> None:
+    """Pinned: it was sent behind a second of that turn, and so were `played` and the `done` of its own."""
+    world = World(ahead(lead_ms, bulk_ms), peer=True)
+    late_ns: list[int] = []
+    world.session.caller.peer_is_late = late_ns.append  # type: ignore[method-assign]
+    world.say("one two three four five six seven.", "a")  # 1700 ms
+    world.say("four five six seven eight nine ten eleven twelve.", "b")
+    world.run(1400)
+    world.send(m.Mark("m", "a"))
+    world.run(290)
+    assert reached(world) == [] and not world.of(m.Done)
+    world.run(20)
+    assert reached(world) == [("m", "played")] and [done.turn for done in world.of(m.Done)] == ["a"]
+    world.run(390)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.turn, cleared.heard_ms) == ("b", 400)
+    assert max(late_ns) <= 20_000_000, "the peer is not late, and nobody is told that it is"
+
+
+@LEADS
+@pytest.mark.parametrize(("cut_ms", "state"), [(4300, "cleared"), (4500, "played")])
+def test_a_mark_whose_place_is_known_late_is_where_its_text_ended(
+    lead_ms: int, bulk_ms: int, cut_ms: int, state: str
+) -> None:
+    """Without timings a place inside a sentence is known when all of it is made, and then most of it has been sent."""
+    world = World(ahead(lead_ms, bulk_ms), peer=True, timings=False)
+    text = "five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen."
+    world.send(m.Text(f"One two three four {text[:69]}", "a"))
+    world.send(m.Mark("m", "a"))  # at 88 characters of 50 ms
+    world.send(m.Text(text[69:], "a", last=True))
+    world.run(cut_ms)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert reached(world) == [("m", state)] and cleared.heard_ms == cut_ms
+
+
+@LEADS
+def test_a_mark_that_was_passed_is_reported_once_though_its_frames_are_sent_again(lead_ms: int, bulk_ms: int) -> None:
+    world = World(ahead(lead_ms, bulk_ms), peer=True)
+    world.say("One two.", "a")
+    world.say("Three four.", "b")
+    world.run(380)
+    world.send(m.Mark("m", "b"))
+    world.send(m.Clear("a"))
+    world.run(1500)
+    assert reached(world) == [("m", "played")] and [done.turn for done in world.of(m.Done)] == ["b"]
