@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts import event_loop, logs
-from telephony_tts.config import Config
+from telephony_tts.config import MOST_PTIME_MS, Config
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
@@ -202,7 +202,7 @@ def transport_settings(config: Config) -> TransportSettings:
         public_url=server.public_url,
         twilio_auth_token=config.twilio.auth_token,
         asterisk_urls=config.asterisk.dial,
-        asterisk_lead_ms=min(config.asterisk.lead_ms, config.speech.ahead_ms),
+        asterisk_lead_ms=max(MOST_PTIME_MS, min(config.asterisk.lead_ms, config.speech.ahead_ms)),
         drain_s=server.drain_s,
         max_message_bytes=server.max_message_bytes,
         slow_reader_s=server.slow_reader_s,

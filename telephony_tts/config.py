@@ -21,6 +21,7 @@ from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problem
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
 Seconds = Annotated[float, Between(0.001, 86_400)]
+MOST_PTIME_MS = 60
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
@@ -85,7 +86,7 @@ class Speech:
     speed: Annotated[float, Between(0.5, 2.0)] = 1.0
     codec: Annotated[str, OneOf(("ulaw", "alaw", "pcm"))] = "ulaw"
     rate_hz: Annotated[int, OneOf((8_000, 16_000, 24_000, 48_000))] = 8_000
-    ptime_ms: Annotated[int, OneOf((10, 20, 30, 40, 60))] = 20
+    ptime_ms: Annotated[int, OneOf((10, 20, 30, 40, MOST_PTIME_MS))] = 20
     pace: Annotated[str, OneOf(("realtime", "burst"))] = "realtime"
     lead_ms: Milliseconds = 200
     ahead_ms: Milliseconds = 2_000
@@ -201,10 +202,11 @@ class Twilio:
 class Asterisk:
     """`dial`: media WebSockets of Asterisks that may be dialled, `ws://pbx:8088/media/` and what lies below it.
 
-    `lead_ms`: so much of our speech waits in Asterisk's own queue, never more than `speech.ahead_ms`."""
+    `lead_ms`: so much of our speech waits in Asterisk's own queue, never more than `speech.ahead_ms`, and a frame of
+    any length at least: with less than the silence that keeps its queue filled, speech would never begin."""
 
     dial: tuple[str, ...] = ()
-    lead_ms: Annotated[int, Between(20, 5_000)] = 1_000
+    lead_ms: Annotated[int, Between(MOST_PTIME_MS, 5_000)] = 1_000
 
     def conflicts(self) -> Iterator[str]:
         for url in self.dial:

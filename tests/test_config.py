@@ -202,6 +202,7 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("workers: 1", 'workers: unknown key. Did you mean "engines.hibari.workers", "engines.espeak.workers" or "eng'),
         ("speech: {voices: a}", 'speech.voices: unknown key. Did you mean "voice"? '),
         ("speech: {rate_hz: 16000}", "speech.rate_hz: 16000 does not go with codec ulaw; G.711 is 8000 Hz"),
+        ("asterisk: {lead_ms: 20}", "asterisk.lead_ms: 20 is wrong; expected a whole number from 60 to 5000"),
         ("speech: {lead_ms: 900, ahead_ms: 800}", "speech.ahead_ms: 800 is less than lead_ms (900)"),
         ("speech: {pause_chars: 5, resume_chars: 5}", "speech.resume_chars: 5 is not below pause_chars (5)"),
         ("speech: {lang: no}", "speech.lang: False is wrong; expected text or null; put it in quotes"),

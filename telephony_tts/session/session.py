@@ -24,7 +24,7 @@ from telephony_tts.session.intake import Intake
 from telephony_tts.session.marks import Marks
 from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
-from telephony_tts.session.settings import UNPACED_MS, SessionSettings
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.supply import Supply
 from telephony_tts.session.turn import Mark, Turn
 from telephony_tts.wire import messages as m
@@ -45,8 +45,7 @@ class Session:
         self._out: list[Effect] = []
         self._sender = Sender(self.turns, self._out)
         self._sender.open = media
-        ahead_ms = settings.ahead_ms if settings.pace == "realtime" else UNPACED_MS
-        self._supply = Supply(self.turns, self._out, ahead_ms * _MS, settings.engine_timeout_ms * _MS)
+        self._supply = Supply(self.turns, self._out, settings.made_ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
         self._media_clears = False
         self._marks = Marks(settings, self._sender, self._out)
@@ -157,12 +156,15 @@ class Session:
         before = self.settings
         settings = replace(
             before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
-            lead_ms=before.lead_ms if start.lead_ms is None else start.lead_ms, bulk_ms=start.bulk_ms,
-            whole_sentences=start.whole_sentences,
+            bulk_ms=start.bulk_ms, whole_sentences=start.whole_sentences,
         )
+        if start.lead_ms is not None:
+            # Who says how much it holds would lose what a whole turn has beyond that.
+            settings = replace(settings, lead_ms=start.lead_ms, pace="realtime")
         if settings == before:
             return
         self.settings = settings
+        self._supply.keep_ahead(settings.made_ahead_ms * _MS)
         self._marks.rate_hz = settings.rate_hz
         self._intake.settings = settings
         for turn in self.turns:

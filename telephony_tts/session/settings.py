@@ -74,6 +74,11 @@ class SessionSettings:
     limits: Limits = Limits()
 
     @property
+    def made_ahead_ms(self) -> int:
+        """How far ahead speech is made: without a pace all of it."""
+        return self.ahead_ms if self.pace == "realtime" else UNPACED_MS
+
+    @property
     def n_together(self) -> int:
         """Frames that make up `bulk_ms`."""
         return max(1, self.bulk_ms // self.ptime_ms)

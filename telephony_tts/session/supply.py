@@ -18,14 +18,18 @@ class Supply:
     def __init__(self, turns: list[Turn], out: list[Effect], ahead_ns: int, patience_ns: int) -> None:
         self._turns = turns
         self._out = out
-        self._ahead_ns = ahead_ns
-        self._refill_ns = ahead_ns - min(_RUN_NS, ahead_ns // 2)
+        self.keep_ahead(ahead_ns)
         self._filling = True
         self._patience_ns = patience_ns
         self._asked_ns = 0
         self._active: tuple[Turn, Part] | None = None
         self._hungry = False
         """A chunk has come and the engine waits to be asked for the next one."""
+
+    def keep_ahead(self, ahead_ns: int) -> None:
+        """Make speech so far ahead of the listener, and no further."""
+        self._ahead_ns = ahead_ns
+        self._refill_ns = ahead_ns - min(_RUN_NS, ahead_ns // 2)
 
     def poll(self, now_ns: int, media_end_ns: int) -> int | None:
         """Submit or pull what is wanted now; returns when to look again."""

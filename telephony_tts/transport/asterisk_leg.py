@@ -7,6 +7,7 @@ where a message is more than a frame.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
@@ -45,6 +46,10 @@ class AsteriskLeg(MediaLeg):
         self._is_bulk = False
         """Asterisk has been told that more than one frame comes at once."""
         self._asked_ns = 0
+        self._questions: deque[int] = deque()
+        """When those were asked that have no answer yet; answers come in that order."""
+        self._n_stale = 0
+        """Answers to come that were asked for before its queue was emptied: they tell of what is gone."""
         self._flushed_ns: int | None = None
         """When it was told to empty its queue, until it says that it has."""
         self._n_flushes = 0
@@ -71,6 +76,7 @@ class AsteriskLeg(MediaLeg):
             self._gathered_bytes = 0
             self._n_flushes = 0
             self._flush()
+            self._asks(monotonic_ns())
             return self._codec.command("GET_STATUS")
         self.send_gathered()
         assert isinstance(message, m.MediaMark)
@@ -134,6 +140,10 @@ class AsteriskLeg(MediaLeg):
         if held.is_paused:
             # Nobody else should have done that, and FLUSH_MEDIA does not undo it.
             self._command("CONTINUE_MEDIA")
+        asked_ns = self._questions.popleft() if self._questions else now_ns
+        if self._n_stale:
+            self._n_stale -= 1
+            return
         if self._flushed_ns is not None:
             if held.n_frames > self._n_sent_since and self._n_flushes < _MAX_FLUSHES:
                 self._flush()
@@ -141,7 +151,7 @@ class AsteriskLeg(MediaLeg):
                 return
             call.log.debug("flushed", after_ms=(now_ns - self._flushed_ns) / NS_PER_MS, left=held.n_frames)
             self._flushed_ns = None
-        call.session.peer_holds(held.n_frames, now_ns)
+        call.session.peer_holds(held.n_frames, asked_ns)
 
     def _flow(self, call: Call, is_open: bool) -> None:
         self._stop_asking()
@@ -172,12 +182,20 @@ class AsteriskLeg(MediaLeg):
         self._flushed_ns = monotonic_ns()
         self._n_flushes += 1
         self._n_sent_since = 0
+        self._n_stale = len(self._questions)
         self._command("FLUSH_MEDIA")
 
     def _ask(self, now_ns: int) -> None:
         self._asked_ns = now_ns
         self._n_sent_since = 0
+        self._asks(now_ns)
         self._command("GET_STATUS")
+
+    def _asks(self, now_ns: int) -> None:
+        while self._questions and self._questions[0] < now_ns - _ANSWER_NS:
+            self._questions.popleft()  # it will have no answer
+            self._n_stale = max(0, self._n_stale - 1)
+        self._questions.append(now_ns)
 
     def _command(self, name: str) -> None:
         self.connection.send_now(*self._codec.command(name))

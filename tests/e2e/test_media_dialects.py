@@ -148,6 +148,8 @@ def test_speech_waits_in_asterisks_queue_in_messages_of_several_frames() -> None
         ):  # fmt: skip
             await peer.tell(MEDIA_START)
             await bot.event("call")
+            call = rig.server.registry.find("1.2")
+            assert call is not None and call.session.settings.lead_ms == 500
             await bot.say(SENTENCE, "a")
             await peer.hears("STOP_MEDIA_BUFFERING", within="the end of the turn")
             await until(lambda: isinstance(peer.order[-1], bytes), "silence")
@@ -173,6 +175,8 @@ def test_no_more_speech_waits_in_asterisk_than_is_made_ahead() -> None:
     assert transport_settings(load(None, {}, {})).asterisk_lead_ms == 1000
     assert transport_settings(load(None, {"speech.ahead_ms": 500}, {})).asterisk_lead_ms == 500
     assert transport_settings(load(None, {"asterisk.lead_ms": 60}, {})).asterisk_lead_ms == 60
+    # With less than a frame the silence between turns would always be ahead of the turn.
+    assert transport_settings(load(None, {"speech.ahead_ms": 0, "speech.lead_ms": 0}, {})).asterisk_lead_ms == 60
 
 
 def test_a_queue_that_is_not_empty_after_a_flush_is_flushed_again_and_not_for_ever() -> None:
@@ -235,7 +239,7 @@ def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_wa
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
-            serving(asterisk_urls=(url,)) as rig,
+            serving(asterisk_urls=(url,), asterisk_lead_ms=500) as rig,
             leg(rig, f"/media/asterisk?dial={url}723df311") as control,
         ):
             peer = await asyncio.wait_for(came.get(), 5)
@@ -243,6 +247,8 @@ def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_wa
             async with rig.bot(call="1.2") as bot:
                 await bot.say(SENTENCE, "a")
                 await until(lambda: any(set(frame) != {0xFF} for frame in peer.frames), "speech")
+                call = rig.server.registry.find("1.2")
+                assert call is not None and call.session.settings.lead_ms == 500
                 if who_ends == "bot":
                     await bot.send({"type": "close", "now": True})
                 elif who_ends == "asterisk":

@@ -171,9 +171,10 @@ class SpeakingServer:
                 bot.leave()
 
 
-def _settings(pace: str = "realtime", **settings: Any) -> TransportSettings:
+def _settings(ahead_ms: int = 2000, **settings: Any) -> TransportSettings:
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "call_claim_s": 10.0, **settings}
-    return TransportSettings(speech=SessionSettings(first_clause_chars=0, pace=pace), host="127.0.0.1", port=0, **how)
+    speech = SessionSettings(first_clause_chars=0, ahead_ms=ahead_ms)
+    return TransportSettings(speech=speech, host="127.0.0.1", port=0, **how)
 
 
 async def _serve(settings: TransportSettings, started: Callable[[Server], object], over: asyncio.Event) -> None:
@@ -190,7 +191,7 @@ async def _serve(settings: TransportSettings, started: Callable[[Server], object
 
 @contextmanager
 def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
-    """Running; afterwards no call of it is left. `settings` are those of the transport, and the `pace` of speech."""
+    """Running; afterwards no call of it is left. `settings` are those of the transport, and `ahead_ms` of speech."""
     started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 

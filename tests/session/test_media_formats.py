@@ -102,6 +102,16 @@ def test_a_sentence_that_is_still_being_written_is_begun_again_too(run_ms: int, 
     assert [each.text for each in world.of(m.SentenceSpoken)] == [sentence]
 
 
+def test_a_leg_that_says_how_much_it_holds_is_given_no_more_of_it_by_a_server_without_a_pace() -> None:
+    """Pinned: Asterisk's queue has room for 20 s, and from 40 ms away its XOFF came too late for the rest."""
+    world = World(SessionSettings(first_clause_chars=0, pace="burst"), media=False)
+    joined(world, "ulaw", 8000, lead_ms=200)
+    world.say(" ".join([TEXT] * 20), "a")
+    world.run(300)
+    assert len(world.frames) == (300 + 200) // 20 + 1
+    assert len(world.submitted) < 20, "nor is all of it made at once"
+
+
 def test_the_lead_is_the_legs_own() -> None:
     world = World(media=False)
     joined(world, "ulaw", 8000, lead_ms=40)

@@ -60,6 +60,16 @@ def test_a_call_in_which_nobody_speaks_is_silence_and_no_more_than_a_frame_and_a
     assert not world.events, "nobody is told of it"
 
 
+def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
+    """Silence comes half a frame before the end of what is there, and with less lead than that was always first."""
+    world = World(SessionSettings(first_clause_chars=0, lead_ms=60, ptime_ms=60), media=False)
+    world.session.attach_media(world.now_ns, marks=False, clears=True, fills=True)
+    world.run(1000)
+    world.say(LONG, "a")
+    world.run(5000)
+    assert [done.turn for done in world.of(m.Done)] == ["a"]
+
+
 def test_a_leg_that_fills_by_itself_gets_none() -> None:
     world = World()
     world.run(1000)

@@ -13,7 +13,7 @@ import virtual_loop
 from log_lines import lines
 from virtual_loop import at, play
 
-from telephony_tts import logs
+from telephony_tts import logs, metrics
 from telephony_tts.transport import asterisk_leg
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Call
@@ -254,6 +254,78 @@ def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwa
 
     play(act)
     assert lines(caplog, "clear_unconfirmed") == [{"call": "c1", "why": "Asterisk has not answered GET_STATUS"}]
+
+
+def test_an_answer_from_before_a_clear_does_not_cut_what_is_said_behind_it() -> None:
+    """Pinned: the question of every five seconds was on its way, and its answer told of the queue that is gone."""
+
+    async def act() -> None:
+        line = Line()
+        await at(5_001)
+        line.say(*[SPEECH] * 50)
+        assert line.asked_ms() == [5_001]
+        line.say(m.MediaClear(), *[OTHER] * 12)
+        line.has(51)
+        assert line.sent.count("FLUSH_MEDIA") == 1 and line.held == []
+        line.has(0)
+        assert line.sent.count("FLUSH_MEDIA") == 1 and line.held == [0]
+        line.leaves()
+
+    play(act)
+
+
+def test_two_clears_at_once_believe_the_answer_to_the_second() -> None:
+    async def act() -> None:
+        line = Line()
+        line.say(m.MediaClear(), m.MediaClear())
+        line.has(7)
+        assert line.sent.count("FLUSH_MEDIA") == 2 and line.held == []
+        line.has(7)
+        assert line.sent.count("FLUSH_MEDIA") == 3, "it is not empty"
+        line.leaves()
+
+    play(act)
+
+
+def test_a_question_that_is_never_answered_spoils_no_later_answer() -> None:
+    async def act() -> None:
+        line = Line()
+        await at(5_001)
+        line.say(SPEECH)  # asks
+        await at(8_000)
+        line.say(m.MediaClear())
+        line.has(200)
+        assert line.sent.count("FLUSH_MEDIA") == 2, "this is the answer behind the clear"
+        line.leaves()
+
+    play(act)
+
+
+def test_what_asterisk_holds_is_counted_from_the_moment_it_was_asked() -> None:
+    async def act() -> None:
+        line = Line()
+        at_ns: list[int] = []
+        line.session.peer_holds = lambda _n_frames, now_ns: at_ns.append(now_ns)
+        await at(5_001)
+        line.say(SPEECH)
+        await at(5_101)
+        line.has(3)
+        assert [round(each / 1e6) for each in at_ns] == [5_001]
+        line.leaves()
+
+    play(act)
+
+
+def test_all_audio_that_is_sent_is_counted() -> None:
+    async def act() -> None:
+        line = Line()
+        sent = metrics.SENT_BYTES.labels(leg="media")._value
+        before = sent.get()
+        line.say(SPEECH, SPEECH, m.MediaMark("1.1"), OTHER)
+        assert sent.get() - before == 480
+        line.leaves()
+
+    play(act)
 
 
 def test_an_answer_in_time_that_is_not_empty_is_flushed_again() -> None:
