@@ -232,10 +232,8 @@ class Sender:
     def _take_back_marks(self, turn: Turn) -> None:
         """Marks placed in frames that will be sent again are placed again."""
         n_sent_samples = turn.n_sent_samples
-        back = [mark for mark in (*turn.announced, *turn.passed) if (mark.position or 0) > n_sent_samples]
+        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
         if back:
-            back.sort(key=lambda mark: mark.position or 0)
-            turn.passed = [mark for mark in turn.passed if mark not in back]
             self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in back}
             turn.announced = deque(mark for mark in turn.announced if mark not in back)
             turn.resolved.extendleft(reversed(back))

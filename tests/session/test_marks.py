@@ -178,6 +178,18 @@ def test_a_mark_set_when_the_next_turn_is_with_the_peer_already_is_no_later_for_
     assert max(late_ns) <= 20_000_000, "the peer is not late, and nobody is told that it is"
 
 
+def test_a_mark_set_too_late_was_played_if_the_clear_came_before_the_loop_had_looked() -> None:
+    world = World(ahead(1000, 200), peer=True)
+    world.say("one two three four five six seven.", "a")
+    world.say("four five six seven eight nine ten eleven twelve.", "b")
+    world.run(1400)
+    world.send(m.Mark("m", "a"))
+    world.run(200)
+    world.jump(150)
+    world.send(m.Clear())
+    assert reached(world) == [("m", "played")]
+
+
 @LEADS
 @pytest.mark.parametrize(("cut_ms", "state"), [(4300, "cleared"), (4500, "played")])
 def test_a_mark_whose_place_is_known_late_is_where_its_text_ended(
@@ -196,12 +208,14 @@ def test_a_mark_whose_place_is_known_late_is_where_its_text_ended(
 
 
 @LEADS
-def test_a_mark_that_was_passed_is_reported_once_though_its_frames_are_sent_again(lead_ms: int, bulk_ms: int) -> None:
+def test_a_mark_set_too_late_is_reported_once_though_its_frames_are_sent_again(lead_ms: int, bulk_ms: int) -> None:
     world = World(ahead(lead_ms, bulk_ms), peer=True)
-    world.say("One two.", "a")
-    world.say("Three four.", "b")
+    world.say("One two.", "a")  # 400 ms
+    world.say("Four.", "b")  # 250 ms
     world.run(380)
     world.send(m.Mark("m", "b"))
     world.send(m.Clear("a"))
-    world.run(1500)
+    world.run(230)
+    assert reached(world) == []
+    world.run(50)
     assert reached(world) == [("m", "played")] and [done.turn for done in world.of(m.Done)] == ["b"]
