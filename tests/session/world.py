@@ -48,6 +48,7 @@ class World:
         self.now_ns = 1_000_000_000
         self.start_ns = self.now_ns
         settings = settings or SessionSettings(first_clause_chars=0)
+        self._ptime_ns = settings.ptime_ms * MS
         self.session = Session(settings, self.now_ns, media=media, voice_model=voice_model)
         self.first_audio_ms = first_audio_ms
         self.queued_ns = queued_ms * MS
@@ -126,7 +127,7 @@ class World:
             self.log.append(effect)
             if isinstance(effect, m.Frame):
                 self.frames.append((self.now_ms, self.heard(effect.payload), effect.payload))
-                self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + 20 * MS
+                self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + self._ptime_ns
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
             elif isinstance(effect, Feed):
