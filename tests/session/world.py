@@ -127,7 +127,8 @@ class World:
             self.log.append(effect)
             if isinstance(effect, m.Frame):
                 self.frames.append((self.now_ms, self.heard(effect.payload), effect.payload))
-                self._peer_end_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS)) + self._ptime_ns
+                begin_ns = max(self._peer_end_ns, self.now_ns + round(self.peer_delay_ms * MS))
+                self._peer_end_ns = begin_ns + self._ptime_ns
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
             elif isinstance(effect, Feed):
