@@ -39,7 +39,8 @@ _SLOT_MS = 20
 _KEPT_NS = 1_000_000_000
 """An echo comes back sooner than that."""
 _MOST_KEPT = 1500
-"""Frames. Only a peer that is sent whole turns at once has more, and they are all looked at in one go."""
+"""Frames, which are all looked at in one go. Only a peer that is sent whole turns at once has more; of what it plays
+half a minute later nothing is known then."""
 _MOST_AT_ONCE_MS = 1000
 """Audio that comes faster than it is spoken, beyond this, is not looked at: it costs others their time."""
 _STILL_MS = 64
@@ -77,7 +78,7 @@ class Caller:
         self._is_due = False
         """The caller has begun to speak over us, and we have not been interrupted for it yet."""
         self._did_interrupt = False
-        self._sent: deque[tuple[bytes, int]] = deque(maxlen=_MOST_KEPT)
+        self._sent: deque[tuple[bytes, int]] = deque()
         """What is being heard, was lately or will be, and when, while it is off: turned on, it must know that."""
 
     # ------------------------------------------------------------- settings
@@ -131,7 +132,8 @@ class Caller:
             return
         while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
             self._sent.popleft()
-        self._sent.append((payload, heard_ns))
+        if len(self._sent) < _MOST_KEPT:
+            self._sent.append((payload, heard_ns))
 
     def _plays(self, payload: bytes, heard_ns: int) -> None:
         assert self._media is not None
@@ -149,7 +151,7 @@ class Caller:
 
     def moved(self, late_ns: int) -> None:
         """What was sent is heard so much later than was told."""
-        self._sent = deque(((payload, at_ns + late_ns) for payload, at_ns in self._sent), _MOST_KEPT)
+        self._sent = deque((payload, at_ns + late_ns) for payload, at_ns in self._sent)
         self._gate.moved(late_ns)
 
     def peer_is_late(self, late_ns: int) -> None:

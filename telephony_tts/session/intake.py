@@ -138,7 +138,7 @@ class Intake:
             if turn is None:
                 self._out.append(m.MarkReached(mark.name, "played"))
                 return None
-        n_pending = sum(turn.n_marks for turn in self._turns)
+        n_pending = sum(len(turn.marks()) for turn in self._turns)
         if n_pending >= self._limits.pending_marks:
             self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
             self._out.append(m.MarkReached(mark.name, "cleared", turn.id))

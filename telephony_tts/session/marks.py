@@ -57,27 +57,25 @@ class Marks:
         if mark.name is not None:
             self._out.append(MarkReached(mark.name, "played", turn.id))
 
-    def report_reached(
-        self, turn: Turn, waiting: list[Mark] | deque[Mark], now_ns: int, wake: list[int]
-    ) -> None:
+    def report_reached(self, turn: Turn, waiting: list[Mark] | deque[Mark], now_ns: int, wake: list[int]) -> None:
         """Report those of `waiting`, marks that the peer does not have, whose place the caller has reached."""
         if not waiting:
             return
         position, _ = self.playhead(turn, now_ns)
-        while waiting and (waiting[0].position or 0) <= position:
+        while waiting and (waiting[0].position or 0) <= position and not _peer_will_tell(turn, waiting[0]):
             self.played(turn, waiting[0])
             del waiting[0]
-        if waiting and turn.playout.t0_ns is not None:
+        if waiting and turn.playout.t0_ns is not None and not _peer_will_tell(turn, waiting[0]):
             ahead_ns = -(-((waiting[0].position or 0) - position) * _S // self.rate_hz)
             # Until the peer says more the playhead may stay where it is.
             wake.append(now_ns + max(1 if waiting is turn.resolved else turn.playout.ptime_ns, ahead_ns))
 
     def end(self, turn: Turn, position: int, basis: str) -> None:
         """Each mark of an interrupted turn ends here: played if its place was certainly heard, else cleared."""
-        for mark in [*turn.passed, *turn.announced, *turn.resolved, *turn.unresolved]:
+        for mark in turn.marks():
             if mark.name is None:
                 continue
-            is_ours_to_tell = basis != "marks" or mark in turn.passed
+            is_ours_to_tell = basis != "marks" or (mark in turn.passed and not _peer_will_tell(turn, mark))
             heard = is_ours_to_tell and mark.position is not None and mark.position <= position
             self._out.append(MarkReached(mark.name, "played" if heard else "cleared", turn.id))
 
@@ -98,3 +96,8 @@ class Marks:
             return 0 if turn.settings.whole_sentences else min(clock, limit), "marks"
         position, at_ns = turn.anchor
         return max(position, min(limit, position + (now_ns - at_ns) * self.rate_hz // _S)), "marks"
+
+
+def _peer_will_tell(turn: Turn, mark: Mark) -> bool:
+    """It has a mark, at this place or before it, that it has not reached by its own account."""
+    return bool(turn.announced) and (turn.announced[0].position or 0) <= (mark.position or 0)

@@ -150,13 +150,12 @@ class Sender:
             return False
 
     def _resumed(self, turn: Turn) -> None:
-        """Where the peer was before the gap says nothing of where it is behind it: at the end of what it had been sent,
-        or at the first mark that it has not reached."""
-        if turn.anchor is not None:
-            reached = turn.n_sent_samples
-            if turn.announced:
-                reached = min(reached, turn.announced[0].position or 0)
-            turn.anchor = (max(reached, turn.anchor[0]), turn.playout.due_ns())
+        """When the peer was where before a gap says nothing of where it is behind it: as at the turn's beginning, the
+        echo of a mark behind the first frame tells."""
+        if self.peer_marks and not turn.settings.whole_sentences:
+            position = turn.n_sent_samples + turn.frame_samples
+            n_before = sum((mark.position or 0) <= position for mark in turn.resolved)
+            turn.resolved.insert(n_before, Mark(None, 0, position))
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)

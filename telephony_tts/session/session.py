@@ -373,7 +373,7 @@ class Session:
                 if now_ns < at_ns and not (peer_marks and not turn.announced):
                     wake.append(at_ns)
                     return
-            for mark in [*turn.passed, *turn.announced, *turn.resolved, *turn.unresolved]:
+            for mark in turn.marks():
                 self._marks.played(turn, mark)
             self.turns.pop(0)
             self._last_active_ns = now_ns

@@ -373,10 +373,10 @@ class Turn:
         self.sent_all = self.end_is_placed = False
         return True
 
-    @property
-    def n_marks(self) -> int:
-        """Marks that wait: for their place, for their time, or for the peer."""
-        return len(self.unresolved) + len(self.resolved) + len(self.passed) + len(self.announced)
+    def marks(self) -> list[Mark]:
+        """All that wait, for the peer, their time or their place, in the order of the text."""
+        marks = [*self.announced, *self.passed, *self.resolved, *self.unresolved]
+        return sorted(marks, key=lambda mark: mark.offset)
 
     @property
     def frame_samples(self) -> int:

@@ -277,6 +277,15 @@ def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_
     assert not line.when(m.Cleared)
 
 
+def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> None:
+    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
+    line.say(" ".join([BOT] * 4), "a")
+    line.listen(3000)
+    line.send(m.Configure(barge_in="on"))
+    line.listen(4000)
+    assert not line.when(m.Cleared)
+
+
 def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
     line = Line(BargeIn(enabled=False), echo_db=-10, lead_ms=2000)
     line.say(BOT, "a")

@@ -179,20 +179,23 @@ def test_a_rare_ideograph_stands_alone_and_korean_is_written_in_words(text: str,
     assert cleared_at(ms, text, timings=False).heard_text == heard
 
 
+@pytest.mark.parametrize("delay_ms", [0, 150, 500])
 @pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
-def test_a_pause_of_the_bot_was_not_heard_as_speech(lead_ms: int, bulk_ms: int) -> None:
-    """Pinned: the clock ran on from the last mark before it, up to all that had been sent ahead."""
-    world = World(SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms), peer=True)
+def test_a_pause_of_the_bot_was_not_heard_as_speech(lead_ms: int, bulk_ms: int, delay_ms: int) -> None:
+    """Pinned: the clock ran on from the last mark before it, up to all that had been sent ahead. A peer that plays late
+    plays late behind the pause too."""
+    settings = SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
+    world = World(settings, peer=True, peer_delay_ms=delay_ms)
     world.send(m.Text("One two three. ", "a"))
     world.send(m.Flush("a"))
     world.run(2700)
     world.send(m.Text("Four five six seven eight nine ten eleven.", "a", last=True))
     begun_ms = world.now_ms
-    world.run(300)
+    world.run(300 + delay_ms)
     world.send(m.Clear())
     (cleared,) = world.of(m.Cleared)
     assert cleared.basis == "marks" and cleared.heard_text == "One two three. Four"
-    assert abs(cleared.heard_ms - (700 + world.now_ms - begun_ms)) <= 20
+    assert abs(cleared.heard_ms - (700 + world.now_ms - begun_ms - delay_ms)) <= 20
 
 
 @pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])

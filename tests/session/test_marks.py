@@ -178,15 +178,50 @@ def test_a_mark_set_when_the_next_turn_is_with_the_peer_already_is_no_later_for_
     assert max(late_ns) <= 20_000_000, "the peer is not late, and nobody is told that it is"
 
 
-def test_a_mark_set_too_late_was_played_if_the_clear_came_before_the_loop_had_looked() -> None:
-    world = World(ahead(1000, 200), peer=True)
-    world.say("one two three four five six seven.", "a")
-    world.say("four five six seven eight nine ten eleven twelve.", "b")
-    world.run(1400)
-    world.send(m.Mark("m", "a"))
-    world.run(200)
-    world.jump(150)
+@pytest.mark.parametrize(("late_ms", "state"), [(100, "cleared"), (250, "played")])
+def test_a_mark_whose_place_was_known_late_was_played_if_the_clear_came_before_the_loop_had_looked(
+    late_ms: int, state: str
+) -> None:
+    world = World(ahead(1000, 200), peer=True, timings=False)
+    text = "five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen."
+    world.send(m.Text(f"One two three four {text[:74]}", "a"))
+    world.send(m.Mark("m", "a"))  # at 93 characters of 50 ms
+    world.send(m.Text(text[74:], "a", last=True))
+    world.run(4500)
+    assert world.session.turns[0].passed
+    world.jump(late_ms)
     world.send(m.Clear())
+    assert reached(world) == [("m", state)]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 150, 300])
+@pytest.mark.parametrize("pause_ms", [0, 1000])
+def test_two_marks_at_one_place_have_one_fate_though_one_was_set_late(delay_ms: int, pause_ms: int) -> None:
+    """Pinned: the late one went by the clock, the other by the peer, and the clear came between the two."""
+    world = World(ahead(200, 0), peer=True, peer_delay_ms=delay_ms)
+    world.send(m.Text("One two three four. ", "a"))
+    world.send(m.Flush("a"))
+    world.run(950 + pause_ms)
+    world.send(m.Text("Five six seven eight nine.", "a"))
+    world.send(m.Mark("m1", "a"))
+    world.send(m.End("a"))
+    while not (world.session.turns and world.session.turns[0].end_is_placed):
+        world.run(20)
+    world.send(m.Mark("m2", "a"))
+    world.run(100)
+    world.send(m.Clear())
+    assert [name for name, _ in reached(world)] == ["m1", "m2"]
+    assert len({state for _, state in reached(world)}) == 1
+
+
+def test_a_mark_set_late_in_the_first_turn_waits_for_a_peer_that_has_told_nothing_yet() -> None:
+    world = World(ahead(1000, 200), peer=True, peer_delay_ms=600)
+    world.say("One two.", "a")  # 400 ms
+    world.run(50)
+    world.send(m.Mark("m", "a"))
+    world.run(900)
+    assert reached(world) == []
+    world.run(60)
     assert reached(world) == [("m", "played")]
 
 
