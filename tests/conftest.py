@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 from collections.abc import Generator
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
@@ -16,6 +18,25 @@ from undisturbed import pytest_runtest_protocol
 __all__ = ["pytest_runtest_protocol"]
 
 PASSES = ("beside", "timed", "alone")
+
+
+def catch_ignored_signals() -> None:
+    """Start children with default signal dispositions, also where this run was started with `nohup` or `&`.
+
+    Such a start ignores SIGINT, SIGQUIT or SIGHUP. Children inherit that across exec; they do not inherit a handler.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            handler = signal.default_int_handler if number == signal.SIGINT else do_nothing
+            signal.signal(number, handler)
+
+
+def do_nothing(*_: object) -> None:
+    """A signal that this run was started to ignore stays without effect on it."""
+
+
+FAILED = pytest.StashKey[bool]()
+"""Whether a phase of the test failed."""
 
 # The same examples on every run, and no verdict by the clock of a shared machine.
 settings.register_profile("house", derandomize=True, deadline=None)
@@ -30,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only the tests that may run beside any others, only those that may run beside one of their own kind "
         "(`timed`), or only those that must run alone; all if it is not given",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where tests run: a process that spreads them over workers has these inherit what it ignores."""
+    if not config.getoption("numprocesses", None):
+        catch_ignored_signals()
 
 
 @pytest.hookimpl(trylast=True)
@@ -66,6 +93,29 @@ def encodable(told: object) -> object:
     if isinstance(told, list | tuple):
         return type(told)(map(encodable, told))
     return told
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure for the teardown below."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Collect now what a failed test left open, so that it is reported with this test and not with a later one.
+
+    The traceback of the failure holds the test's variables. pytest keeps it in `sys` for a debugger, which is done by
+    now.
+    """
+    if item.stash.get(FAILED, False):
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        gc.collect()
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,8 @@ Its recording begins with the first packet and leaves out what never came: for h
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import socket
 import tempfile
@@ -14,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
-from asterisk_peer import free_port, installed
+from asterisk_peer import installed
 from debian_packages import Unpacked
 from peer_process import PeerFailed, PeerProcess, wait_until
 
@@ -24,6 +26,8 @@ RATE_HZ = 8000
 _SPARE_S = 5.0
 _LEAD_S = 0.5
 """Silence before it speaks: what is said while the other side still connects is nobody's fault."""
+_TCP_LISTEN = "0A"
+"""The state in /proc/net/tcp."""
 _ENCODINGS = {"ulaw": "pcmu", "alaw": "pcma"}
 
 _CONFIG = """\
@@ -88,6 +92,13 @@ class Baresip:
         """What it printed."""
         return self._process.written()
 
+    def listening(self) -> set[int]:
+        """The TCP ports at which it listens."""
+        opened = Path(f"/proc/{self._process.pid}/fd")
+        inodes = {os.readlink(each).removeprefix("socket:[").rstrip("]") for each in opened.iterdir()}
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == _TCP_LISTEN and row[9] in inodes}
+
 
 @contextmanager
 def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, codec: str = "ulaw") -> Iterator[Baresip]:
@@ -101,7 +112,7 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="baresip-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        port = _free_port()
+        port = free_sip_port()
         _write_settings(folder, unpacked, port, sip_port, codec)
         _write_speech(folder / "said.wav", said, seconds + _SPARE_S)
         # The slash makes baresip take a command of more than one letter.
@@ -112,17 +123,23 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
         yield Baresip(process, folder, port)
 
 
-def _free_port() -> int:
-    """baresip takes it for TCP as well, and ends where somebody's connection has it there."""
+def free_sip_port() -> int:
+    """A port that baresip can have for UDP and TCP, and the one after it for TLS, which baresip 1.1 always binds.
+
+    It lies below the ports that the kernel hands out, and above those that `asterisk_peer` takes for RTP: nothing else
+    takes it between this probe and baresip's start.
+    """
     for _ in range(50):
-        port = free_port(socket.SOCK_STREAM)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        port = random.randrange(30_200, 32_700, 2)
+        wanted = ((socket.SOCK_DGRAM, port), (socket.SOCK_STREAM, port), (socket.SOCK_STREAM, port + 1))
+        with ExitStack() as probes:
             try:
-                probe.bind(("127.0.0.1", port))
+                for kind, number in wanted:
+                    probes.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", number))
             except OSError:
                 continue
             return port
-    raise PeerFailed("no port is free for both UDP and TCP")
+    raise PeerFailed("no free pair of ports for baresip's SIP and TLS between 30200 and 32700")
 
 
 def _write_settings(folder: Path, unpacked: Unpacked, port: int, sip_port: int, codec: str) -> None:

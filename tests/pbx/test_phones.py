@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import numpy as np
 import pytest
 from asterisk_peer import Asterisk
-from baresip_phone import baresip
+from baresip_phone import baresip, free_sip_port
 from compare import compare
 from peer_process import PeerFailed, n_children, wait_until
 from phones import calling, waiting
@@ -184,3 +185,23 @@ def test_baresip_that_hears_nothing_says_so(pbx: Asterisk) -> None:
         phone.wait_ended(8)
         with pytest.raises(PeerFailed, match=r"(?s)recorded nothing.*404"):
             phone.heard()
+
+
+@pytest.mark.parametrize(("kind", "offset"), [(socket.SOCK_DGRAM, 0), (socket.SOCK_STREAM, 0), (socket.SOCK_STREAM, 1)])
+def test_baresip_gets_a_pair_of_ports_that_is_free(
+    kind: socket.SocketKind, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with "Address already in use" if its TLS port is taken, which is the one after its SIP port."""
+    pairs = iter([30_100, 30_102])
+    monkeypatch.setattr("random.randrange", lambda *_: next(pairs))
+    with socket.socket(socket.AF_INET, kind) as taken:
+        taken.bind(("127.0.0.1", 30_100 + offset))
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
+        assert free_sip_port() == 30_102
+
+
+def test_baresip_binds_no_other_port_than_that_pair() -> None:
+    with baresip(9, None, speech(1, 800), 5) as phone:
+        phone.wait_ready()
+        assert phone.listening() == {phone.port, phone.port + 1}
