@@ -183,8 +183,19 @@ def session_settings(config: Config) -> SessionSettings:
 
 
 def transport_settings(config: Config) -> TransportSettings:
-    """What the server needs of the configuration. Raises ConfigError for a certificate that cannot be used."""
+    """What the server needs of the configuration.
+
+    Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
+    that cannot be used.
+    """
     server = config.server
+    why = why_tokens_are_needed(config)
+    if why is not None and not server.open:
+        raise ConfigError(
+            f"{why}, and no token is set, so anyone could use this server. Make a token (openssl rand -hex 32) and put "
+            "it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file. To let everyone in, set "
+            "server.open: true (--set server.open=true)"
+        )
     tls = None
     if server.tls.cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -215,6 +226,19 @@ def transport_settings(config: Config) -> TransportSettings:
         bot_connect_timeout_s=config.bot.connect_timeout_s,
         bot_inbound=config.bot.inbound,
     )
+
+
+def why_tokens_are_needed(config: Config) -> str | None:
+    """What makes a server without tokens a public one; None for a server that has tokens or is local."""
+    server = config.server
+    if server.tokens:
+        return None
+    if not server.is_on_loopback:
+        return f"server.host is {server.host}, which other machines can reach"
+    if config.twilio.auth_token is not None:
+        # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
+        return "twilio.auth_token is set, which is for a server on the internet"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +274,8 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{settings.host}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
+                if (why := why_tokens_are_needed(config)) is not None:
+                    _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")
                 if announce is not None:
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()

@@ -9,6 +9,7 @@ Secrets appear neither in the repr of a section nor in an error.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,13 +45,15 @@ class Tls:
 class Server:
     """The listening socket and who may use it. Without `tokens` everyone who reaches the port may.
 
-    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS.
+    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
+    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Between(0, 65_535)] = 8080
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tokens_file: str | None = None
+    open: bool = False
     metrics_without_token: bool = True
     tls: Tls = field(default_factory=Tls)
     public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
@@ -58,6 +61,14 @@ class Server:
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine can connect to `host`. Any name but localhost counts as public."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
