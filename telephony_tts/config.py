@@ -31,14 +31,17 @@ ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files; both or neither."""
+    """PEM files; both or neither. The first line of `passphrase_file` is the passphrase of an encrypted key."""
 
     cert: str | None = None
     key: str | None = None
+    passphrase_file: str | None = None
 
     def conflicts(self) -> Iterator[str]:
         if (self.cert is None) != (self.key is None):
             yield f"{'cert' if self.cert is None else 'key'}: missing; a certificate and its key go together"
+        elif self.key is None and self.passphrase_file is not None:
+            yield "key: missing; passphrase_file is for an encrypted key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ _PATHS = (
     "server.tokens_file",
     "server.tls.cert",
     "server.tls.key",
+    "server.tls.passphrase_file",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
 )
@@ -274,7 +278,8 @@ def load(
     put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
-    for name, file in (("cert", server.tls.cert), ("key", server.tls.key)):
+    tls = server.tls
+    for name, file in (("cert", tls.cert), ("key", tls.key), ("passphrase_file", tls.passphrase_file)):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             problems.append(f"server.tls.{name}: cannot read {file}")
     raise_problems(path, problems)
