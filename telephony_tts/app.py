@@ -198,8 +198,8 @@ def transport_settings(config: Config) -> TransportSettings:
     why = why_tokens_are_needed(config)
     if why is not None and not server.open:
         raise ConfigError(
-            f"{why}, and no token is set, so anyone could use this server. Make a token (openssl rand -hex 32) and put "
-            "it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file. To let everyone in, set "
+            f"{why}, and no token is set, so anyone could connect as a bot. Make a token (openssl rand -hex 32) and "
+            "put it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file. To let everyone in, set "
             "server.open: true (--set server.open=true)"
         )
     return TransportSettings(

@@ -142,7 +142,8 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
                 return
             if n_left_out:
                 kwargs["left_out"] = n_left_out
-        super().log(level, msg, *args, **kwargs)
+        # The record's place is the caller's, not this method.
+        super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         of_logging = {name: kwargs.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in kwargs}

@@ -120,6 +120,7 @@ def test_the_lines_of_a_library_that_wraps_our_logger_count_as_well(caplog: pyte
     for n in range(30):
         library.warning("skipped broadcast: %s", n)
     assert caplog.messages == [f"skipped broadcast: {n}" for n in range(20)]
+    assert {record.filename for record in caplog.records} == {"test_line_limit.py"}, "where it was said"
     assert lines(caplog)[0] == {"websocket": "its own"} and limit.n_left_out == 10
 
 
