@@ -16,7 +16,6 @@ from sip_bridge.config import Config
 from sip_bridge.freeswitch import FreeSwitchApplication
 from sip_bridge.health import HealthServer, serve_health
 from sip_bridge.originate import Originator
-from sip_bridge.rare_log import RareLog
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger
@@ -65,7 +64,9 @@ class Bridge:
         self._nameless: dict[Call, CallerSocket] = {}
         """The oldest first."""
         self._named: set[Call] = set()
-        self._strangers = RareLog(_log)
+        self._limit = logs.LineLimit.of_strangers()
+        self._strangers = _log.limited(self._limit)
+        """The log of connections that are no call."""
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -109,6 +110,8 @@ class Bridge:
                 listener.close()
                 for call in list(self._calls):
                     call.end("drain")
+                if self._limit.n_left_out:
+                    self._strangers.summary("lines_left_out", of="connections that are no call")
 
     def stop_at_once(self) -> None:
         """Do not wait for calls any longer, nor when the drain is still to begin."""
@@ -167,7 +170,7 @@ class Bridge:
         self._named.add(call)
         return True
 
-    def _refused(self, reason: str, log: EventLogger | RareLog) -> None:
+    def _refused(self, reason: str, log: EventLogger) -> None:
         metrics.REFUSED.labels(reason).inc()
         log.warning("refused", reason=reason, setting=_SETTINGS.get(reason))
 

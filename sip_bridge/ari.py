@@ -50,6 +50,8 @@ class AriApplication:
         self._n_begun = 0
         self._instance = f"{ari.app}-{secrets.token_hex(4)}"
         self._leftovers = Leftovers(ari.app, self._instance)
+        self._log = _log.limited(logs.LineLimit.of_strangers())
+        """For what callers cause."""
         self.draining = False
         """No new calls: their dialplan goes on."""
 
@@ -150,7 +152,7 @@ class AriApplication:
             if refusal is not None:
                 metrics.REFUSED.labels(refusal).inc()
                 setting = "ari.max_calls" if refusal == "busy" else None
-                _log.warning("refused", reason=refusal, channel=channel_id, setting=setting)
+                self._log.warning("refused", reason=refusal, channel=channel_id, setting=setting)
                 call.end("refused")
             self._take(call)
 

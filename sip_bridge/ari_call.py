@@ -95,7 +95,7 @@ class AriCall:
         self._cause = 0
         for future in (self.accepted, self.answered):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to whoever asks
-        self.log = _log.bind(call=self.name, channel=caller.id)
+        self.log = _log.bind(call=self.name, channel=caller.id).limited(logs.LineLimit.of_call())
 
     @property
     def is_over(self) -> bool:
@@ -125,7 +125,7 @@ class AriCall:
             finally:
                 metrics.CALLS.labels(reason).inc()
                 metrics.CALLS_LIVE.dec()
-                self.log.info("call_ended", reason=reason, ms=(monotonic_ns() - begun_ns) // NS_PER_MS)
+                self.log.summary("call_ended", reason=reason, ms=(monotonic_ns() - begun_ns) // NS_PER_MS)
                 self.ended.set_result(None)
 
     def end(self, reason: str, why: str | None = None) -> None:

@@ -12,7 +12,7 @@ from sip_bridge.audiosocket_frames import HANGUP_FRAME, FrameReader, Item
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
 
-_log = logs.get(__name__)
+_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
 
 _READ_BYTES = 8_192
 """What is read at one time: one frame of the highest rate, or a flood of the smallest for some milliseconds."""

@@ -19,7 +19,6 @@ from sip_bridge.audiosocket_frames import Audio, Bad, Digit, Hangup, Item, Named
 from sip_bridge.config import Config
 from sip_bridge.config import Server as ServerSettings
 from sip_bridge.pacer import FRAME_MS, Pacer
-from sip_bridge.rare_log import RareLog
 from sip_bridge.speech_queue import SAMPLE_BYTES, SpeechQueue, resampled
 from telephony_tts import logs
 from telephony_tts.audio.resampler import Resampler
@@ -53,7 +52,7 @@ Join = Callable[[ServerSettings], Awaitable[s.ServerLeg]]
 class Call:
     """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so.
 
-    `strangers` is the log as long as it has no name. When it has one, `may_begin` is asked.
+    `strangers` is the log as long as it is no call. When it has a name, `may_begin` is asked whether it is one.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Call:
         config: Config,
         join: Join = s.join,
         clock: Callable[[], int] = monotonic_ns,
-        strangers: RareLog | None = None,
+        strangers: EventLogger | None = None,
         may_begin: Callable[[Call], bool] = lambda call: True,
     ) -> None:
         self._socket = socket
@@ -92,7 +91,7 @@ class Call:
         self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._early_digits: deque[str] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._set_rate(self._socket_hz)
-        self.log: EventLogger | RareLog = (strangers or _log).bind(peer=socket.peer)
+        self.log = (strangers or _log).bind(peer=socket.peer)
         socket.listen(self._on_items)
 
     async def run(self) -> None:
@@ -109,7 +108,7 @@ class Call:
             reason = self._over.result()
             metrics.CALLS.labels(reason).inc()
             metrics.CALLS_LIVE.dec()
-            self.log.info(
+            (self.log.summary if self._named.done() else self.log.info)(
                 "call_ended",
                 reason=reason,
                 ms=(self._clock() - begun_ns) // NS_PER_MS,
@@ -245,8 +244,9 @@ class Call:
     def _on_item(self, item: Item, now_ns: int) -> None:
         match item:
             case Named(call=call):
-                self.log = _log.bind(peer=self._socket.peer, call=str(call))
+                self.log = self.log.bind(call=str(call))
                 if self._may_begin(self):
+                    self.log = self.log.limited(logs.LineLimit.of_call(self._clock))
                     self.log.info("call_started")
                     self._named.set_result(str(call))
                 else:

@@ -51,6 +51,8 @@ class FreeSwitchApplication:
         self._why_lost = "not connected yet"
         self._calls: dict[str, FreeSwitchCall] = {}
         self._jobs: dict[str, OnReply] = {}
+        self._log = _log.limited(logs.LineLimit.of_strangers())
+        """For what FreeSWITCH's events cause."""
         self.draining = False
         """No new calls."""
 
@@ -139,7 +141,7 @@ class FreeSwitchApplication:
             elif call is not None:
                 self._on_channel(event, call)
         except Exception:
-            _log.exception("event_crashed", call=uuid, event_name=event.name)
+            self._log.exception("event_crashed", call=uuid, event_name=event.name)
             if call is not None:
                 call.end("failed")
 
@@ -179,12 +181,12 @@ class FreeSwitchApplication:
         settings = self._settings
         if not is_uuid(uuid):
             metrics.BAD.labels("freeswitch_event").inc()
-            _log.warning("bad_input", kind="freeswitch_event", why="a channel's name is not fit for commands")
+            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name is not fit for commands")
             return None
         reason = "draining" if self.draining else "busy" if len(self._calls) >= settings.max_calls else None
         if reason is not None:
             metrics.REFUSED.labels(reason).inc()
-            _log.warning("refused", reason=reason, call=uuid)
+            self._log.warning("refused", reason=reason, call=uuid)
             self._kill(uuid)
             return None
         call = FreeSwitchCall(
@@ -206,9 +208,10 @@ class FreeSwitchApplication:
             if call is not None:
                 call.end("hangup")
             return
-        _log.warning("server_lost" if event.name in _LEFT else "server_unreachable", call=uuid, why=event.body[:200])
+        what = "server_lost" if event.name in _LEFT else "server_unreachable"
+        self._log.warning(what, call=uuid, why=event.body[:200])
         if call is not None:
-            call.end("server_lost" if event.name in _LEFT else "server_unreachable")
+            call.end(what)
         elif is_uuid(uuid) and (event.name in _UNREACHED or code in _REFUSALS):
             self._kill(uuid)
 

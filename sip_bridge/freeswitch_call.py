@@ -70,7 +70,7 @@ class FreeSwitchCall:
         self._stopped_ns: int | None = None
         self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
         self._complained: set[str] = set()
-        self.log = _log.bind(call=uuid)
+        self.log = _log.bind(call=uuid).limited(logs.LineLimit.of_call(clock))
 
     async def run(self) -> None:
         begun_ns = self._clock()
@@ -83,7 +83,7 @@ class FreeSwitchCall:
             reason = self._over.result()
             metrics.CALLS.labels(reason).inc()
             metrics.CALLS_LIVE.dec()
-            self.log.info("call_ended", reason=reason, ms=(self._clock() - begun_ns) // NS_PER_MS)
+            self.log.summary("call_ended", reason=reason, ms=(self._clock() - begun_ns) // NS_PER_MS)
 
     def end(self, reason: str) -> None:
         """It is over, for one of metrics.ENDS; unless the telephone has ended it, so is the telephone call."""

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from sip_bridge import metrics
 from telephony_tts import logs
 
-_log = logs.get(__name__)
+_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
 
 _READ_S = 5.0
 _MAX_HEAD_BYTES = 8_192

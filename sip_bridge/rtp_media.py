@@ -82,7 +82,7 @@ class RtpMedia:
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Asterisk has its end. From now on it hears us, and the server of the call. Raises ValueError."""
-        self.log = _log.bind(call=call)
+        self.log = _log.bind(call=call).limited(logs.LineLimit.of_call())
         host, port = a.variable_of(body, "UNICASTRTP_LOCAL_ADDRESS"), a.variable_of(body, "UNICASTRTP_LOCAL_PORT")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
             raise ValueError("Asterisk does not tell the port of its RTP; is chan_rtp loaded?")

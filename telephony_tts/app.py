@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts import event_loop, logs
-from telephony_tts.config import MOST_PTIME_MS, Config
+from telephony_tts.config import MOST_PTIME_MS, Config, Tls
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
@@ -25,6 +25,12 @@ from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 _log = logs.get(__name__)
+
+_MAX_PASSPHRASE_BYTES = 1024
+"""OpenSSL's own limit."""
+
+_WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
+"""The reasons OpenSSL gives for a key that the passphrase does not open: none, in most versions."""
 
 
 def build_catalog(config: Config) -> Catalog:
@@ -183,22 +189,26 @@ def session_settings(config: Config) -> SessionSettings:
 
 
 def transport_settings(config: Config) -> TransportSettings:
-    """What the server needs of the configuration. Raises ConfigError for a certificate that cannot be used."""
+    """What the server needs of the configuration.
+
+    Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
+    that cannot be used.
+    """
     server = config.server
-    tls = None
-    if server.tls.cert is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            tls.load_cert_chain(server.tls.cert, server.tls.key)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"server.tls: {server.tls.cert} and {server.tls.key} do not work: {error}") from error
+    why = why_tokens_are_needed(config)
+    if why is not None and not server.open:
+        raise ConfigError(
+            f"{why}, and no token is set, so anyone could connect as a bot. Make a token (openssl rand -hex 32) and "
+            "put it into TELEPHONY_TTS_TOKENS or into a file named in server.tokens_file. To let everyone in, set "
+            "server.open: true (--set server.open=true)"
+        )
     return TransportSettings(
         speech=session_settings(config),
         host=server.host,
         port=server.port,
         tokens=server.tokens,
         metrics_without_token=server.metrics_without_token,
-        tls=tls,
+        tls=None if server.tls.cert is None else _tls(server.tls),
         public_url=server.public_url,
         twilio_auth_token=config.twilio.auth_token,
         asterisk_urls=config.asterisk.dial,
@@ -215,6 +225,62 @@ def transport_settings(config: Config) -> TransportSettings:
         bot_connect_timeout_s=config.bot.connect_timeout_s,
         bot_inbound=config.bot.inbound,
     )
+
+
+def why_tokens_are_needed(config: Config) -> str | None:
+    """What makes a server without tokens a public one; None for a server that has tokens or is local."""
+    server = config.server
+    if server.tokens:
+        return None
+    if not server.is_on_loopback:
+        return f"server.host is {server.host}, which other machines can reach"
+    if config.twilio.auth_token is not None:
+        # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
+        return "twilio.auth_token is set, which is for a server on the internet"
+    return None
+
+
+def _tls(files: Tls) -> ssl.SSLContext:
+    """The server's side of TLS. Never asks a terminal for a passphrase. Raises ConfigError."""
+    assert files.cert is not None and files.key is not None
+    given = None if files.passphrase_file is None else _passphrase(files.passphrase_file)
+    is_encrypted = False
+
+    def passphrase() -> bytes:
+        nonlocal is_encrypted
+        is_encrypted = True
+        if given is None:
+            raise ConfigError(
+                f"server.tls.key: {files.key} is encrypted; put its passphrase into a file and name it in "
+                "server.tls.passphrase_file"
+            )
+        return given
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(files.cert, files.key, passphrase)
+    except (ssl.SSLError, OSError) as error:
+        if is_encrypted and getattr(error, "reason", None) in _WRONG_PASSPHRASE:
+            why = f"the passphrase in {files.passphrase_file} does not open {files.key}"
+            raise ConfigError(f"server.tls.passphrase_file: {why}") from error
+        raise ConfigError(f"server.tls: {files.cert} and {files.key} do not work: {error}") from error
+    return tls
+
+
+def _passphrase(file: str) -> bytes:
+    """The file's first line. Raises ConfigError."""
+    try:
+        with open(file, "rb") as lines:
+            line = lines.readline(_MAX_PASSPHRASE_BYTES + len(b"\r\n") + 1)
+    except OSError as error:
+        raise ConfigError(f"server.tls.passphrase_file: cannot read {file}: {error.strerror}") from error
+    passphrase = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not passphrase:
+        raise ConfigError(f"server.tls.passphrase_file: the first line of {file} is empty; expected the passphrase")
+    if len(passphrase) > _MAX_PASSPHRASE_BYTES:
+        limit = f"expected at most {_MAX_PASSPHRASE_BYTES} bytes"
+        raise ConfigError(f"server.tls.passphrase_file: the first line of {file} is too long; {limit}")
+    return passphrase
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +316,8 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{settings.host}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
+                if (why := why_tokens_are_needed(config)) is not None:
+                    _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")
                 if announce is not None:
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()

@@ -34,9 +34,9 @@ _EXAMPLES = """examples:
 """
 _SERVE_EXAMPLES = """examples:
   telephony-tts serve
-  telephony-tts serve --config configs/server.yaml --host 0.0.0.0 --port 9000
+  telephony-tts serve --config configs/server.yaml --port 9000
   telephony-tts serve --set limits.calls=50 --set speech.lead_ms=100
-  TELEPHONY_TTS_TOKENS=secret telephony-tts serve
+  TELEPHONY_TTS_TOKENS="$(cat token)" telephony-tts serve --host 0.0.0.0
 
 Flags override the file. Then, in another terminal:
   npx wscat -c ws://127.0.0.1:8080/v1/stream                and type a sentence
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = command("serve", "run the server", _SERVE_EXAMPLES, _serve)
     config_flags(serve)
-    serve.add_argument("--host", help="address to listen on (default 127.0.0.1; 0.0.0.0 for all)")
+    serve.add_argument("--host", help="address to listen on (default 127.0.0.1; 0.0.0.0 for all, which needs a token)")
     serve.add_argument("--port", type=int, help="port to listen on (default 8080; 0 picks a free one)")
     serve.add_argument("--voice", help="voice of calls that do not ask for one")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))

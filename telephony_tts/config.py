@@ -9,6 +9,7 @@ Secrets appear neither in the repr of a section nor in an error.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,27 +31,32 @@ ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files; both or neither."""
+    """PEM files; both or neither. The first line of `passphrase_file` is the passphrase of an encrypted key."""
 
     cert: str | None = None
     key: str | None = None
+    passphrase_file: str | None = None
 
     def conflicts(self) -> Iterator[str]:
         if (self.cert is None) != (self.key is None):
             yield f"{'cert' if self.cert is None else 'key'}: missing; a certificate and its key go together"
+        elif self.key is None and self.passphrase_file is not None:
+            yield "key: missing; passphrase_file is for an encrypted key"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """The listening socket and who may use it. Without `tokens` everyone who reaches the port may.
 
-    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS.
+    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
+    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Between(0, 65_535)] = 8080
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tokens_file: str | None = None
+    open: bool = False
     metrics_without_token: bool = True
     tls: Tls = field(default_factory=Tls)
     public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
@@ -58,6 +64,14 @@ class Server:
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine can connect to `host`. Any name but localhost counts as public."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +252,7 @@ _PATHS = (
     "server.tokens_file",
     "server.tls.cert",
     "server.tls.key",
+    "server.tls.passphrase_file",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
 )
@@ -263,7 +278,8 @@ def load(
     put_given(tree, overrides or {})
     config = read_section(Config, tree, problems)
     server = replace(config.server, tokens=_gather_tokens(config.server, environ, problems))
-    for name, file in (("cert", server.tls.cert), ("key", server.tls.key)):
+    tls = server.tls
+    for name, file in (("cert", tls.cert), ("key", tls.key), ("passphrase_file", tls.passphrase_file)):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             problems.append(f"server.tls.{name}: cannot read {file}")
     raise_problems(path, problems)

@@ -51,6 +51,9 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     except ConfigError as error:
         line("broken", "configuration", error.message)
         return 1
+    state, what, detail = _server(settings)
+    line(state, what, detail)
+    failed = failed or state == "broken"
     for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
         line(state, what, detail)
     state, what, detail = _barge_in(settings.barge_in.enabled)
@@ -67,6 +70,18 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     npx = shutil.which("npx")
     line("ok" if npx else "missing", "npx (wscat)", npx or "only to type into the server: apt-get install npm")
     return 1 if failed else 0
+
+
+def _server(settings: config.Config) -> tuple[str, str, str]:
+    """Whether `serve` would take the server's settings, and who could use it then."""
+    try:
+        app.transport_settings(settings)
+    except ConfigError as error:
+        return "broken", "server", error.message
+    if settings.server.tokens:
+        return "ok", "server", "asks for a token"
+    who = "programs on this machine" if app.why_tokens_are_needed(settings) is None else "everyone who can reach it"
+    return "ok", "server", f"without a token, open to {who}"
 
 
 def _gpus(device: str) -> Iterator[tuple[str, str, str]]:

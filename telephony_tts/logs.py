@@ -3,6 +3,8 @@
     log = logs.get(__name__).bind(call="CA12")
     log.info("turn_done", turn="t7", audio_ms=1980, said=logs.speech(text))
 
+A log whose lines a peer can cause is `limited`: no peer may fill it.
+
 An event is a word, facts are fields. What callers hear is private: a text goes into a field through `speech()`,
 and unless `log.spoken_text` is set only its length is written.
 """
@@ -14,9 +16,11 @@ import logging
 import math
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
+
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 
 
 class LogConfig(Protocol):
@@ -47,16 +51,99 @@ def speech(text: str) -> Speech:
     return Speech(text)
 
 
-class EventLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that takes fields as keyword arguments and carries some of them along."""
+class LineLimit:
+    """How many lines peers may cause: `n_at_once`, then `n_per_s` a second. The loggers that share it share the lines.
 
-    def __init__(self, logger: logging.Logger, bound: Mapping[str, object]) -> None:
+    Lines with a traceback have a limit of their own: a flood of other lines must not hide a fault of ours, and a fault
+    that a peer can cause again and again must not fill the log. Debug lines have none: they are asked for.
+    """
+
+    def __init__(self, n_at_once: int, n_per_s: float, clock: Callable[[], int] = monotonic_ns) -> None:
+        self._lines = _Allowance(n_at_once, n_per_s, clock)
+        self._faults = _Allowance(_FAULTS_AT_ONCE, _FAULTS_PER_S, clock)
+
+    @classmethod
+    def of_call(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
+        """For one call. A turn a second, interrupted by voice and with a warning, is five lines a second; a `clear`
+        ends up to 32 queued turns at once."""
+        return cls(60, 5, clock)
+
+    @classmethod
+    def of_strangers(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
+        """For all connections together that are no call."""
+        return cls(20, 1, clock)
+
+    @property
+    def n_left_out(self) -> int:
+        """Lines left out since the beginning."""
+        return self._lines.n_left_out + self._faults.n_left_out
+
+    def admit(self, is_fault: bool) -> int | None:
+        """Whether a line may be written: None if not, else how many were left out since the last one."""
+        return (self._faults if is_fault else self._lines).take()
+
+
+_FAULTS_AT_ONCE = 20
+_FAULTS_PER_S = 0.1
+
+
+class _Allowance:
+    """A bucket of time: each line costs some, and the time that passes fills it."""
+
+    def __init__(self, n_at_once: int, n_per_s: float, clock: Callable[[], int]) -> None:
+        self._line_ns = round(NS_PER_S / n_per_s)
+        self._most_ns = self._saved_ns = n_at_once * self._line_ns
+        self._clock = clock
+        self._since_ns = clock()
+        self.n_left_out = 0
+        self._n_told = 0
+
+    def take(self) -> int | None:
+        now_ns = self._clock()
+        self._saved_ns = min(self._most_ns, self._saved_ns + now_ns - self._since_ns)
+        self._since_ns = now_ns
+        if self._saved_ns < self._line_ns:
+            self.n_left_out += 1
+            return None
+        self._saved_ns -= self._line_ns
+        n_untold, self._n_told = self.n_left_out - self._n_told, self.n_left_out
+        return n_untold
+
+
+class EventLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger that takes fields as keyword arguments and carries some of them along.
+
+    With a `limit`, lines beyond it are left out, and the next line that is written says how many: `left_out`.
+    """
+
+    def __init__(self, logger: logging.Logger, bound: Mapping[str, object], limit: LineLimit | None = None) -> None:
         super().__init__(logger, bound)
         self.bound = bound
+        self.limit = limit
 
     def bind(self, **fields: object) -> EventLogger:
         """A logger whose every line has these fields as well, usually `call` or `turn`."""
-        return EventLogger(self.logger, {**self.bound, **fields})
+        return EventLogger(self.logger, {**self.bound, **fields}, self.limit)
+
+    def limited(self, limit: LineLimit) -> EventLogger:
+        """The same logger, for lines that peers cause."""
+        return EventLogger(self.logger, self.bound, limit)
+
+    def summary(self, event: str, **fields: Any) -> None:
+        """The last line of what the limit is for, such as a call. It is never left out, and it says how many lines
+        were: `lines_left_out`, where there are any."""
+        n_left_out = 0 if self.limit is None else self.limit.n_left_out
+        EventLogger(self.logger, self.bound).info(event, **fields, lines_left_out=n_left_out or None)
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.limit is not None and level > logging.DEBUG and self.isEnabledFor(level):
+            n_left_out = self.limit.admit(bool(kwargs.get("exc_info")))
+            if n_left_out is None:
+                return
+            if n_left_out:
+                kwargs["left_out"] = n_left_out
+        # The record's place is the caller's, not this method.
+        super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         of_logging = {name: kwargs.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in kwargs}

@@ -119,11 +119,12 @@ def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
     beside, here = tmp_path / "etc", tmp_path / "here"
     for folder in (beside, here):
         folder.mkdir()
-        for name in ("c.pem", "k.pem"):
+        for name in ("c.pem", "k.pem", "secret"):
             (folder / name).touch()
     monkeypatch.chdir(here)
-    config = loaded("server: {tls: {cert: c.pem, key: k.pem}}\n", beside)
+    config = loaded("server: {tls: {cert: c.pem, key: k.pem, passphrase_file: secret}}\n", beside)
     assert config.server.tls.cert == str(beside / "c.pem")
+    assert config.server.tls.passphrase_file == str(beside / "secret")
     flags = {"server.tls.cert": "c.pem", "server.tls.key": "k.pem"}
     assert load(str(beside / "server.yaml"), flags, {}).server.tls.cert == "c.pem"
 
@@ -184,6 +185,7 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("server: {tokens: ['señor']}", "server.tokens: a token must be visible ASCII characters"),
         ("server: {tokens_file: nowhere}", "server.tokens_file: cannot read "),
         ("server: {tls: {cert: c.pem}}", "server.tls.key: missing; a certificate and its key go together"),
+        ("server: {tls: {passphrase_file: c.pem}}", "server.tls.key: missing; passphrase_file is for an encrypted key"),
         ("server: {public_url: example.com}", "server.public_url: 'example.com' is wrong; expected a URL beginning"),
         ("server: [1]", "server: [1] is not a section; expected the keys host, port"),
         ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),

@@ -62,6 +62,18 @@ def test_the_image_starts_the_server_with_flags_that_exist() -> None:
     assert given["--config"] == shipped
 
 
+def test_a_container_without_a_token_stops_and_says_how_to_get_one() -> None:
+    (command,) = [json.loads(rest) for word, rest in dockerfile() if word == "CMD"]
+    shipped = [str(ROOT / "configs" / "server.yaml") if part.endswith("/server.yaml") else part for part in command]
+    run = [sys.executable, "-m", "telephony_tts.cli", *shipped]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TELEPHONY_TTS_")}
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environ)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1, ended.stderr
+    assert "server.host is 0.0.0.0" in ended.stderr and "TELEPHONY_TTS_TOKENS" in ended.stderr
+    usage = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").partition("\nFROM")[0]
+    assert "export TELEPHONY_TTS_TOKENS=" in usage and "-e TELEPHONY_TTS_TOKENS telephony-tts" in usage
+
+
 def test_the_image_runs_as_nobody_in_particular_and_is_asked_for_readiness() -> None:
     final = dockerfile()[max(i for i, (word, _) in enumerate(dockerfile()) if word == "FROM") :]
     words = dict(final)
@@ -83,6 +95,7 @@ def test_the_compose_file_fits_the_image_and_the_configuration() -> None:
     source, target, _ = mount.split(":")
     assert (file.parent / source).is_file() and target in dict(dockerfile())["CMD"]
     assert float(service["stop_grace_period"].rstrip("s")) > config.Config().server.drain_s
+    assert service["environment"]["TELEPHONY_TTS_TOKENS"].startswith("${TELEPHONY_TTS_TOKENS:?"), "asked for"
     tokens = dict.fromkeys(service["environment"], "a-token")
     read = config.load(None, environ=tokens)
     assert (read.server.tokens, read.bot.token, read.twilio.auth_token) == (("a-token",), "a-token", "a-token")

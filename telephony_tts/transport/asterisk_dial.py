@@ -12,7 +12,6 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
-from telephony_tts import logs
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Catalog
 from telephony_tts.transport.connection import CallConnection, DialledConnection
@@ -20,7 +19,6 @@ from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 
-_log = logs.get(__name__)
 _OPEN_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -48,7 +46,7 @@ async def serve_dialled(
     """Dial `url` and serve it as a media leg, for as long as `control` lives."""
     control.listen(lambda payload, is_text: None, lambda flag: None)
     if not may_dial(url, settings.asterisk_urls):
-        _log.warning("dial_refused")  # the address may hold a secret
+        control.log.warning("dial_refused")  # the address may hold a secret
         control.end(4400, "the address is none of asterisk.dial in the server's configuration")
         return
     try:
@@ -65,10 +63,11 @@ async def serve_dialled(
         )
     except (OSError, TimeoutError, WebSocketException, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        _log.error("asterisk_unreachable", why=why)
+        control.log.error("asterisk_unreachable", why=why)
         control.end(1011, f"Asterisk: {why}")
         return
     assert isinstance(connection, DialledConnection)
+    connection.log = control.log
     connection.watch_slow_reader(settings.slow_reader_s)
     leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
     control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))

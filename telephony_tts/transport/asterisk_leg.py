@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from telephony_tts import logs, metrics
+from telephony_tts import metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import DirectConnection
@@ -18,7 +18,6 @@ from telephony_tts.wire import messages as m
 from telephony_tts.wire.asterisk import LEAD_MS, MAX_AUDIO_BYTES, XON_FRAMES, AsteriskCodec
 from telephony_tts.wire.fields import Wire
 
-_log = logs.get(__name__)
 _ASK_EVERY_NS = 5 * NS_PER_S
 _MAX_FLUSHES = 3
 
@@ -102,8 +101,7 @@ class AsteriskLeg(MediaLeg):
         now_ns = monotonic_ns()
         if now_ns - self._asked_ns > _ASK_EVERY_NS:
             if self._flushed_ns is not None and now_ns - self._flushed_ns > _ANSWER_NS:
-                log = _log if self.call is None else self.call.log
-                log.warning("clear_unconfirmed", why="Asterisk has not answered GET_STATUS")
+                self.connection.log.warning("clear_unconfirmed", why="Asterisk has not answered GET_STATUS")
                 self._flushed_ns = None
             self._ask(now_ns)
         self._n_sent_since += n_frames

@@ -30,6 +30,7 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
             connection.end(4409, "the call already has a bot")
             return
         codec = NativeCodec("none", call.id, inbound=settings.bot_inbound)
+        connection.log = call.log
         connection.watch_slow_reader(settings.slow_reader_s)
         call.join_bot(connection, codec.encode, ready(call))
         call.receive(m.Configure(inbound=settings.bot_inbound))

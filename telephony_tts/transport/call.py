@@ -54,7 +54,8 @@ class Call:
         self.session = session
         self.id = session.settings.call
         self.kind = kind
-        self.log = _log.bind(call=self.id)
+        self.log = _log.bind(call=self.id).limited(logs.LineLimit.of_call())
+        """For all that its peers cause."""
         self._catalog = catalog
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.TaskGroup | None = None
@@ -209,7 +210,7 @@ class Call:
             assert self._end is not None
             code, reason = self._end
             duration_ms = (monotonic_ns() - begun_ns) // NS_PER_MS
-            self.log.info("call_ended", code=code, reason=reason, duration_ms=duration_ms)
+            self.log.summary("call_ended", code=code, reason=reason, duration_ms=duration_ms)
             self._group = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

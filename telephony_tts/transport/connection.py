@@ -66,6 +66,8 @@ class DirectConnection(Connection):
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
         self.left: asyncio.Future[None] = self.loop.create_future()
+        self.log = _log
+        """The call's, once it is a leg of one."""
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
         """Deliver messages from now on, first those that came with the handshake."""
@@ -81,9 +83,11 @@ class DirectConnection(Connection):
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message; never waits, and does nothing on a closing connection."""
+        if self.transport.is_closing():
+            return
         broadcast((self,), payload, text=is_text)
         if self.paused and self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            _log.warning("reads_nothing", unsent_bytes=self.transport.get_write_buffer_size())
+            self.log.warning("reads_nothing", unsent_bytes=self.transport.get_write_buffer_size())
             self.transport.abort()
 
     def end(self, code: int, reason: str) -> None:
@@ -101,7 +105,7 @@ class DirectConnection(Connection):
         self._slow_s = seconds
 
     def _drop_slow_reader(self) -> None:
-        _log.warning("slow_reader", unsent_bytes=self.transport.get_write_buffer_size(), for_s=self._slow_s)
+        self.log.warning("slow_reader", unsent_bytes=self.transport.get_write_buffer_size(), for_s=self._slow_s)
         self.transport.abort()
 
     def _stop_listening(self) -> None:
@@ -117,7 +121,7 @@ class DirectConnection(Connection):
             self._on_message(payload, is_text)
         except Exception:
             # Raised on, it would tear down the transport without a word, or leave a held flood stuck for ever.
-            _log.exception("message_crashed")
+            self.log.exception("message_crashed")
             self.end(1011, "internal error")
 
     # ------------------------------------------------- called by websockets

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from websockets.http11 import Request
 
-from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
@@ -27,8 +26,6 @@ from telephony_tts.wire.freeswitch import (
     MAX_FILE_BYTES,
     FreeSwitchCodec,
 )
-
-_log = logs.get(__name__)
 
 _METADATA_S = 0.5
 """How long a leg that has a name already may take to send its metadata, where it is so quiet that no audio comes."""
@@ -148,7 +145,7 @@ class FreeSwitchLeg(MediaLeg):
 
     def _on_playback(self, message: m.MediaPlayback, now_ns: int) -> None:
         if message.state == "failed":
-            _log.error("playback_failed", call=self.call and self.call.id, file=message.file)
+            self.connection.log.error("playback_failed", file=message.file)
             self.reason = "playback_failed"
             self.end(1011, "FreeSWITCH could not play what was said")
             return
@@ -225,9 +222,8 @@ class FreeSwitchLeg(MediaLeg):
         self._watch = self._loop.call_later(_PATIENCE_S + duration_ns / NS_PER_S, self._is_unheard)
 
     def _is_unheard(self) -> None:
-        _log.error(
+        self.connection.log.error(
             "nobody_plays",
-            call=self.call and self.call.id,
             hint="is telephony-sip-bridge running, with freeswitch.enabled and connected to the event socket?",
         )
         self.reason = "playback_failed"

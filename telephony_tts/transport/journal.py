@@ -5,17 +5,13 @@ from __future__ import annotations
 from telephony_tts import logs, metrics
 from telephony_tts.wire import messages as m
 
-_LOGGED_ERRORS = 100
-"""Error events of one call that are logged; a bot that makes more of them has been seen."""
-
 
 class Journal:
-    """One call's. `log` carries the call's id."""
+    """One call's. `log` carries the call's id and limits its lines; the metrics count every event."""
 
     def __init__(self, log: logs.EventLogger) -> None:
         self._log = log
         self._n_underruns = 0
-        self._n_errors = 0
 
     def note(self, event: m.ToBot, n_underruns: int) -> None:
         """An event goes to the bot; `n_underruns` is the call's sum so far."""
@@ -38,7 +34,7 @@ class Journal:
             case m.ErrorEvent():
                 if event.turn is not None:
                     metrics.TURNS.labels(outcome="error").inc()
-                self._error(event)
+                self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
             case m.CallerSpeech():
@@ -54,8 +50,3 @@ class Journal:
         if n_underruns != self._n_underruns:
             metrics.UNDERRUNS.inc(n_underruns - self._n_underruns)
             self._n_underruns = n_underruns
-
-    def _error(self, event: m.ErrorEvent) -> None:
-        self._n_errors += 1
-        if self._n_errors <= _LOGGED_ERRORS:
-            self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)

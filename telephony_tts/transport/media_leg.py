@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Protocol
 
-from telephony_tts import logs, metrics
+from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.bot_dial import dial_bot
 from telephony_tts.transport.call import Call, Catalog
@@ -18,9 +18,6 @@ from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.twilio import TwilioCodec
-
-_log = logs.get(__name__)
-_LOGGED_MISTAKES = 10
 
 _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
 """Close codes of the WebSocket library's own, for what it does not let through to us."""
@@ -56,7 +53,7 @@ async def serve_media(
         registry.n_arriving -= trusted
     if not leg.started.done():
         if not connection.left.done():
-            _log.warning("media_never_started", dialect=leg.kind)
+            connection.log.warning("media_never_started", dialect=leg.kind)
             connection.end(4400, "no start event came")
         return
     start = leg.started.result()
@@ -65,7 +62,7 @@ async def serve_media(
         given = start.parameters.pop("token", "")
         if not settings.knows(given.encode()):
             metrics.REFUSED.labels(reason="unauthorized").inc()
-            _log.warning("media_unauthorised", call=start.call)
+            connection.log.warning("media_unauthorised", call=start.call)
             connection.end(4401, "a token is needed as a stream parameter")
             return
         # While it was a stranger it did not count as a call to come.
@@ -76,7 +73,7 @@ async def serve_media(
             # Let in for the sake of a bot that waits for its media leg, but that bot waits for another one.
             reason = "draining" if registry.draining else "busy"
             metrics.REFUSED.labels(reason=reason).inc()
-            _log.warning("refused", call=start.call, reason=reason, leg="media")
+            connection.log.warning("refused", call=start.call, reason=reason, leg="media")
             connection.end(1013, "no room for another call")
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
@@ -84,7 +81,7 @@ async def serve_media(
         await registry.start(call)
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
-        _log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
+        connection.log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
         connection.end(4409, "the call already has a media leg")
         return
     try:
@@ -115,7 +112,6 @@ class MediaLeg:
         self.codec = codec
         self.call: Call | None = None
         self._waiting: list[m.FromMedia] = []
-        self._n_mistakes = 0
         self._received = metrics.RECEIVED_BYTES.labels(leg="media")
         self.started: asyncio.Future[m.MediaStart] = asyncio.get_running_loop().create_future()
         self.reason = "closed"
@@ -160,6 +156,7 @@ class MediaLeg:
     def attach(self, call: Call, start: m.MediaStart) -> None:
         """The call is known: everything goes to it from now on, first what came in between."""
         self.call = call
+        self.connection.log = call.log
         call.session.attach_media(monotonic_ns(), marks=True, clears=True, fills=self.fills, start=start)
         call.join_media(self, self.encode, self.send_gathered)
         if self.connection.paused:
@@ -178,10 +175,7 @@ class MediaLeg:
             self.connection.end(1000, "stopped")
 
     def _mistake(self, mistake: m.Invalid) -> None:
-        self._n_mistakes += 1
-        if self._n_mistakes <= _LOGGED_MISTAKES:
-            call_id = self.call.id if self.call is not None else None
-            _log.warning("media_message_refused", call=call_id, code=mistake.code, why=mistake.message)
+        self.connection.log.warning("media_message_refused", code=mistake.code, why=mistake.message)
         self.complain(mistake)
 
     def complain(self, mistake: m.Invalid) -> None:

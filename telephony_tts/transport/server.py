@@ -46,6 +46,8 @@ _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
+_LOGGED_CHARS = 200
+"""Of what a refusal says: it may name the Host header, which is the stranger's."""
 _CLOSE_REASON = "the server is going away"
 
 
@@ -67,6 +69,9 @@ class Server:
         self.catalog = catalog
         self.registry = Registry()
         self.admission = Admission(settings.max_calls, settings.max_frame_lateness_ms)
+        self._limit = logs.LineLimit.of_strangers()
+        self.strangers = _log.limited(self._limit)
+        """The log of connections that are no call."""
         self.ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
@@ -110,6 +115,7 @@ class Server:
             close_timeout=_CLOSE_TIMEOUT_S,
             open_timeout=_OPEN_TIMEOUT_S,
             server_header=None,
+            logger=logs.get("websockets.server").limited(self._limit),
             reuse_address=True,
             start_serving=False,
         )
@@ -132,9 +138,12 @@ class Server:
                         connection.transport.abort()
                 await listener.wait_closed()
                 lag.cancel()
+                if self._limit.n_left_out:
+                    self.strangers.summary("lines_left_out", of="connections that are no call")
 
     def _connection(self, *args: Any, **kwargs: Any) -> CallConnection:
         connection = CallConnection(*args, **kwargs)
+        connection.log = self.strangers
         self._connections.add(connection)
         return connection
 
@@ -245,7 +254,7 @@ class Server:
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
-        _log.info("refused", reason=reason, why=message.strip())
+        self.strangers.info("refused", reason=reason, why=message.strip()[:_LOGGED_CHARS])
         response = _respond(status, message)
         if status is HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = "Bearer"

@@ -52,6 +52,7 @@ async def serve_stream(
         metrics.REFUSED.labels(reason="call_taken").inc()
         _refuse(connection, "call_taken", f"call {call_id} already has a bot", 4409)
         return
+    connection.log = call.log
     try:
         if not joins:
             call.frames_to_bot(connection, codec.encode)

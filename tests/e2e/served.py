@@ -9,19 +9,22 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `telephony-tts serve` with tones for a voice, once it is ready."""
+def process(*arguments: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A real `telephony-tts serve` with tones for a voice, once it is ready. It logs to `log`, else to its pipe, which
+    holds 64 kB."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set", "engines.default=fake",
                "--set", "limits.max_frame_lateness_ms=10000", *arguments]  # fmt: skip
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with open(log, "w") if log is not None else nullcontext(subprocess.PIPE) as stderr:
+        served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     try:
         end_s = time.monotonic() + 20
         while time.monotonic() < end_s:

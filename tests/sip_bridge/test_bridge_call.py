@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 import virtual_loop
+from log_lines import lines
 from pretend_sides import CALL, SILENCE_8K, Stage, at, now_ms, play
 
 from sip_bridge import metrics
@@ -478,6 +480,24 @@ def test_a_server_that_sends_far_too_much_loses_its_call() -> None:
         assert ends("queue_overflow") == before + 1
 
     play(act)
+
+
+def test_a_server_that_complains_of_everything_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def act() -> None:
+        stage = Stage()
+        await stage.joined()
+        stage.leg.says(*[s.Complaint("bad_json", "no")] * 1000)
+        await at(10_000)
+        stage.leg.says(*[s.Complaint("bad_json", "no")] * 1000)
+        stage.socket.says(Hangup())
+        await stage.ended()
+
+    play(act)
+    told = lines(caplog, "server_complains")
+    (ended,) = lines(caplog, "call_ended")
+    assert 100 <= len(told) <= 120 and len(told) + ended["lines_left_out"] == 2000
 
 
 def test_a_fault_of_ours_ends_this_call_with_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

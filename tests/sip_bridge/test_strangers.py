@@ -9,7 +9,7 @@ import socket
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from bridge_rig import Ended, Rig, bridging, noise, run, until
@@ -162,6 +162,8 @@ def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         how = {"audiosocket__allowed": ["127.0.0.1"]}
         async with standin_server() as server, bridging(server.url, **how) as rig, beside(server, rig):
@@ -176,6 +178,31 @@ def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture
     told = lines(caplog, "refused")
     assert told[0] == {"peer": "127.0.0.2", "reason": "not_allowed", "setting": "audiosocket.allowed"}
     assert 20 <= len(told) <= 40
+    (last,) = lines(caplog, "lines_left_out")
+    assert len(told) + last["lines_left_out"] == 300
+
+
+def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has a name, and none is a call: two lines each, of which 20 come at once and then one a second."""
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
+            loop = asyncio.get_running_loop()
+            async with AsyncExitStack() as stack:
+                early = [await stack.enter_async_context(stranger(rig.port)) for _ in range(60)]
+                await until(lambda: rig.bridge.n_calls == 60, "they are let in, as none has a name yet")
+                up = await stack.enter_async_context(phone(rig.port))
+                await server.call(up.name)
+                for sock in early:
+                    await loop.sock_sendall(sock, UUID_HEADER + uuid.uuid4().bytes)
+                    await read_to_end(sock)
+            await until(lambda: not rig.bridge.n_calls, "all are over")
+
+    run(main)
+    (last,) = lines(caplog, "lines_left_out")
+    told = [*lines(caplog, "refused"), *(line for line in lines(caplog, "call_ended") if line["reason"] == "refused")]
+    assert 20 <= len(told) <= 40 and len(told) + last["lines_left_out"] == 120
 
 
 # -------------------------------------------------------------------- garbage and halves

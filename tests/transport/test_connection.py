@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from log_lines import lines
 from stage import run, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -195,6 +196,26 @@ def test_a_full_socket_says_so_and_says_when_it_has_room_again() -> None:
             assert connections[0]._slow_timer is None
 
     run(main)
+
+
+def test_that_a_peer_reads_nothing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All that became due at once was written to the aborted connection: twelve lines for one peer."""
+
+    async def main() -> None:
+        async def handler(connection: CallConnection) -> None:
+            connection.listen(lambda payload, is_text: None, lambda flag: None)
+            for _ in range(20_000):
+                connection.send_now(b"x" * 1000, False)
+            await connection.left
+
+        async with served(handler) as port, client(port) as socket:
+            socket.transport.pause_reading()
+            await until(lambda: lines(caplog), "it is dropped")
+            socket.transport.abort()
+
+    run(main)
+    (line,) = lines(caplog)
+    assert caplog.messages == ["reads_nothing"] and 1 << 20 < line["unsent_bytes"] < (1 << 20) + 70_000
 
 
 @pytest.mark.parametrize("how", ["slow", "endless"])

@@ -14,6 +14,7 @@ from virtual_loop import at, play
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from telephony_tts import logs
 from telephony_tts.transport import freeswitch_leg
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
@@ -41,6 +42,7 @@ class Line:
         self.leg = FreeSwitchLeg(cast(CallConnection, self))
         self.session = SimpleNamespace(wants_audio=False)
         self.id = "c1"
+        self.log = logs.get("test").bind(call="c1")
 
     # as the socket
     def send_now(self, payload: bytes, is_text: bool) -> None:

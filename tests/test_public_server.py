@@ -1,0 +1,91 @@
+"""A server that others can reach asks for a token, unless `server.open` says that it need not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telephony_tts import app
+from telephony_tts.cli import main
+from telephony_tts.config import Config, Server, load
+from telephony_tts.errors import ConfigError
+
+TONES = ("--set", "engines.default=fake")
+SECRET = {"TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "of-the-carrier"}
+TOKEN = {"TELEPHONY_TTS_TOKENS": "of-the-bot"}
+PUBLIC = ("0.0.0.0", "::", "192.0.2.7", "2001:db8::1", "voice.example.com", "localhost.example.com", "128.0.0.1")
+LOCAL = ("127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST")
+
+
+def settings(environ: dict[str, str], **server: Any) -> Config:
+    return load(None, {f"server.{name}": value for name, value in server.items()}, environ)
+
+
+@pytest.fixture(autouse=True)
+def no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRET, *TOKEN):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("host", PUBLIC)
+def test_without_a_token_a_public_address_is_refused_with_the_remedy(host: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        app.transport_settings(settings({}, host=host))
+    told = refused.value.message
+    assert told.startswith(f"server.host is {host}, ") and "\n" not in told
+    remedies = ("openssl rand -hex 32", "TELEPHONY_TTS_TOKENS", "server.tokens_file", "--set server.open=true")
+    assert all(remedy in told for remedy in remedies)
+    assert app.transport_settings(settings(TOKEN, host=host)).tokens == ("of-the-bot",)
+    assert app.transport_settings(settings({}, host=host, open=True)).tokens == ()
+
+
+@pytest.mark.parametrize("host", LOCAL)
+def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str) -> None:
+    """The carrier's secret signs the carrier's connections alone: /v1/stream was open to the world beside it."""
+    assert app.transport_settings(settings({}, host=host)).host == host
+    with pytest.raises(ConfigError, match=r"^twilio\.auth_token is set, .*server\.tokens_file") as refused:
+        app.transport_settings(settings(SECRET, host=host))
+    assert "of-the-carrier" not in refused.value.message
+    assert app.transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio_auth_token == "of-the-carrier"
+    assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio_auth_token == "of-the-carrier"
+
+
+def test_no_host_at_all_is_a_public_one() -> None:
+    assert not Server(host="").is_on_loopback, "it listens on every address"
+
+
+def test_serve_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0", *TONES]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("telephony-tts: server.host is 0.0.0.0, ") and told.count("\n") == 1
+
+
+def test_other_commands_do_not_mind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    public = (*TONES, "--set", "server.host=0.0.0.0")
+    assert main(["say", "Hello.", str(tmp_path / "out.wav"), *public]) == 0
+    assert main(["voices", *public]) == 0
+    assert "fake/tone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "says"),
+    [
+        ((), 0, "ok       server                 without a token, open to programs on this machine"),
+        (("server.tokens=['a']", "server.host=0.0.0.0"), 0, "ok       server                 asks for a token"),
+        (("server.host=0.0.0.0",), 1, "broken   server                 server.host is 0.0.0.0, "),
+        (
+            ("server.host=0.0.0.0", "server.open=true"), 0,
+            "ok       server                 without a token, open to everyone who can reach it",
+        ),
+    ],
+)  # fmt: skip
+def test_doctor_tells_of_it(
+    flags: tuple[str, ...], status: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "installed", lambda engine: False)
+    given = [part for flag in flags for part in ("--set", flag)]
+    assert main(["doctor", *TONES, "--set", "server.port=0", *given]) == status
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " server  " in line]
+    assert line.startswith(says)
