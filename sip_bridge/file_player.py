@@ -26,10 +26,11 @@ _MAX_WAITING = 1_000
 
 
 class Hands(Protocol):
-    """What the player can do. `number` is a file's name on the server's side."""
+    """What the player can do. `number` is a file's name on the server's side. `stop` stops what plays, and also takes
+    from FreeSWITCH's queue what has not begun, unless that is to stay."""
 
     def play(self, path: str) -> None: ...
-    def stop(self) -> None: ...
+    def stop(self, *, empties_queue: bool = True) -> None: ...
     def report(self, what: str, number: int | None = None) -> None: ...
     def remove(self, path: str) -> None: ...
 
@@ -40,8 +41,7 @@ class _File:
     path: str
     n_tries: int = 0
     state: str = "asked"
-    """Then "playing". Or FreeSWITCH does not have it for a moment: "broken" by another program's break, or "flushed" by
-    a break of ours that was for the file before it."""
+    """Then "playing"; or "broken", by another program or a break that was for the file before it, for a moment."""
     is_cleared: bool = False
     is_removed: bool = False
 
@@ -104,23 +104,18 @@ class FilePlayer:
             self._hands.stop()  # the bridge that knew the call may have begun a file
         if current is None or current.number >= self._first or current.is_cleared:
             return
-        if current.state in ("asked", "playing"):
-            self._give_up(current, now_ns)
-        else:
+        if current.state == "broken":
             self._leave(current, now_ns)  # FreeSWITCH does not have it
+        else:
+            self._give_up(current, now_ns)
 
     def begun(self, path: str, now_ns: int) -> None:
         """FreeSWITCH plays a file."""
         current = self._current
         if path == self._late:
-            # The break came before the file's beginning and has not reached it. One more, which also takes the next
-            # file out of FreeSWITCH's queue.
+            # The break came before the file's beginning and has not reached it. The next file may be queued behind it.
             self._late = None
-            self._hands.stop()
-            if current is not None and current.state == "asked" and not current.is_cleared:
-                current.state = "flushed"
-                current.n_tries -= 1
-                self.deadline_ns = now_ns + _SETTLE_NS
+            self._hands.stop(empties_queue=False)
             return
         if current is None or current.path != path:
             return
@@ -138,7 +133,7 @@ class FilePlayer:
         if current is None or current.path != path:
             return
         if was_broken and not current.is_cleared:
-            # Another program's break.
+            # Another program's break, or ours for the file before it, which ended by itself.
             current.state = "broken"
             self.deadline_ns = now_ns + _AGAIN_NS
             return
@@ -149,12 +144,8 @@ class FilePlayer:
     def stopped(self, now_ns: int) -> None:
         """FreeSWITCH has done a break. A file that had not begun is out of its queue now, and will have no end."""
         current = self._current
-        if current is None or current.state == "playing":
-            return
-        if current.is_cleared:
+        if current is not None and current.is_cleared and current.state != "playing":
             self._leave(current, now_ns)
-        elif current.state == "flushed":
-            self._play(current, now_ns)
 
     def refused(self, path: str, now_ns: int) -> None:
         """FreeSWITCH does not play it."""
@@ -190,7 +181,7 @@ class FilePlayer:
             return
         if current.is_cleared:
             self._leave(current, now_ns)
-        elif current.state in ("broken", "flushed") and current.n_tries < _MAX_TRIES:
+        elif current.state == "broken" and current.n_tries < _MAX_TRIES:
             self._play(current, now_ns)
         else:
             self._hands.report("failed", current.number)

@@ -115,7 +115,7 @@ class FreeSwitchApplication:
         try:
             while True:
                 folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
-                if speech_files.is_folder(folder):
+                if folder != "/" and speech_files.is_folder(folder):
                     await self._sweep_folder(connection, folder)
                 await asyncio.sleep(_LEFTOVER_S)
         except EslLost:

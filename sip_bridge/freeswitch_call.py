@@ -150,9 +150,12 @@ class FreeSwitchCall:
         # Not uuid_broadcast, which first waits for five frames of the caller's (lead-frames): 100 ms a file.
         self._orders.execute(self.uuid, "playback", path, lambda reply: self._answered(path, reply))
 
-    def stop(self) -> None:
-        self._stopped_ns = self._clock()
-        self._orders.api(f"uuid_break {self.uuid} all", self._break_answered)
+    def stop(self, *, empties_queue: bool = True) -> None:
+        if empties_queue:
+            self._stopped_ns = self._clock()
+            self._orders.api(f"uuid_break {self.uuid} all", self._break_answered)
+        else:
+            self._orders.api(f"uuid_break {self.uuid}")
 
     def report(self, what: str, number: int | None = None) -> None:
         metrics.FILES.labels(what).inc()

@@ -238,7 +238,8 @@ class StandinFreeSwitch:
             self._enqueue(channel, words[1], N_LEAD_FRAMES)
             return "+OK Message sent\n"
         if name == "uuid_break":
-            channel.queue.clear()
+            if words[1:] == ["all"]:
+                channel.queue.clear()
             channel.break_now.set()
             return "+OK\n"
         if name == "uuid_kill":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,39 @@ def test_a_break_that_comes_too_early_for_its_file_is_followed_by_another(tmp_pa
             assert last == speech(6, 2)
             # Without its file FreeSWITCH plays nothing; where that stays, one frame and what the machine takes.
             assert sum(len(pcm) for _, _, pcm in cut) <= (0 if remove_files else 5 * 320)
+
+    run(main)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("seed", range(3))
+def test_a_clear_at_any_moment_silences_its_file_and_the_next_one_is_heard_once(tmp_path: Path, seed: int) -> None:
+    """Whether FreeSWITCH has the file in its queue, begins it, plays it or has just ended it."""
+
+    async def main() -> None:
+        async with together(tmp_path, freeswitch__remove_files=seed != 0) as (switch, _):
+            chance = random.Random(seed)
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            loop = asyncio.get_running_loop()
+            kept: list[bytes] = []
+            number = 0
+            for _ in range(25):
+                switch.queue_s, switch.busy_s = chance.choice([0.0, 0.01, 0.03]), chance.choice([0.0, 0.0, 0.03])
+                n_before = len(channel.heard)
+                switch.speech(channel, number + 1, speech(3, 2 * number))
+                await asyncio.sleep(chance.uniform(0.0, 0.15))
+                cleared_s = loop.time()
+                switch.word(channel, tts="clear", before=number + 2)
+                switch.speech(channel, number + 2, speech(2, 2 * number + 1))
+                await until(lambda n=number + 2: ("played", str(n)) in said(channel), "the new speech")
+                *cut, (_, _, pcm) = channel.heard[n_before:]
+                assert pcm == speech(2, 2 * number + 1), "whole"
+                assert all(begun_s < cleared_s + 0.1 and ended_s < cleared_s + 0.15 for begun_s, ended_s, _ in cut)
+                kept.append(pcm)
+                number += 2
+            heard = [pcm for _, _, pcm in channel.heard]
+            assert [heard.count(pcm) for pcm in kept] == [1] * 25
 
     run(main)
 
