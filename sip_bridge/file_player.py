@@ -16,7 +16,7 @@ _BEGIN_NS = 3_000 * NS_PER_MS
 """A file that has not begun by then does not: FreeSWITCH takes some 30 ms."""
 
 _SETTLE_NS = 500 * NS_PER_MS
-"""The longest wait for the answer to a break, and for the end of the file that it stops: 5 to 31 ms were seen."""
+"""The longest wait for the answer to a break and for the end of the file that it stops. 5 to 31 ms were seen."""
 
 _AGAIN_NS = 150 * NS_PER_MS
 """After a break that the bridge has not asked for: a hang-up would have been told by then."""
@@ -54,9 +54,9 @@ class FilePlayer:
         self._waiting: deque[_File] = deque()
         self._current: _File | None = None
         self._late: str | None = None
-        """A cleared file that was given up before it began. Should it begin after all, it is broken then."""
+        """A cleared file that was given up before it began. If it begins nevertheless, it is broken then."""
         self._is_known = False
-        """Whether the call was followed from its beginning, or the server was told that it was not."""
+        """Whether this player has seen the call from its beginning, or has asked the server to send again."""
         self._first = 0
         """Files before this number were cleared."""
         self.deadline_ns: int | None = None
@@ -74,8 +74,8 @@ class FilePlayer:
     def add(self, number: int, path: str, now_ns: int) -> None:
         """A file of speech is there. The event of one that was cleared may come late.
 
-        A call whose first file is not number 1 was another bridge's before: what that one did with the files before is
-        not known here, so the server is asked for all again, this one included.
+        If the first file of a call is not number 1, another bridge had the call before. What it did with the earlier
+        files is not known, so the server is asked to send all again, this one included.
         """
         file = _File(number, path)
         if not self._is_known and number != 1:

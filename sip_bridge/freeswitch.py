@@ -22,7 +22,7 @@ _log = logs.get(__name__)
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 5.0
 _LEFTOVER_S = 600.0
-"""A file so old whose channel is gone was left by a FreeSWITCH that was killed; and how often such are looked for."""
+"""Files of this age whose channel is gone are removed. This is also how often they are looked for."""
 
 _COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
 _FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
@@ -32,7 +32,7 @@ _UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_fail
 _REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
 """Close codes of our server for a leg that never became a call's (PROTOCOL.md)."""
 _RESET = 1
-"""The code in mod_audio_stream's ::error where a connection is reset, as by a server that was killed in mid-call."""
+"""The code in mod_audio_stream's ::error when a connection is reset, as by a server that is killed in mid-call."""
 EVENTS = " ".join(
     (
         "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
@@ -108,10 +108,10 @@ class FreeSwitchApplication:
         if self._connection is not None:
             self._connection = None
             for call in self._calls.values():
-                call.left_alone()
+                call.socket_lost()
 
     async def _sweep(self, connection: EslConnection) -> None:
-        """Remove files that no call will: neither the module's nor ours is left after both processes were killed."""
+        """Remove files of calls that are over, as they stay after FreeSWITCH and the bridge were killed."""
         try:
             while True:
                 folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
@@ -214,9 +214,12 @@ class FreeSwitchApplication:
             del self._calls[call.uuid]
 
     def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
-        """The module's socket is gone, or never came to be. One that was stopped in FreeSWITCH closes with 1000 and is
-        wanted; where the server ends a call it says so before. A call of ours has had a word of the server's, so any
-        error is the server's loss. Of another call that was once connected nothing says that it is ours."""
+        """The module's socket is gone, or was never connected.
+
+        A stream that was stopped in FreeSWITCH closes with 1000, which is wanted. The server says `hangup` before it
+        ends a call. A known call was connected, so any error means that the server is lost. An unknown call that was
+        connected may belong to another program, so it is left alone.
+        """
         code = _code(event.body)
         if event.name in _LEFT and code == 1000:
             if call is not None:

@@ -134,12 +134,12 @@ class FreeSwitchCall:
             self._digits_ns.append(now_ns)
             self._tell({"esl": "dtmf", "digit": digit.upper()})
 
-    def left_alone(self) -> None:
-        """The event socket is away. The server sends again what was not heard, so no file here is of use any more."""
+    def socket_lost(self) -> None:
+        """The event socket is gone. The server will send again what was not heard, so the files here are not needed."""
         self._player.forget_files()
 
     def lost_touch(self) -> None:
-        """The event socket was away, and is here again."""
+        """The event socket is connected again. What happened in between is not known."""
         self._player.lost_touch(self._clock())
         self._arm()
 

@@ -6,8 +6,8 @@ What a caller would hear is kept as bytes with their times. Its habits that matt
 * A break empties the queue of what has not begun, of which no event tells. It stops a file at the end of a frame. It is
   forgotten when the next application begins, so one that comes while lead-frames are read stops nothing.
 * At each file's beginning and end the last 40 ms from the caller are thrown away.
-* The module plays nothing, splits `send_text` at spaces, and says `::error` with code 1 where its socket is reset.
-* Whoever kills it finds the module's files later.
+* The module plays nothing, splits `send_text` at spaces, and raises `::error` with code 1 when its socket is reset.
+* If it is killed, the module's files stay.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class StandinFreeSwitch:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def killed(self) -> None:
-        """`kill -9`: nobody says anything or removes a file."""
+        """`kill -9`: no event is raised and no file is removed."""
         for channel in self.channels.values():
             channel.is_up = False
             channel.break_now.set()
@@ -342,7 +342,7 @@ class StandinFreeSwitch:
         self.event(f"{channel.module}::disconnect", {"Unique-ID": channel.uuid}, json.dumps(body))
 
     def reset(self, channel: Channel) -> None:
-        """The module's socket is gone without a close, as when the server is killed. Not `::disconnect`."""
+        """The module's socket is gone without a close frame, as when the server is killed."""
         if channel.module == "mod_audio_fork":
             return self.left(channel, 1006)
         body = {"status": "error", "message": {"code": 1, "error": "Connection reset"}}

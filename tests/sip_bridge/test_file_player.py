@@ -179,7 +179,7 @@ def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
 
 
 def test_a_call_first_seen_in_its_middle_is_asked_for_again() -> None:
-    """Another bridge had it, and did nobody knows what with the files before. It may have begun one of them."""
+    """Another bridge had it. What that one did with the files before is not known; one of them may still play."""
     world = World(is_new=True)
     world.add(4)
     assert world.taken() == ["stop", "again"] and world.removed == ["/f4"]
