@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from sip_bridge import metrics
-from sip_bridge.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event
+from sip_bridge.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event, execute
 from sip_bridge.freeswitch_config import FreeSwitch
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_S, monotonic_ns
@@ -53,11 +53,20 @@ class EslConnection(asyncio.Protocol):
         """Deliver events from now on, with the time in ns."""
         self._on_event = on_event
 
-    def send(self, command: str, then: OnReply | None = None, *, job: str | None = None) -> None:
-        """Send one command; `job` names a bgapi's. Raises ValueError for one that would be two."""
-        lines = command if job is None else f"{command}\nJob-UUID: {job}"
-        if not _FORBIDDEN.isdisjoint(command) or (job is not None and not job.isalnum()):
+    def send(self, command: str, then: OnReply | None = None) -> None:
+        """Send one command. FreeSWITCH does it before the next one. Raises ValueError for one that would be two."""
+        if not _FORBIDDEN.isdisjoint(command):
             raise ValueError("a command may not contain a line's end")
+        self._write(command, then)
+
+    def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
+        """Queue an application of the dialplan on a channel; `then` is told whether FreeSWITCH has queued it.
+
+        Raises ValueError for what `esl_messages.execute` refuses.
+        """
+        self._write(execute(uuid, application, argument), then)
+
+    def _write(self, lines: str, then: OnReply | None) -> None:
         if self.lost.done() or self._transport is None:
             return
         self._pending.append((monotonic_ns(), then))
@@ -68,7 +77,7 @@ class EslConnection(asyncio.Protocol):
     async def ask(self, command: str) -> str:
         """Send a command and wait for its reply. Raises EslLost."""
         reply: asyncio.Future[str] = self._loop.create_future()
-        self.send(command, reply.set_result)
+        self.send(command, lambda text: None if reply.done() else reply.set_result(text))
         await asyncio.wait((reply, self.lost), return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             raise EslLost(self.lost.result())

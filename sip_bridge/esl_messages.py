@@ -1,4 +1,4 @@
-"""What FreeSWITCH's event socket says, from any split of the stream. Pure.
+"""What FreeSWITCH's event socket says, from any split of the stream, and what it is told in more than one line. Pure.
 
 A message is lines of `Name: value`, an empty line, and a body of Content-Length bytes. An event is such a message whose
 body is one more of the same, with percent-encoded values.
@@ -6,6 +6,7 @@ body is one more of the same, with percent-encoded values.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -14,6 +15,10 @@ MAX_BODY_BYTES = 4 << 20
 """An event with every variable of a channel is some tens of kilobytes."""
 
 _END = b"\n\n"
+
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}", re.ASCII)
+_APPLICATION = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+_ARGUMENT = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?", re.ASCII)
 
 
 class EslGarbage(Exception):
@@ -71,6 +76,29 @@ class EslReader:
             del self._held[: self._n_body]
             messages.append(EslMessage(self._headers, body))
             self._headers = None
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a channel's name can stand in a command: FreeSWITCH lets dialplans choose any."""
+    return _UUID.fullmatch(text) is not None
+
+
+def execute(uuid: str, application: str, argument: str) -> str:
+    """The lines that queue an application of the dialplan on a channel, without the empty line at the end.
+
+    `event-lock` keeps what is queued later until the application has ended. Raises ValueError for anything that could
+    add a line, be another command, or be expanded: FreeSWITCH replaces `${name}` in the argument.
+    """
+    if not is_uuid(uuid):
+        raise ValueError("a channel's name may only have letters, digits and hyphens")
+    if _APPLICATION.fullmatch(application) is None:
+        raise ValueError("an application's name may only have small letters, digits and underscores")
+    if _ARGUMENT.fullmatch(argument) is None or "$" in argument or "%" in argument:
+        raise ValueError("an application's argument must be one line of visible ASCII without $ and %")
+    return (
+        f"sendmsg {uuid}\ncall-command: execute\nexecute-app-name: {application}\n"
+        f"execute-app-arg: {argument}\nevent-lock: true"
+    )
 
 
 def event(message: EslMessage) -> EslEvent | None:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Callable
 from functools import partial
 
-from sip_bridge import metrics
+from sip_bridge import metrics, speech_files
 from sip_bridge.esl import EslConnection, EslLost, OnReply, connect_esl
-from sip_bridge.esl_messages import EslEvent
-from sip_bridge.freeswitch_call import FreeSwitchCall, is_uuid
+from sip_bridge.esl_messages import EslEvent, is_uuid
+from sip_bridge.freeswitch_call import FreeSwitchCall
 from sip_bridge.freeswitch_config import FreeSwitch
 from telephony_tts import logs
+from telephony_tts.clock import unix_s
 
 _log = logs.get(__name__)
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 5.0
-_MAX_JOBS = 10_000
+_LEFTOVER_S = 600.0
+"""Files of this age whose channel is gone are removed. This is also how often they are looked for."""
 
 _COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
 _FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
@@ -30,9 +31,11 @@ _LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"}
 _UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_failed"})
 _REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
 """Close codes of our server for a leg that never became a call's (PROTOCOL.md)."""
+_RESET = 1
+"""The code in mod_audio_stream's ::error when a connection is reset, as by a server that is killed in mid-call."""
 EVENTS = " ".join(
     (
-        "BACKGROUND_JOB", "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
+        "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
         *sorted(_FILES | _WORDS | _LEFT | _UNREACHED),
     )
 )  # fmt: skip
@@ -50,7 +53,6 @@ class FreeSwitchApplication:
         self._connection: EslConnection | None = None
         self._why_lost = "not connected yet"
         self._calls: dict[str, FreeSwitchCall] = {}
-        self._jobs: dict[str, OnReply] = {}
         self._log = _log.limited(logs.LineLimit.of_strangers())
         """For what FreeSWITCH's events cause."""
         self.draining = False
@@ -74,12 +76,17 @@ class FreeSwitchApplication:
                 pause_s = min(2 * pause_s, _MAX_RETRY_S)
                 continue
             pause_s = _FIRST_RETRY_S
+            sweep: asyncio.Task[None] | None = None
             try:
                 self._found(connection)
+                if self._settings.remove_files:
+                    sweep = asyncio.create_task(self._sweep(connection))
                 await asyncio.wait((connection.lost,))
                 self._is_lost(connection.lost.result())
             finally:
                 self._connection = None
+                if sweep is not None:
+                    sweep.cancel()
                 await connection.leave()
             await asyncio.sleep(pause_s)
 
@@ -100,35 +107,45 @@ class FreeSwitchApplication:
         if self._connection is not None or why != self._why_lost:
             _log.warning("freeswitch_lost", why=why, calls=len(self._calls))
         self._why_lost = why
-        self._connection = None
-        self._jobs.clear()
+        if self._connection is not None:
+            self._connection = None
+            for call in self._calls.values():
+                call.socket_lost()
 
-    def _send(self, command: str, then: OnReply | None, beside: bool) -> None:
-        """Give an order, if anybody hears it: what gets lost is made up for when the connection is back."""
-        connection = self._connection
-        if connection is None:
-            return
-        if not beside:
-            connection.send(f"api {command}", then)
-            return
-        job = secrets.token_hex(16)
-        if then is not None:
-            self._jobs[job] = then
-            if len(self._jobs) > _MAX_JOBS:
-                del self._jobs[next(iter(self._jobs))]
-        connection.send(f"bgapi {command}", lambda reply: self._job_refused(job, reply), job=job)
+    async def _sweep(self, connection: EslConnection) -> None:
+        """Remove files of calls that are over, as they stay after FreeSWITCH and the bridge were killed."""
+        try:
+            while True:
+                folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
+                if folder != "/" and speech_files.is_folder(folder):
+                    await self._sweep_folder(connection, folder)
+                await asyncio.sleep(_LEFTOVER_S)
+        except EslLost:
+            pass
+        except Exception:
+            _log.exception("sweep_crashed")
 
-    def _job_refused(self, job: str, reply: str) -> None:
-        if not reply.startswith("+OK") and (then := self._jobs.pop(job, None)) is not None:
-            then(f"-ERR {reply}")
+    async def _sweep_folder(self, connection: EslConnection, folder: str) -> None:
+        found = await asyncio.to_thread(speech_files.leftovers, folder, unix_s() - _LEFTOVER_S)
+        for uuid, paths in found.items():
+            if uuid not in self._calls and await connection.ask(f"api uuid_exists {uuid}") == "false":
+                for path in paths:
+                    speech_files.remove(path)
+                _log.info("leftover_files_removed", call=uuid, n=len(paths))
+
+    def api(self, command: str, then: OnReply | None = None) -> None:
+        """Run a command of FreeSWITCH's API. Without a connection it is lost: a new connection makes up for it."""
+        if self._connection is not None:
+            self._connection.send(f"api {command}", then)
+
+    def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
+        """Queue an application on a channel. Without a connection it is lost: a new connection makes up for it."""
+        if self._connection is not None:
+            self._connection.execute(uuid, application, argument, then)
 
     # ---------------------------------------------------------------------- events
 
     def _on_event(self, event: EslEvent, _now_ns: int) -> None:
-        if event.name == "BACKGROUND_JOB":
-            if (then := self._jobs.pop(event.get("Job-UUID"), None)) is not None:
-                then(event.body.strip())
-            return
         uuid = event.get("Unique-ID")
         call = self._calls.get(uuid)
         if call is not None and call.is_over:
@@ -189,9 +206,7 @@ class FreeSwitchApplication:
             self._log.warning("refused", reason=reason, call=uuid)
             self._kill(uuid)
             return None
-        call = FreeSwitchCall(
-            uuid, module, self._send, hang_up=settings.hang_up, remove_files=settings.remove_files
-        )
+        call = FreeSwitchCall(uuid, module, self, hang_up=settings.hang_up, remove_files=settings.remove_files)
         self._calls[uuid] = call
         self._begin(call, lambda: self._forget(call))
         return call
@@ -201,27 +216,31 @@ class FreeSwitchApplication:
             del self._calls[call.uuid]
 
     def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
-        """The module's socket is gone, or never came to be. One that was stopped in FreeSWITCH closes with 1000 and is
-        wanted; where the server ends a call it says so before."""
-        code = _close_code(event.body)
+        """The module's socket is gone, or was never connected.
+
+        A stream that was stopped in FreeSWITCH closes with 1000, which is wanted. The server says `hangup` before it
+        ends a call. A known call was connected, so any error means that the server is lost. An unknown call that was
+        connected may belong to another program, so it is left alone.
+        """
+        code = _code(event.body)
         if event.name in _LEFT and code == 1000:
             if call is not None:
                 call.end("hangup")
             return
-        what = "server_lost" if event.name in _LEFT else "server_unreachable"
-        self._log.warning(what, call=uuid, why=event.body[:200])
+        was_connected = call is not None or event.name in _LEFT or code == _RESET
+        self._log.warning("server_lost" if was_connected else "server_unreachable", call=uuid, why=event.body[:200])
         if call is not None:
-            call.end(what)
-        elif is_uuid(uuid) and (event.name in _UNREACHED or code in _REFUSALS):
+            call.end("server_lost")
+        elif is_uuid(uuid) and (not was_connected or (event.name in _LEFT and code in _REFUSALS)):
             self._kill(uuid)
 
     def _kill(self, uuid: str) -> None:
         if self._settings.hang_up:
-            self._send(f"uuid_kill {uuid} NORMAL_TEMPORARY_FAILURE", None, False)
+            self.api(f"uuid_kill {uuid} NORMAL_TEMPORARY_FAILURE")
 
 
-def _close_code(body: str) -> int | None:
-    """In mod_audio_stream's ::disconnect; mod_audio_fork tells none."""
+def _code(body: str) -> int | None:
+    """In mod_audio_stream's ::disconnect the close code, in its ::error its own; mod_audio_fork tells none."""
     try:
         code = json.loads(body)["message"]["code"]
     except (ValueError, RecursionError, KeyError, TypeError):

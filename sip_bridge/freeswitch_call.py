@@ -8,57 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from typing import Protocol
 
-from sip_bridge import metrics
+from sip_bridge import metrics, speech_files
+from sip_bridge.esl import OnReply
 from sip_bridge.file_player import FilePlayer
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)
 
-_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}", re.ASCII)
-_FOLDER = re.compile(r"/(?:[A-Za-z0-9_.-]+/)*", re.ASCII)
-_FILE_TAIL = re.compile(r"_[0-9]{1,9}\.tmp\.r(?:8|16)", re.ASCII)
-_MAX_PATH_CHARS = 250
 _DIGITS = "0123456789*#ABCD"
 _MAX_DIGITS_PER_S = 20
 
-Send = Callable[[str, Callable[[str], None] | None, bool], None]
-"""(command, who is told the result, whether FreeSWITCH is to do it beside its other work)"""
 
+class Orders(Protocol):
+    """What FreeSWITCH is told, in this order. Without a connection it is lost, and `then` is not called."""
 
-def is_uuid(text: str) -> bool:
-    """Whether a channel's name can stand in a command: FreeSWITCH lets dialplans choose any."""
-    return _UUID.fullmatch(text) is not None
-
-
-def is_speech_file(path: str, uuid: str) -> bool:
-    """Whether it is a file that the module has made for this channel: nothing else is ever played or removed."""
-    folder, name = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
-    return (
-        len(path) <= _MAX_PATH_CHARS
-        and _FOLDER.fullmatch(folder) is not None
-        and not {".", ".."} & set(folder.split("/"))
-        and name.startswith(uuid)
-        and _FILE_TAIL.fullmatch(name[len(uuid) :]) is not None
-    )
+    def api(self, command: str, then: OnReply | None = None) -> None: ...
+    def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None: ...
 
 
 class FreeSwitchCall:
     """`run` returns when it is over; `end` makes it so. `module` is mod_audio_stream's or mod_audio_fork's command."""
 
     def __init__(
-        self, uuid: str, module: str, send: Send, *, hang_up: bool, remove_files: bool,
+        self, uuid: str, module: str, orders: Orders, *, hang_up: bool, remove_files: bool,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:  # fmt: skip
         self.uuid = uuid
         self._module = module
-        self._send = send
+        self._orders = orders
         self._hangs_up = hang_up
         self._removes_files = remove_files
         self._clock = clock
@@ -93,7 +75,8 @@ class FreeSwitchCall:
         if self._timer is not None:
             self._timer.cancel()
         if self._hangs_up and reason != "hangup":
-            self._send(f"uuid_kill {self.uuid} NORMAL_CLEARING", None, False)
+            self._orders.api(f"uuid_kill {self.uuid} NORMAL_CLEARING")
+        self._player.forget_files()  # the module removes them too, unless FreeSWITCH was killed
 
     @property
     def is_over(self) -> bool:
@@ -105,7 +88,7 @@ class FreeSwitchCall:
         """The module has written a file of speech."""
         said = _object(body)
         number, path = _number(said.get("id")), said.get("file")
-        if number is None or not isinstance(path, str) or not is_speech_file(path, self.uuid):
+        if number is None or not isinstance(path, str) or not speech_files.is_speech_file(path, self.uuid):
             self._bad("a file of speech without a number or with a path that is not this call's")
             return
         self._player.add(number, path, self._clock())
@@ -114,7 +97,10 @@ class FreeSwitchCall:
     def told(self, data: dict[str, object]) -> None:
         """What the server has to say to us."""
         what = data.get("tts")
-        if what == "clear":
+        if what == "hello":
+            self._player.greeted(_number(data.get("next")) or 1, self._clock())
+            self._arm()
+        elif what == "clear":
             before = _number(data.get("before"))
             if before is None:
                 self._bad("a clear that does not say which files")
@@ -148,20 +134,28 @@ class FreeSwitchCall:
             self._digits_ns.append(now_ns)
             self._tell({"esl": "dtmf", "digit": digit.upper()})
 
+    def socket_lost(self) -> None:
+        """The event socket is gone. The server will send again what was not heard, so the files here are not needed."""
+        self._player.forget_files()
+
     def lost_touch(self) -> None:
-        """The event socket was away, and is here again."""
+        """The event socket is connected again. What happened in between is not known."""
         self._player.lost_touch(self._clock())
         self._arm()
 
     # ---------------------------------------------------- what the player does
 
     def play(self, path: str) -> None:
-        self._asked_ns = self._clock()
-        self._send(f"uuid_broadcast {self.uuid} {path} aleg", lambda reply: self._answered(path, reply), True)
+        self._asked_ns, self._stopped_ns = self._clock(), None
+        # Not uuid_broadcast, which first waits for five frames of the caller's (lead-frames): 100 ms a file.
+        self._orders.execute(self.uuid, "playback", path, lambda reply: self._answered(path, reply))
 
-    def stop(self) -> None:
-        self._stopped_ns = self._clock()
-        self._send(f"uuid_break {self.uuid} all", None, False)
+    def stop(self, *, empties_queue: bool = True) -> None:
+        if empties_queue:
+            self._stopped_ns = self._clock()
+            self._orders.api(f"uuid_break {self.uuid} all", self._break_answered)
+        else:
+            self._orders.api(f"uuid_break {self.uuid}")
 
     def report(self, what: str, number: int | None = None) -> None:
         metrics.FILES.labels(what).inc()
@@ -171,9 +165,8 @@ class FreeSwitchCall:
 
     def remove(self, path: str) -> None:
         """The module removes its files when the call ends, and cannot do so earlier."""
-        if self._removes_files and is_speech_file(path, self.uuid):
-            with suppress(OSError):  # on another machine, or of another user: then it stays until that
-                Path(path).unlink()
+        if self._removes_files and speech_files.is_speech_file(path, self.uuid):
+            speech_files.remove(path)
 
     # ----------------------------------------------------------------- details
 
@@ -183,10 +176,14 @@ class FreeSwitchCall:
             self._player.refused(path, self._clock())
             self._arm()
 
+    def _break_answered(self, _reply: str) -> None:
+        self._player.stopped(self._clock())
+        self._arm()
+
     def _tell(self, message: dict[str, str]) -> None:
         """To the server, over the module's own socket. The module splits what it gets at spaces."""
         text = json.dumps(message, separators=(",", ":"))
-        self._send(f"{self._module} {self.uuid} send_text {text}", None, False)
+        self._orders.api(f"{self._module} {self.uuid} send_text {text}")
 
     def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
         """Count what cannot be used; say it once per call."""

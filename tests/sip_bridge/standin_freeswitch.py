@@ -1,8 +1,13 @@
-"""A FreeSWITCH with an event socket and a module that dials out, as pages and records say they behave; no telephone.
+"""A FreeSWITCH with an event socket and a module that dials out, as a real one was seen to behave; no telephone.
 
-What a caller would hear is kept as bytes with their times. Its habits that matter: a file takes a while to begin, a
-break a while to stop it, a break that finds nothing hits the next file, the module plays nothing and splits `send_text`
-at spaces, and a `bgapi` answers by an event.
+What a caller would hear is kept as bytes with their times. Its habits that matter:
+
+* `uuid_broadcast` first reads five frames of the caller's (lead-frames), `sendmsg` does not.
+* A break empties the queue of what has not begun, of which no event tells. It stops a file at the end of a frame. It is
+  forgotten when the next application begins, so one that comes while lead-frames are read stops nothing.
+* At each file's beginning and end the last 40 ms from the caller are thrown away.
+* The module plays nothing, splits `send_text` at spaces, and raises `::error` with code 1 when its socket is reset.
+* If it is killed, the module's files stay.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import asyncio
 import base64
 import json
 import uuid as uuids
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,8 +29,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 PASSWORD = "ClueCon-not"
-BEGIN_S = 0.11
-BREAK_S = 0.034
+FRAME_S = 0.02
+QUEUE_S = 0.01
+"""Until a parked channel looks into its queue."""
+BEGIN_S = 0.015
+"""From there to the beginning of the file."""
+N_LEAD_FRAMES = 5
+FLUSHED_S = 0.04
+"""What is lost of the caller at a file's beginning and end."""
+
+SENDMSG = ("call-command", "execute-app-name", "execute-app-arg", "event-lock")
 
 
 @dataclass
@@ -36,9 +50,12 @@ class Channel:
     files: list[Path] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     """What was sent to the server by `send_text`."""
-    broadcast: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    queue: deque[tuple[str, int]] = field(default_factory=deque)
+    """(path, how many frames to read before it)"""
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
     playing: asyncio.Event = field(default_factory=asyncio.Event)
     break_now: asyncio.Event = field(default_factory=asyncio.Event)
+    deaf_until_s: float = 0.0
     is_up: bool = True
     socket: ClientConnection | None = None
 
@@ -56,6 +73,11 @@ class StandinFreeSwitch:
         self.folder = folder
         self.channels: dict[str, Channel] = {}
         self.commands: list[str] = []
+        """Each with its further lines, where it has some."""
+        self.queue_s = QUEUE_S
+        self.busy_s = 0.0
+        """Between taking what is queued and forgetting an earlier break: a break in that time stops nothing."""
+        self.begin_s = BEGIN_S
         self.on_command: Callable[[str], str | None] = lambda command: None
         """A reply of a test's own instead of the usual; "" for none at all."""
         self.password = PASSWORD
@@ -83,6 +105,17 @@ class StandinFreeSwitch:
     async def open_socket(self) -> None:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def killed(self) -> None:
+        """`kill -9`: no event is raised and no file is removed."""
+        for channel in self.channels.values():
+            channel.is_up = False
+            channel.break_now.set()
+            channel.awake.set()
+            if channel.socket is not None:
+                channel.socket.transport.abort()
+        self.channels.clear()
+        await self.close_socket()
 
     async def close_socket(self) -> None:
         """The event socket is gone; calls are not."""
@@ -113,9 +146,9 @@ class StandinFreeSwitch:
                 writer.write(self.greeting)
             while True:
                 block = (await reader.readuntil(b"\n\n")).decode()
-                command, *headers = block.strip().split("\n")
-                self.commands.append(command)
-                self._command(writer, command, dict(line.split(": ", 1) for line in headers))
+                command, *headers = block.removesuffix("\n\n").split("\n")
+                self.commands.append(block.strip())
+                self._command(writer, command, headers, block.strip())
                 if command == "exit":
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -125,8 +158,8 @@ class StandinFreeSwitch:
             self._subscribed.discard(writer)
             writer.close()
 
-    def _command(self, writer: asyncio.StreamWriter, command: str, headers: dict[str, str]) -> None:
-        reply = self.on_command(command)
+    def _command(self, writer: asyncio.StreamWriter, command: str, headers: list[str], block: str) -> None:
+        reply = self.on_command(block)
         if reply == "" or writer not in self._writers:
             return
         verb, _, rest = command.partition(" ")
@@ -143,11 +176,14 @@ class StandinFreeSwitch:
             answer = reply if reply is not None else self._api(rest)
             self._write(writer, {"Content-Type": "api/response"}, answer)
         elif verb == "bgapi":
-            job = headers.get("Job-UUID", str(uuids.uuid4()))
+            job = next((line.removeprefix("Job-UUID: ") for line in headers), str(uuids.uuid4()))
             reply_text = f"+OK Job-UUID: {job}"
             self._write(writer, {"Content-Type": "command/reply", "Reply-Text": reply_text, "Job-UUID": job})
             result = reply if reply is not None else self._api(rest)
             self.event("BACKGROUND_JOB", {"Job-UUID": job}, result)
+        elif verb == "sendmsg":
+            answer = reply if reply is not None else self._sendmsg(rest, headers)
+            self._write(writer, {"Content-Type": "command/reply", "Reply-Text": answer})
         else:
             self._write(writer, {"Content-Type": "command/reply", "Reply-Text": "-ERR command not found"})
 
@@ -169,22 +205,42 @@ class StandinFreeSwitch:
 
     # ------------------------------------------------------------------ commands
 
+    def _sendmsg(self, uuid: str, headers: list[str]) -> str:
+        """Stricter than FreeSWITCH, which says +OK to what it then cannot do: every line has to be there, and once."""
+        assert all("\r" not in line and ": " in line for line in headers), headers
+        given = dict(line.split(": ", 1) for line in headers)
+        assert tuple(given) == SENDMSG and len(headers) == len(SENDMSG), headers
+        assert (given["call-command"], given["execute-app-name"]) == ("execute", "playback")
+        assert given["event-lock"] == "true" and "${" not in given["execute-app-arg"]
+        channel = self.channels.get(uuid)
+        if channel is None or not channel.is_up:
+            return f"-ERR invalid session id [{uuid}]"
+        self._enqueue(channel, given["execute-app-arg"], 0)
+        return "+OK"
+
+    @staticmethod
+    def _enqueue(channel: Channel, path: str, n_lead_frames: int) -> None:
+        channel.queue.append((path, n_lead_frames))
+        channel.awake.set()
+
     def _api(self, command: str) -> str:
         name, *words = command.split(" ")
         channel = self.channels.get(words[0]) if words else None
         if name == "uptime":
             return "12345"
+        if name == "global_getvar":
+            return str(self.folder) if words == ["temp_dir"] else ""
         if name == "uuid_exists":
             return "true" if channel is not None and channel.is_up else "false"
         if channel is None or not channel.is_up:
             return "-ERR No such channel!\n"
         if name == "uuid_broadcast":
-            channel.broadcast.put_nowait(words[1])
+            self._enqueue(channel, words[1], N_LEAD_FRAMES)
             return "+OK Message sent\n"
         if name == "uuid_break":
-            while not channel.broadcast.empty():
-                channel.broadcast.get_nowait()
-            asyncio.get_running_loop().call_later(BREAK_S, channel.break_now.set)
+            if words[1:] == ["all"]:
+                channel.queue.clear()
+            channel.break_now.set()
             return "+OK\n"
         if name == "uuid_kill":
             self._spawn(self.hang_up(channel))
@@ -204,7 +260,7 @@ class StandinFreeSwitch:
     # ---------------------------------------------------------------------- calls
 
     def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> Channel:
-        """An answered channel that is parked: broadcasts are played one after the other."""
+        """An answered channel that is parked: what is queued is played one after the other."""
         channel = Channel(uuid or str(uuids.uuid4()), module)
         self.channels[channel.uuid] = channel
         self._spawn(self._play(channel))
@@ -214,7 +270,7 @@ class StandinFreeSwitch:
         if channel.is_up:
             channel.is_up = False
             channel.break_now.set()
-            channel.broadcast.put_nowait("")
+            channel.awake.set()
             await asyncio.sleep(0)
             self.event("CHANNEL_HANGUP", {"Unique-ID": channel.uuid, "Hangup-Cause": "NORMAL_CLEARING"})
             if channel.socket is not None:
@@ -229,27 +285,40 @@ class StandinFreeSwitch:
         """The channel's own thread."""
         loop = asyncio.get_running_loop()
         while channel.is_up:
-            path = await channel.broadcast.get()
-            if not channel.is_up:
-                return
-            await asyncio.sleep(BEGIN_S)
+            if not channel.queue:
+                channel.awake.clear()
+                await channel.awake.wait()
+                await asyncio.sleep(self.queue_s)
+                continue
+            path, n_lead_frames = channel.queue.popleft()
+            await asyncio.sleep(n_lead_frames * FRAME_S + self.busy_s)
+            channel.break_now.clear()  # as each application does at its beginning, whatever the break was for
+            await asyncio.sleep(self.begin_s)
             pcm = _samples(path)
             if pcm is None:
                 continue  # it says so in its log alone
             headers = {"Unique-ID": channel.uuid, "Playback-File-Path": path}
             rate_hz = 16000 if path.endswith("16") else 8000
             begun_s = loop.time()
+            self._flush(channel)
             self.event("PLAYBACK_START", headers)
             channel.playing.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(len(pcm) / 2 / rate_hz):
-                    await channel.break_now.wait()
+            if channel.is_up and not channel.break_now.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(len(pcm) / 2 / rate_hz):
+                        await channel.break_now.wait()
+                        await asyncio.sleep(FRAME_S - (loop.time() - begun_s) % FRAME_S)
             channel.playing.clear()
             was_broken = channel.break_now.is_set()
             channel.break_now.clear()
             n_heard = min(len(pcm), round((loop.time() - begun_s) * rate_hz) * 2) if was_broken else len(pcm)
             channel.heard.append((begun_s, loop.time(), pcm[:n_heard]))
+            self._flush(channel)
             self.event("PLAYBACK_STOP", headers | {"Playback-Status": "break" if was_broken else "done"})
+
+    @staticmethod
+    def _flush(channel: Channel) -> None:
+        channel.deaf_until_s = asyncio.get_running_loop().time() + FLUSHED_S
 
     # ---------------------------------------------------------------- the module
 
@@ -272,6 +341,13 @@ class StandinFreeSwitch:
         body = {"status": "disconnected", "message": {"code": code, "reason": reason}}
         self.event(f"{channel.module}::disconnect", {"Unique-ID": channel.uuid}, json.dumps(body))
 
+    def reset(self, channel: Channel) -> None:
+        """The module's socket is gone without a close frame, as when the server is killed."""
+        if channel.module == "mod_audio_fork":
+            return self.left(channel, 1006)
+        body = {"status": "error", "message": {"code": 1, "error": "Connection reset"}}
+        self.event("mod_audio_stream::error", {"Unique-ID": channel.uuid}, json.dumps(body))
+
     async def stream(
         self, channel: Channel, url: str, *, metadata: str | None = None, headers: dict[str, str] | None = None
     ) -> bool:
@@ -283,7 +359,7 @@ class StandinFreeSwitch:
                 subprotocols=[Subprotocol("audio.drachtio.org")] if is_fork else None, max_queue=None,
             )  # fmt: skip
         except (OSError, InvalidStatus) as error:
-            body = {"status": "error", "message": {"retries": 1, "error": str(error), "http_status": 0}}
+            body = {"status": "error", "message": {"code": 6, "error": str(error)}}
             name = "connect_failed" if is_fork else "error"
             self.event(f"{channel.module}::{name}", {"Unique-ID": channel.uuid}, json.dumps(body))
             return False
@@ -308,13 +384,28 @@ class StandinFreeSwitch:
                     channel.break_now.set()
                 else:
                     self.event(f"{channel.module}::json", {"Unique-ID": channel.uuid}, str(text))
-        self.left(channel, socket.close_code or 1006, socket.close_reason or "")
+        if socket.protocol.close_rcvd is None:
+            self.reset(channel)
+        else:
+            self.left(channel, socket.close_code or 1005, socket.close_reason or "")
 
     async def hears_caller(self, channel: Channel, pcm: bytes) -> None:
-        """The caller speaks: 20 ms a message."""
+        """The caller speaks: 20 ms a message, at once. While a file begins or ends nothing of it arrives."""
         assert channel.socket is not None
         for at in range(0, len(pcm), 320):
-            await channel.socket.send(pcm[at : at + 320])
+            if asyncio.get_running_loop().time() >= channel.deaf_until_s:
+                await channel.socket.send(pcm[at : at + 320])
+
+    async def hears_caller_talk(self, channel: Channel, n_frames: int) -> list[int]:
+        """The caller speaks frames that are numbered, 20 ms apart. Which of them went to the server."""
+        loop = asyncio.get_running_loop()
+        begun_s, sent = loop.time(), []
+        for n in range(n_frames):
+            await asyncio.sleep(max(0.0, begun_s + n * FRAME_S - loop.time()))
+            if loop.time() >= channel.deaf_until_s:
+                await self.hears_caller(channel, n.to_bytes(2, "little") * 160)
+                sent.append(n)
+        return sent
 
 
 def _samples(path: str) -> bytes | None:

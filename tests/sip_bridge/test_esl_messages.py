@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.esl_messages import MAX_HEAD_BYTES, EslGarbage, EslMessage, EslReader, event
+from sip_bridge.esl_messages import MAX_HEAD_BYTES, EslGarbage, EslMessage, EslReader, event, execute
 
 GREETING = b"Content-Type: auth/request\n\n"
 REPLY = b"Content-Type: command/reply\nReply-Text: +OK accepted\n\n"
@@ -70,3 +70,57 @@ def test_nothing_but_that_is_raised(data: bytes) -> None:
 def test_an_event_that_cannot_be_read_is_none(body: str) -> None:
     found = event(EslMessage({"Content-Type": "text/event-plain"}, body))
     assert found is None or found.name
+
+
+# ------------------------------------------------------------------- what it is told
+
+UUID = "7dd5e34e-5db4-4edb-a166-757e5d29b941"
+FILE = f"/tmp/{UUID}_0.tmp.r8"
+
+
+def test_an_application_is_queued_by_these_lines() -> None:
+    assert execute(UUID, "playback", FILE).split("\n") == [
+        f"sendmsg {UUID}", "call-command: execute", "execute-app-name: playback", f"execute-app-arg: {FILE}",
+        "event-lock: true",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("uuid", "application", "argument"),
+    [
+        ("", "playback", FILE),
+        ("a b", "playback", FILE),
+        (f"{UUID}\ncall-command: hangup", "playback", FILE),
+        (f"{UUID}\n\napi shutdown", "playback", FILE),
+        ("a" * 65, "playback", FILE),
+        (UUID, "", FILE),
+        (UUID, "Playback", FILE),
+        (UUID, "playback\nloops: -1", FILE),
+        (UUID, "playback: x", FILE),
+        (UUID, "playback", ""),
+        (UUID, "playback", " " + FILE),
+        (UUID, "playback", FILE + " "),
+        (UUID, "playback", FILE + "\n"),
+        (UUID, "playback", FILE + "\r"),
+        (UUID, "playback", FILE + "\0"),
+        (UUID, "playback", FILE + "\nlead-frames: 5"),
+        (UUID, "playback", FILE + "\n\napi shutdown"),
+        (UUID, "playback", "${system(reboot)}"),
+        (UUID, "playback", "$${password}"),
+        (UUID, "playback", "/tmp/%0aapi"),
+        (UUID, "playback", "/tmp/ü"),
+        (UUID, "playback", "x" * 513),
+    ],
+)
+def test_what_could_be_more_than_one_application_is_refused(uuid: str, application: str, argument: str) -> None:
+    with pytest.raises(ValueError, match=r"may only have|must be one line"):
+        execute(uuid, application, argument)
+
+
+@given(st.text(max_size=80), st.text(max_size=40), st.text(max_size=600))
+def test_it_is_five_lines_or_refused(uuid: str, application: str, argument: str) -> None:
+    try:
+        lines = execute(uuid, application, argument)
+    except ValueError:
+        return
+    assert len(lines.splitlines()) == len(lines.split("\n")) == 5 and lines.isascii()

@@ -12,19 +12,22 @@ MS = 1_000_000
 
 
 class World:
-    """`told` is what was asked of FreeSWITCH and told to the server, in order."""
+    """`told` is what was asked of FreeSWITCH and told to the server, in order. `is_new`: a call that another bridge had
+    before, or one whose server has said nothing yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_new: bool = False) -> None:
         self.told: list[str] = []
         self.removed: list[str] = []
         self.now_ns = 0
         self.player = FilePlayer(self)
+        if not is_new:
+            self.player.greeted(1, 0)
 
     def play(self, path: str) -> None:
         self.told.append(f"play {path}")
 
-    def stop(self) -> None:
-        self.told.append("stop")
+    def stop(self, *, empties_queue: bool = True) -> None:
+        self.told.append("stop" if empties_queue else "stop_playing")
 
     def report(self, what: str, number: int | None = None) -> None:
         self.told.append(what if number is None else f"{what} {number}")
@@ -169,10 +172,122 @@ def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
     world.begun(1)
     world.taken()
     world.player.lost_touch(world.now_ns)
-    assert world.taken() == ["stop", "again"] and world.removed == ["/f2"]
+    assert world.taken() == ["stop", "again"] and world.removed == ["/f2", "/f1"]
     world.add(3)
     world.pass_ms(501)
     assert world.taken() == ["play /f3"]
+
+
+def test_a_call_first_seen_in_its_middle_is_asked_for_again() -> None:
+    """Another bridge had it. What that one did with the files before is not known; one of them may still play."""
+    world = World(is_new=True)
+    world.add(4)
+    assert world.taken() == ["stop", "again"] and world.removed == ["/f4"]
+    world.player.clear(5, world.now_ns)  # what the server says first, so that no file on its way is played twice
+    world.add(4, 5, 6)
+    world.begun(5)
+    world.ended(5)
+    assert world.taken() == ["play /f5", "playing 5", "played 5", "play /f6"] and world.removed == ["/f4", "/f4", "/f5"]
+
+
+def test_a_call_first_seen_by_its_first_file_is_played() -> None:
+    world = World(is_new=True)
+    world.add(1, 2)
+    assert world.taken() == ["play /f1"] and world.removed == []
+
+
+def test_a_call_first_seen_by_a_clear_is_silenced_and_what_follows_is_played() -> None:
+    world = World(is_new=True)
+    world.player.clear(3, world.now_ns)
+    assert world.taken() == ["stop"], "the bridge before may have begun a file"
+    world.add(3)
+    assert world.taken() == ["play /f3"]
+
+
+@pytest.mark.parametrize(("is_new", "following", "told"), [(True, 4, ["stop", "again"]), (True, 1, []), (False, 4, [])])
+def test_a_greeting_tells_whether_the_call_had_another_bridge(is_new: bool, following: int, told: list[str]) -> None:
+    world = World(is_new)
+    world.player.greeted(following, world.now_ns)
+    world.player.greeted(following, world.now_ns)
+    assert world.taken() == told
+
+
+def test_new_speech_waits_for_no_more_than_the_answer_to_a_break() -> None:
+    """The break has emptied FreeSWITCH's queue: of a file that had not begun no event tells."""
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.add(2)
+    assert world.taken() == ["play /f1", "stop"]
+    world.player.stopped(world.now_ns)
+    assert world.taken() == ["play /f2"] and world.removed == ["/f1"]
+    world.begun(2)
+    world.ended(2)
+    assert world.taken() == ["playing 2", "played 2"]
+
+
+def test_the_answer_to_a_break_is_not_the_end_of_a_file_that_plays() -> None:
+    world = World()
+    world.add(1)
+    world.begun(1)
+    world.player.clear(2, world.now_ns)
+    world.player.stopped(world.now_ns)
+    world.add(2)
+    assert world.taken() == ["play /f1", "playing 1", "stop"]
+    world.ended(1, was_broken=True)
+    assert world.taken() == ["play /f2"]
+
+
+def test_a_broken_file_that_begins_after_all_is_broken_at_once_and_the_next_one_stays_queued() -> None:
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.add(2)
+    world.player.stopped(world.now_ns)
+    assert world.taken() == ["play /f1", "stop", "play /f2"]
+    world.begun(1)
+    assert world.taken() == ["stop_playing"]
+    world.ended(1, was_broken=True)
+    world.begun(2)
+    world.ended(2)
+    assert world.taken() == ["playing 2", "played 2"] and world.removed == ["/f1", "/f2"]
+
+
+def test_a_broken_file_that_begins_long_after_all_is_not_heard_either() -> None:
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.pass_ms(501)
+    world.taken()
+    world.begun(1)
+    assert world.taken() == ["stop_playing"]
+
+
+def test_where_that_break_hits_the_next_file_it_is_played_again() -> None:
+    """The file had already ended, by the first break."""
+    world = World()
+    world.add(1)
+    world.player.clear(2, world.now_ns)
+    world.add(2)
+    world.player.stopped(world.now_ns)
+    world.begun(1)
+    world.begun(2)
+    world.ended(2, was_broken=True)
+    world.taken()
+    world.pass_ms(151)
+    world.begun(2)
+    world.ended(2)
+    assert world.taken() == ["play /f2", "playing 2", "played 2"]
+
+
+def test_a_call_that_is_over_leaves_no_file() -> None:
+    world = World()
+    world.add(1, 2, 3)
+    world.begun(1)
+    world.player.forget_files()
+    assert world.removed == ["/f2", "/f3", "/f1"]
+    world.ended(1)
+    assert world.removed == ["/f2", "/f3", "/f1"], "each once"
 
 
 def test_what_is_not_ours_is_nothing_to_us() -> None:
@@ -187,14 +302,15 @@ def test_what_is_not_ours_is_nothing_to_us() -> None:
 
 
 STEPS = st.lists(
-    st.sampled_from(["add", "clear", "begun", "ended", "broken", "refused", "lost", "wait"]), min_size=1, max_size=40
-)
+    st.sampled_from(["add", "clear", "begun", "ended", "broken", "stopped", "late", "refused", "lost", "over", "wait"]),
+    min_size=1, max_size=40,
+)  # fmt: skip
 
 
-@given(STEPS)
-def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(steps: list[str]) -> None:
-    world = World()
-    n_added, cleared = 0, 0
+@given(STEPS, st.booleans())
+def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(steps: list[str], is_new: bool) -> None:
+    world = World(is_new)
+    n_added, cleared = 3 if is_new else 0, 0
     asked: str | None = None
     for step in steps:
         match step:
@@ -208,6 +324,12 @@ def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(ste
                 world.player.begun(asked, world.now_ns)
             case "ended" | "broken" if asked:
                 world.player.ended(asked, step == "broken", world.now_ns)
+            case "stopped":
+                world.player.stopped(world.now_ns)
+            case "late" if world.player._late:
+                world.player.begun(world.player._late, world.now_ns)
+            case "over":
+                world.player.forget_files()
             case "refused" if asked:
                 world.player.refused(asked, world.now_ns)
             case "lost":

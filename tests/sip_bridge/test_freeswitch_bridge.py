@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from pathlib import Path
 
 import pytest
 from bridge_rig import Ended, run, until
-from freeswitch_rig import UUID, speech, together, told
+from freeswitch_rig import UUID, bridged, said, speech, together, told
+from standin_freeswitch import StandinFreeSwitch
 
-from sip_bridge.freeswitch_call import is_speech_file, is_uuid
+from sip_bridge.esl_messages import is_uuid
+from sip_bridge.speech_files import is_speech_file
 
 # ------------------------------------------------------------------------ a call
 
@@ -43,8 +47,166 @@ def test_a_clear_silences_within_the_time_of_a_break_and_the_next_file_is_heard(
             switch.speech(channel, 3, answer)
             await told(channel, ("playing", "1"), ("playing", "3"), ("played", "3"))
             assert [len(pcm) for _, _, pcm in channel.heard][1:] == [len(answer)]
-            assert channel.heard[0][1] - cleared_s < 0.2  # 34 ms is the stand-in's own
+            assert channel.heard[0][1] - cleared_s < 0.2  # at most 20 ms are the stand-in's own
             assert channel.heard[1][2] == answer
+
+    run(main)
+
+
+@pytest.mark.timed
+def test_a_file_begins_without_lead_frames_and_the_next_one_follows(tmp_path: Path) -> None:
+    """The stand-in takes 25 ms of its own. `uuid_broadcast` costs 100 ms more a file, there as in a real FreeSWITCH."""
+
+    async def main() -> None:
+        async with together(tmp_path) as (switch, _):
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            loop = asyncio.get_running_loop()
+            asked_s = loop.time()
+            for number in (1, 2, 3):
+                switch.speech(channel, number, speech(10, number))
+            await until(lambda: len(channel.heard) == 3, "three files")
+            starts = [begun_s for begun_s, _, _ in channel.heard]
+            ends = [asked_s, *(ended_s for _, ended_s, _ in channel.heard)]
+            assert [begun_s - ended_s for begun_s, ended_s in zip(starts, ends, strict=False)] == [
+                pytest.approx(0.025, abs=0.04)
+            ] * 3
+            assert channel.pcm == b"".join(speech(10, number) for number in (1, 2, 3))
+
+    run(main)
+
+
+@pytest.mark.timed
+def test_a_clear_before_the_first_sound_lets_nothing_be_heard_and_new_speech_begins_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with together(tmp_path) as (switch, _):
+            switch.begin_s = 0.1
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            loop = asyncio.get_running_loop()
+            for number in range(1, 21, 2):
+                n_sent = len(switch.commands)
+                switch.speech(channel, number, speech(100, number))
+                await until(lambda n=n_sent: any("sendmsg" in each for each in switch.commands[n:]), "the order")
+                await asyncio.sleep(number * 0.002)  # before and after FreeSWITCH has taken it from its queue
+                cleared_s = loop.time()
+                switch.word(channel, tts="clear", before=number + 1)
+                switch.speech(channel, number + 1, speech(4, number + 1))
+                await until(lambda n=number: ("played", str(n + 1)) in said(channel), "the new speech")
+                begun_s, _, pcm = channel.heard[-1]
+                assert pcm == speech(4, number + 1)
+                assert begun_s - cleared_s < 0.4, "some 0.2 s are the stand-in's own; not the limit of 500 ms more"
+            assert channel.pcm == b"".join(speech(4, number) for number in range(2, 21, 2))
+
+    run(main)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("remove_files", [True, False])
+def test_a_break_that_comes_too_early_for_its_file_is_followed_by_another(tmp_path: Path, remove_files: bool) -> None:
+    """FreeSWITCH has taken the file from its queue, and forgets the break when it begins it."""
+
+    async def main() -> None:
+        async with together(tmp_path, freeswitch__remove_files=remove_files) as (switch, _):
+            switch.busy_s = 0.1
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            switch.speech(channel, 1, speech(200, 1))
+            await until(lambda: any("sendmsg" in each for each in switch.commands), "the order")
+            await asyncio.sleep(0.04)
+            switch.word(channel, tts="clear", before=2)
+            switch.speech(channel, 2, speech(6, 2))
+            await told(channel, ("playing", "2"), ("played", "2"))
+            *cut, (_, _, last) = channel.heard
+            assert last == speech(6, 2)
+            # Without its file FreeSWITCH plays nothing; where that stays, one frame and what the machine takes.
+            assert sum(len(pcm) for _, _, pcm in cut) <= (0 if remove_files else 5 * 320)
+
+    run(main)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("seed", range(3))
+def test_a_clear_at_any_moment_silences_its_file_and_the_next_one_is_heard_once(tmp_path: Path, seed: int) -> None:
+    """Whether FreeSWITCH has the file in its queue, begins it, plays it or has just ended it."""
+
+    async def main() -> None:
+        async with together(tmp_path, freeswitch__remove_files=seed != 0) as (switch, _):
+            chance = random.Random(seed)
+            channel = switch.call(UUID)
+            switch.word(channel, tts="hello")
+            loop = asyncio.get_running_loop()
+            kept: list[bytes] = []
+            number = 0
+            for _ in range(25):
+                switch.queue_s, switch.busy_s = chance.choice([0.0, 0.01, 0.03]), chance.choice([0.0, 0.0, 0.03])
+                n_before = len(channel.heard)
+                switch.speech(channel, number + 1, speech(3, 2 * number))
+                await asyncio.sleep(chance.uniform(0.0, 0.15))
+                cleared_s = loop.time()
+                switch.word(channel, tts="clear", before=number + 2)
+                switch.speech(channel, number + 2, speech(2, 2 * number + 1))
+                await until(lambda n=number + 2: ("played", str(n)) in said(channel), "the new speech")
+                *cut, (_, _, pcm) = channel.heard[n_before:]
+                assert pcm == speech(2, 2 * number + 1), "whole"
+                assert all(begun_s < cleared_s + 0.1 and ended_s < cleared_s + 0.15 for begun_s, ended_s, _ in cut)
+                kept.append(pcm)
+                number += 2
+            heard = [pcm for _, _, pcm in channel.heard]
+            assert [heard.count(pcm) for pcm in kept] == [1] * 25
+
+    run(main)
+
+
+def test_a_call_that_another_bridge_had_is_silenced_and_asked_for_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with StandinFreeSwitch(tmp_path).running() as switch:
+            channel = switch.call(UUID)
+            async with bridged(switch, freeswitch__hang_up=False) as rig:
+                await until(lambda: rig.bridge._why_not_ready() is None, "the connection")
+                switch.word(channel, tts="hello")
+                switch.speech(channel, 1, speech(400, 1))
+                await channel.playing.wait()
+            async with bridged(switch) as rig:
+                await until(lambda: rig.bridge._why_not_ready() is None, "the connection")
+                switch.speech(channel, 4, speech(5, 4))
+                await told(channel, ("playing", "1"), ("again",))
+                await until(lambda: len(channel.heard) == 1, "silence")
+                switch.word(channel, tts="clear", before=5)
+                for number in (5, 6):
+                    switch.speech(channel, number, speech(5, number))
+                await until(lambda: ("played", "6") in said(channel), "what was sent again")
+                assert len(channel.heard[0][2]) < 400 * 320
+                assert [pcm for _, _, pcm in channel.heard[1:]] == [speech(5, 5), speech(5, 6)]
+                await switch.hang_up(channel)
+                await until(lambda: rig.bridge.n_calls == 0, "the end")
+        assert os.listdir(tmp_path) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("word", "reports"),
+    [
+        ({"tts": "hello"}, []),
+        ({"tts": "hello", "next": 1}, []),
+        ({"tts": "hello", "next": 4}, [("again",)]),
+        ({"tts": "hello", "next": "nonsense"}, []),
+        ({"tts": "clear", "before": 4}, []),
+    ],
+)
+def test_a_word_of_the_servers_tells_whether_another_bridge_had_the_call(
+    tmp_path: Path, word: dict[str, object], reports: list[tuple[str, ...]]
+) -> None:
+    """It says hello with the number of the next file where it hears nothing of what it has sent."""
+
+    async def main() -> None:
+        async with together(tmp_path) as (switch, _):
+            channel = switch.call(UUID)
+            for _ in range(2):
+                switch.word(channel, **word)
+            switch.speech(channel, 4, speech(3, 4))
+            await told(channel, *reports, ("playing", "4"), ("played", "4"))
 
     run(main)
 
@@ -99,6 +261,26 @@ def test_a_stream_that_was_stopped_leaves_the_call_and_one_that_was_lost_ends_it
             await until(lambda: rig.bridge.n_calls == 0, "its end")
             await asyncio.sleep(0.05)
             assert channel.is_up is not is_killed
+
+    run(main)
+
+
+@pytest.mark.parametrize("module", ["mod_audio_stream", "mod_audio_fork"])
+def test_a_server_that_is_killed_ends_its_calls_and_no_others(tmp_path: Path, module: str) -> None:
+    """mod_audio_stream then raises `::error` with code 1, not `::disconnect`."""
+
+    async def main() -> None:
+        ended = Ended()
+        async with together(tmp_path) as (switch, rig):
+            channel, stranger = switch.call(UUID, module), switch.call(None, module)
+            switch.word(channel, tts="hello")
+            await until(lambda: rig.bridge.n_calls == 1, "the call")
+            switch.reset(channel)
+            switch.reset(stranger)
+            await until(lambda: not channel.is_up, "the hang-up")
+            assert ended.counts == {"server_lost": 1}
+            await asyncio.sleep(0.05)
+            assert stranger.is_up, "nothing says that it was a call of our server's"
 
     run(main)
 

@@ -67,6 +67,8 @@ def test_the_dialplan_names_the_call_and_begins_the_stream_when_all_is_set() -> 
         CALL_HEADER: UUID, "X-From": "+4930123456", "X-To": "700", "Authorization": "Bearer none",
     }  # fmt: skip
     assert set(CALLER_HEADERS) <= set(headers)
+    assert settings["send_silence_when_idle"] == "-1", "else no packet goes to the caller while the bot is silent"
+    assert done.index(("set", "send_silence_when_idle=-1")) < done.index(("park", "")), "park reads it once"
     assert settings["playback_terminators"] == "none" and settings["STREAM_SUPPRESS_LOG"] == "true"
     url = variables()["telephony_tts_url"]
     assert settings["tts_stream"] == f"${{uuid_audio_stream({UUID} start {url} mono 8k)}}"
