@@ -18,7 +18,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, broadcast
-from websockets.frames import DATA_OPCODES, Frame, Opcode
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import OPEN
 
 from telephony_tts import logs
@@ -43,6 +43,10 @@ reach the audio any more and minutes would pass before a peer that does not read
 
 _MAX_REASON_BYTES = 123
 """RFC 6455 §5.5: a control frame's payload is at most 125 bytes, two of them the close code."""
+
+MAX_FRAGMENTS = 4096
+"""In one message. Empty fragments never reach the limit of bytes. A turn of 4,000 characters, each in a fragment of its
+own, still fits."""
 
 OnMessage = Callable[[bytes, bool], None]
 """(payload, is_text)"""
@@ -126,10 +130,15 @@ class DirectConnection(Connection):
         if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
             super().process_event(event)
             return
+        if self.left.done():
+            return
         if event.opcode is not Opcode.CONT:
             self._fragments_are_text = event.opcode is Opcode.TEXT
         if not event.fin:
             self._fragments.append(bytes(event.data))
+            if len(self._fragments) == MAX_FRAGMENTS:
+                self._fragments.clear()
+                self.end(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments in a message")
             return
         payload = bytes(event.data)
         if self._fragments:
