@@ -165,11 +165,20 @@ class Server:
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """Plain HTTP, or a refusal before the upgrade; None lets the WebSocket open."""
+        assert isinstance(connection, CallConnection)
+        response = self._answer_path(connection, request)
+        if request.method == "HEAD":
+            if response is None:
+                response = _respond(HTTPStatus.UPGRADE_REQUIRED, "a WebSocket begins with GET\n")
+                response.headers["Upgrade"] = "websocket"
+            response.body = b""
+        return response
+
+    def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
         if plain is not None:
             return plain(request)
-        assert isinstance(connection, CallConnection)
         if path == "/v1/stream":
             return self._admit_stream(connection, request)
         if path == "/media/twilio":
