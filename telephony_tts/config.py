@@ -25,6 +25,10 @@ MOST_PTIME_MS = 60
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
+ORIGIN = Spelt(
+    r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[1-9][0-9]{0,4})?",
+    'an origin as browsers send it, in lower case and without a path: "https://console.example.com"; or "*" for all',
+)
 ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 
@@ -44,6 +48,8 @@ class Tls:
 class Server:
     """The listening socket and who may use it. Without `tokens` everyone who reaches the port may.
 
+    `origins`: web pages that may use it, beside those of its own host and of `public_url`; "*" for all.
+
     `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS.
     """
 
@@ -54,10 +60,16 @@ class Server:
     metrics_without_token: bool = True
     tls: Tls = field(default_factory=Tls)
     public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
+    origins: tuple[str, ...] = ()
     drain_s: Annotated[float, Between(0, 3_600)] = 30.0
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0
+
+    def conflicts(self) -> Iterator[str]:
+        for origin in self.origins:
+            if origin != "*" and not ORIGIN.accepts(origin):
+                yield f"origins: {show(origin)} is wrong; expected {ORIGIN.expected('text')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
+from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Catalog
@@ -47,6 +48,7 @@ _LAG_PERIOD_S = 0.1
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
 _CLOSE_REASON = "the server is going away"
+_MAX_SHOWN_CHARS = 100
 
 
 class Engines(Catalog, Protocol):
@@ -177,6 +179,8 @@ class Server:
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
+        if path in ("/metrics", "/v1/stream", *_LEGS) and (refusal := self._refuse_page(connection, request)):
+            return refusal
         if plain is not None:
             return plain(request)
         if path == "/v1/stream":
@@ -240,6 +244,18 @@ class Server:
         response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, why)
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
+
+    def _refuse_page(self, connection: CallConnection, request: Request) -> Response | None:
+        """A refusal if the request comes from a web page that may not use the server. Programs send no Origin."""
+        if "Origin" not in request.headers:
+            return None
+        origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
+        here = connection.local_address[0]
+        if origins.is_allowed(origin, host, here, self.settings.origins, self.settings.public_url):
+            return None
+        shown = origin[:_MAX_SHOWN_CHARS]
+        message = f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
+        return self._refuse("origin", HTTPStatus.FORBIDDEN, message)
 
     def _authorised(self, request: Request) -> bool:
         scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
