@@ -91,10 +91,9 @@ class DirectConnection(Connection):
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message; never waits, and does nothing on a closing connection."""
-        broadcast((self,), payload, text=is_text)
-        if self.paused and self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            _log.warning("reads_nothing", unsent_bytes=self.transport.get_write_buffer_size())
-            self.transport.abort()
+        # After a reset the connection counts as open until the loop's next turn, and asyncio warns of each write.
+        if not self.transport.is_closing():
+            broadcast((self,), payload, text=is_text)
 
     def end(self, code: int, reason: str) -> None:
         """Send a close and deliver nothing more, not even what was already received. Idempotent."""
@@ -131,6 +130,15 @@ class DirectConnection(Connection):
             self.end(1011, "internal error")
 
     # ------------------------------------------------- called by websockets
+
+    def send_data(self) -> None:
+        """Everything that is written comes through here: our messages, and the library's answers to pings."""
+        super().send_data()
+        if self.paused and not self.transport.is_closing():
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes > _MAX_UNSENT_BYTES:
+                _log.warning("reads_nothing", unsent_bytes=unsent_bytes)
+                self.transport.abort()
 
     def process_event(self, event: Any) -> None:
         if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
