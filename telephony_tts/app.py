@@ -210,6 +210,7 @@ def transport_settings(config: Config) -> TransportSettings:
         metrics_without_token=server.metrics_without_token,
         tls=None if server.tls.cert is None else _tls(server.tls),
         public_url=server.public_url,
+        origins=server.origins,
         twilio_auth_token=config.twilio.auth_token,
         asterisk_urls=config.asterisk.dial,
         asterisk_lead_ms=max(MOST_PTIME_MS, min(config.asterisk.lead_ms, config.speech.ahead_ms)),

@@ -26,6 +26,10 @@ MOST_PTIME_MS = 60
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
+ORIGIN = Spelt(
+    r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[1-9][0-9]{0,4})?",
+    'an origin as browsers send it, in lower case and without a path: "https://console.example.com"; or "*" for all',
+)
 ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
 
 
@@ -49,7 +53,8 @@ class Server:
     """The listening socket and who may use it. Without `tokens` everyone who reaches the port may.
 
     `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
-    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional.
+    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins`: web pages that
+    may use it, beside those of its own host and of `public_url`; "*" for all.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +65,7 @@ class Server:
     metrics_without_token: bool = True
     tls: Tls = field(default_factory=Tls)
     public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
+    origins: tuple[str, ...] = ()
     drain_s: Annotated[float, Between(0, 3_600)] = 30.0
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
@@ -72,6 +78,11 @@ class Server:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host.lower() == "localhost"
+
+    def conflicts(self) -> Iterator[str]:
+        for origin in self.origins:
+            if origin != "*" and not ORIGIN.accepts(origin):
+                yield f"origins: {show(origin)} is wrong; expected {ORIGIN.expected('text')}"
 
 
 @dataclass(frozen=True, slots=True)

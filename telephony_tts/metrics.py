@@ -61,7 +61,7 @@ OUTCOMES = ("done", "cleared", "error")
 LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
 SPEECH_OUTCOMES = ("interrupted", "none")
-REFUSALS = ("busy", "unauthorized", "starting", "draining", "bad_request", "call_taken", "unclaimed")
+REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
 LATENESS_BUCKETS_MS = (0.5, 1, 2, 5, 10, 20, 40, 60, 100, 200, 500, 1000)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from telephony_tts.app import transport_settings
 from telephony_tts.config import Config, load
 from telephony_tts.errors import ConfigError
 from telephony_tts.session.settings import SessionSettings
@@ -68,6 +69,12 @@ def test_the_defaults_listen_on_loopback_only() -> None:
 
 
 # ----------------------------------------------------------------------- reading
+
+
+def test_origins_of_web_pages(tmp_path: Path) -> None:
+    origins = ["*", "https://console.example.com", "http://localhost:3000", "http://[::1]:3000", "chrome-extension://abc"]
+    config = loaded(f"server: {{origins: {origins}}}\n", tmp_path)
+    assert config.server.origins == transport_settings(config).origins == tuple(origins)
 
 
 def test_values_of_the_file_arrive_and_the_rest_stays_default(tmp_path: Path) -> None:
@@ -187,6 +194,12 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("server: {tls: {cert: c.pem}}", "server.tls.key: missing; a certificate and its key go together"),
         ("server: {tls: {passphrase_file: c.pem}}", "server.tls.key: missing; passphrase_file is for an encrypted key"),
         ("server: {public_url: example.com}", "server.public_url: 'example.com' is wrong; expected a URL beginning"),
+        *(
+            (f"server: {{origins: ['{origin}']}}", f"server.origins: '{origin}' is wrong; expected an origin as browse")
+            for origin in ("console.example.com", "https://", "https://x/", "https://X", "https://x:0", "https://x y",
+                           "https://ü.example", "null", "https://*.example.com", "https://me@x", "")
+        ),
+        ("server: {origins: https://x}", "server.origins: 'https://x' is wrong; expected a list of text"),
         ("server: [1]", "server: [1] is not a section; expected the keys host, port"),
         ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),
         ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),

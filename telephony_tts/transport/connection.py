@@ -13,16 +13,18 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, broadcast
-from websockets.frames import DATA_OPCODES, Frame, Opcode
-from websockets.protocol import OPEN
+from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
+from websockets.protocol import CONNECTING, OPEN
 
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions
 
@@ -43,6 +45,14 @@ reach the audio any more and minutes would pass before a peer that does not read
 
 _MAX_REASON_BYTES = 123
 """RFC 6455 §5.5: a control frame's payload is at most 125 bytes, two of them the close code."""
+
+MAX_FRAGMENTS = 4096
+"""In one message. Empty fragments never reach the limit of bytes. A turn of 4,000 characters, each in a fragment of its
+own, still fits."""
+
+_MAX_DROPPED_BYTES = 1 << 20
+"""How much of what a peer sends behind its HTTP request is read and dropped. To close a socket with unread bytes would
+reset the connection, and the answer could be lost."""
 
 OnMessage = Callable[[bytes, bool], None]
 """(payload, is_text)"""
@@ -83,12 +93,9 @@ class DirectConnection(Connection):
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Write a message; never waits, and does nothing on a closing connection."""
-        if self.transport.is_closing():
-            return
-        broadcast((self,), payload, text=is_text)
-        if self.paused and self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            self.log.warning("reads_nothing", unsent_bytes=self.transport.get_write_buffer_size())
-            self.transport.abort()
+        # After a reset the connection counts as open until the loop's next turn, and asyncio warns of each write.
+        if not self.transport.is_closing():
+            broadcast((self,), payload, text=is_text)
 
     def end(self, code: int, reason: str) -> None:
         """Send a close and deliver nothing more, not even what was already received. Idempotent."""
@@ -126,14 +133,28 @@ class DirectConnection(Connection):
 
     # ------------------------------------------------- called by websockets
 
+    def send_data(self) -> None:
+        """Everything that is written comes through here: our messages, and the library's answers to pings."""
+        super().send_data()
+        if self.paused and not self.transport.is_closing():
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes > _MAX_UNSENT_BYTES:
+                self.log.warning("reads_nothing", unsent_bytes=unsent_bytes)
+                self.transport.abort()
+
     def process_event(self, event: Any) -> None:
         if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
             super().process_event(event)
+            return
+        if self.left.done():
             return
         if event.opcode is not Opcode.CONT:
             self._fragments_are_text = event.opcode is Opcode.TEXT
         if not event.fin:
             self._fragments.append(bytes(event.data))
+            if len(self._fragments) == MAX_FRAGMENTS:
+                self._fragments.clear()
+                self.end(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments in a message")
             return
         payload = bytes(event.data)
         if self._fragments:
@@ -210,7 +231,11 @@ class DirectConnection(Connection):
 
 
 class CallConnection(DirectConnection, ServerConnection):
-    """A peer that dialled us."""
+    """A peer that dialled us.
+
+    The library gets the head of the HTTP request when it is complete, and the bytes behind it once the request is
+    answered: it parses what follows a head as frames at once, and then has no answer for the request.
+    """
 
     options: StreamOptions | Invalid | None = None
     """What the handshake made of the request, for the handler."""
@@ -218,6 +243,63 @@ class CallConnection(DirectConnection, ServerConnection):
     """Authorised by the handshake; otherwise the first message must do it."""
     may_begin = False
     """Admitted as a new call. Otherwise it was let in to join one, and there must be one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head: RequestHead | None = RequestHead()
+        self._behind: bytes | None = None
+        self._n_dropped_bytes = 0
+
+    def _refuse(self, flaw: Flaw) -> None:
+        """Answer a head that the library shall not see. The open timeout ends the connection if the peer does not."""
+        response = self.protocol.reject(flaw.status, flaw.text)
+        if flaw.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            response.headers["Allow"] = ", ".join(METHODS)
+        self.protocol.send_response(response)
+        self.send_data()
+
+    def _read_on(self) -> None:
+        """The request is answered: take what came behind it."""
+        behind, self._behind = self._behind, None
+        if behind is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            if behind:
+                self.data_received(behind)
+
+    # ------------------------------------------------- called by websockets
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is not None:
+            if self._head.feed(data):
+                self._take_head(self._head)
+        elif self._behind is not None:
+            self._behind += data
+        elif self.protocol.state is CONNECTING:
+            self._n_dropped_bytes += len(data)
+            if self._n_dropped_bytes > _MAX_DROPPED_BYTES:
+                self.transport.abort()
+        else:
+            super().data_received(data)
+
+    def _take_head(self, head: RequestHead) -> None:
+        self._head = None
+        if head.flaw is not None:
+            self._refuse(head.flaw)
+            return
+        # A half-close behind the head has to wait for the answer as well, so nothing more is read before it.
+        self._behind = head.behind
+        self.transport.pause_reading()
+        super(DirectConnection, self).data_received(head.whole)  # in one piece: it is no flood
+
+    def send_data(self) -> None:
+        super().send_data()
+        if self._behind is not None and (self.protocol.state is not CONNECTING or self.protocol.eof_sent):
+            self.loop.call_soon(self._read_on)
+
+    def eof_received(self) -> None:
+        if self._head is not None and self._head.begun:
+            self._refuse(CUT_OFF)
+        super().eof_received()
 
 
 class DialledConnection(DirectConnection, ClientConnection):

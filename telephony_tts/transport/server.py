@@ -29,6 +29,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
+from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import Catalog
@@ -49,6 +50,7 @@ _OPEN_TIMEOUT_S = 10.0
 _LOGGED_CHARS = 200
 """Of what a refusal says: it may name the Host header, which is the stranger's."""
 _CLOSE_REASON = "the server is going away"
+_MAX_SHOWN_CHARS = 100
 
 
 class Engines(Catalog, Protocol):
@@ -174,11 +176,22 @@ class Server:
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """Plain HTTP, or a refusal before the upgrade; None lets the WebSocket open."""
+        assert isinstance(connection, CallConnection)
+        response = self._answer_path(connection, request)
+        if request.method == "HEAD":
+            if response is None:
+                response = _respond(HTTPStatus.UPGRADE_REQUIRED, "a WebSocket begins with GET\n")
+                response.headers["Upgrade"] = "websocket"
+            response.body = b""
+        return response
+
+    def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
+        if path in ("/metrics", "/v1/stream", *_LEGS) and (refusal := self._refuse_page(connection, request)):
+            return refusal
         if plain is not None:
             return plain(request)
-        assert isinstance(connection, CallConnection)
         if path == "/v1/stream":
             return self._admit_stream(connection, request)
         if path == "/media/twilio":
@@ -240,6 +253,18 @@ class Server:
         response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, why)
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
+
+    def _refuse_page(self, connection: CallConnection, request: Request) -> Response | None:
+        """A refusal if the request comes from a web page that may not use the server. Programs send no Origin."""
+        if "Origin" not in request.headers:
+            return None
+        origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
+        here = connection.local_address[0]
+        if origins.is_allowed(origin, host, here, self.settings.origins, self.settings.public_url):
+            return None
+        shown = origin[:_MAX_SHOWN_CHARS]
+        message = f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
+        return self._refuse("origin", HTTPStatus.FORBIDDEN, message)
 
     def _authorised(self, request: Request) -> bool:
         scheme, _, credential = _only(request.headers, "Authorization").partition(" ")

@@ -21,6 +21,8 @@ class TransportSettings:
     metrics_without_token: bool = True
     tls: ssl.SSLContext | None = None
     public_url: str | None = None
+    origins: tuple[str, ...] = ()
+    """Web pages that may use the server, beside those of its own host; "*" for all."""
     twilio_auth_token: str | None = field(default=None, repr=False)
     asterisk_urls: tuple[str, ...] = ()
     """What may be dialled when somebody asks for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -193,6 +194,23 @@ def test_a_reset_of_a_lone_bot_in_the_middle_of_speech(plain_loop: bool) -> None
             assert rig.engine.n_live <= 1
 
     run(main, plain_loop=plain_loop)
+
+
+def test_resets_in_the_middle_of_a_burst_leave_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio warned of what is written between the reset and the end of the connection."""
+
+    async def main() -> None:
+        async with serving() as rig:
+            for n in range(60):
+                async with raw_peer(rig.port, "/v1/stream?pace=burst&audio=binary") as peer:
+                    await peer.send(LONG)
+                    for _ in range(n % 20):
+                        await peer.read(2000)
+                    peer.reset()
+                await rig.empty()
+
+    run(main, plain_loop=True)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_reset_of_the_media_leg_in_the_middle_of_speech() -> None:

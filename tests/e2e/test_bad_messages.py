@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 from neighbour import neighbour
-from raw_peer import raw_peer
+from raw_peer import frame, raw_peer
 from rig import Bot, Tones, run, serving, until
 from websockets.frames import Opcode
 
@@ -107,6 +109,51 @@ def test_fragments_are_put_together_whatever_comes_between() -> None:
             await peer.send(b"", Opcode.TEXT, fin=False)
             await peer.send(b"", Opcode.CONT)  # an empty message is an empty turn
             await peer.read_until(b'"audio_ms":0')
+
+    run(main)
+
+
+@pytest.mark.parametrize("between", [b"", frame(b"", Opcode.PING)], ids=["alone", "with pings between"])
+@pytest.mark.parametrize("path", ["/v1/stream?audio=none", MEDIA])
+def test_fragments_without_end_close_with_1009(path: str, between: bytes) -> None:
+    """Three million empty fragments are no byte of a message, and were three million entries in a list."""
+
+    async def main() -> None:
+        async with serving() as rig, neighbour(rig), raw_peer(rig.port, path) as peer:
+            connection = next(c for c in rig.server._connections if c.request and c.request.path == path)
+            held = 0
+            await peer.send("{", fin=False)
+            many = (frame(b"", Opcode.CONT, fin=False) + between) * 500
+            with suppress(ConnectionError):  # cut off, if it goes on after the close
+                for _ in range(200):
+                    await peer.send_bytes(many)
+                    held = max(held, len(connection._fragments))
+                    await asyncio.sleep(0)
+            assert await peer.read_to_close() == 1009
+            assert b"more than 4096 fragments in a message" in peer.data
+            assert 0 < held < 4096, "what is held is bounded"
+            await until(lambda: connection.left.done(), "the leg is over")
+
+    run(main)
+
+
+@pytest.mark.parametrize("n", [4096, 4097])
+def test_so_many_fragments_are_a_message_and_one_more_is_none(n: int) -> None:
+    async def main() -> None:
+        async with serving() as rig, raw_peer(rig.port, "/v1/stream?audio=none") as peer:
+            message = json.dumps({"type": "ping", "id": "whole"}).ljust(n).encode()
+            assert len(message) == n
+            opcodes = [Opcode.TEXT] + [Opcode.CONT] * (n - 1)
+            pieces = [frame(message[at : at + 1], opcode, fin=at == n - 1) for at, opcode in enumerate(opcodes)]
+            for _ in range(2):  # the count begins anew with each message
+                await peer.send_bytes(b"".join(pieces))
+            if n == 4096:
+                await peer.read_until(b'"whole"')
+                while peer.data.count(b'"whole"') < 2:
+                    assert await peer.read()
+            else:
+                assert await peer.read_to_close() == 1009
+                assert b'"whole"' not in peer.data
 
     run(main)
 

@@ -15,6 +15,7 @@ from log_lines import lines
 from neighbour import neighbour
 from raw_peer import frame, raw_peer
 from rig import run, serving, until
+from websockets.frames import Opcode
 
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
@@ -131,3 +132,24 @@ def test_a_bot_that_asks_and_never_reads_costs_a_bounded_amount() -> None:
                         await asyncio.sleep(0.005)
 
     run(main)
+
+
+def test_a_bot_that_pings_and_never_reads_costs_a_bounded_amount(caplog: pytest.LogCaptureFixture) -> None:
+    """The library answers each ping by itself: 58 MB of answers waited for one peer."""
+
+    async def main() -> None:
+        path = "/v1/stream?audio=none"
+        async with serving(slow_reader_s=60) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
+            connection = next(c for c in rig.server._connections if c.request and c.request.path == path)
+            pings = frame(b"x" * 125, Opcode.PING) * 500
+            most = 0
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(10):
+                    while True:
+                        await peer.send_bytes(pings)
+                        await asyncio.sleep(0)
+                        most = max(most, connection.transport.get_write_buffer_size())
+            assert 100_000 < most < 1.1 * 2**20
+
+    run(main)
+    assert len([record for record in caplog.records if record.message == "reads_nothing"]) == 1

@@ -209,19 +209,6 @@ def test_media_legs_that_do_not_say_who_they_are_count_as_calls() -> None:
     run(main)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return cert, key
-
-
 def test_tls_speaks_the_same(certificate: tuple[Path, Path]) -> None:
     async def main() -> None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -15,7 +15,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from telephony_tts.transport.connection import CallConnection
+from telephony_tts.transport.connection import CallConnection, DialledConnection
 
 Handler = Callable[[CallConnection], Awaitable[None]]
 
@@ -165,6 +165,31 @@ def test_a_flood_gives_way_to_the_other_calls() -> None:
             assert sorted(gaps)[-3] < 0.06, f"the loop stood still for {max(gaps) * 1000:.0f} ms"
             # And half of the time is left for the threads of engines, which want the interpreter as well.
             assert time.monotonic() - begin_s > 0.95, "half a second of work takes a second"
+
+    run(main)
+
+
+def test_a_peer_that_we_dialled_may_send_no_endless_fragments_either() -> None:
+    async def main() -> None:
+        closed: list[tuple[int | None, str | None]] = []
+
+        async def peer(socket: ServerConnection) -> None:
+            begin = Frame(Opcode.TEXT, b"{", fin=False).serialize(mask=False)
+            socket.transport.write(begin + Frame(Opcode.CONT, b"", fin=False).serialize(mask=False) * 10_000)
+            await socket.wait_closed()
+            closed.append((socket.close_code, socket.close_reason))
+
+        async with serve(peer, "127.0.0.1", 0, compression=None) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with connect(
+                f"ws://127.0.0.1:{port}/", compression=None, proxy=None, create_connection=DialledConnection
+            ) as connection:
+                assert isinstance(connection, DialledConnection)
+                heard: list[bytes] = []
+                connection.listen(lambda payload, is_text: heard.append(payload), lambda flag: None)
+                await asyncio.wait_for(connection.left, 5)
+                assert not heard and not connection._fragments
+        assert closed == [(1009, "more than 4096 fragments in a message")]
 
     run(main)
 

@@ -14,6 +14,8 @@ import pytest
 import telephony_tts.wire as wire_package
 from telephony_tts import errors
 from telephony_tts.session.settings import Limits
+from telephony_tts.transport.connection import MAX_FRAGMENTS
+from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
@@ -283,9 +285,15 @@ def test_every_code_the_package_says_is_in_its_table() -> None:
 
 def test_the_limits_are_those_of_the_session() -> None:
     names = first_column(section("## 7. Limits"))
-    assert set(names) == {field.name for field in fields(Limits)} | {"message_bytes"}
+    assert set(names) == {field.name for field in fields(Limits)} | {"message_bytes", "message_fragments"}
+    assert f"empty ones included: {MAX_FRAGMENTS} |" in section("## 7. Limits")
     ready = next(json.loads(line) for line in examples("json server") if '"ready"' in line)
     assert set(ready["limits"]) <= set(names)
+
+
+def test_the_limits_of_a_request_are_those_of_its_reader() -> None:
+    told = f"{MAX_LINE_BYTES:,} bytes a line, {MAX_HEADERS} headers, {MAX_HEAD_BYTES:,} bytes in all"
+    assert told in section("### 2.3 Answers to the handshake")
 
 
 def test_every_section_quoted_exists() -> None:

@@ -1,0 +1,67 @@
+"""Which web pages may use the server. A browser says in `Origin` whose page opens a connection; programs send none."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_AUTHORITY = r"(?P<host>\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(?::(?P<port>[0-9]{1,5}))?"
+_HOST = re.compile(_AUTHORITY)
+_PAGE = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://" + _AUTHORITY)
+_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+class Page(NamedTuple):
+    """An origin: the part of a page's address in front of its path. `port` is None for schemes without a default."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+
+def parse_origin(text: str) -> Page | None:
+    """None for anything else, such as "null", which browsers send for files and sandboxed frames."""
+    found = _PAGE.fullmatch(text.lower())
+    if found is None:
+        return None
+    scheme, port = found["scheme"], found["port"]
+    return Page(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
+
+
+def is_allowed(origin: str, host: str, local_address: str, listed: Sequence[str], public_url: str | None) -> bool:
+    """Whether a page may open this connection.
+
+    `origin` and `host` are the request's headers, `local_address` is the server's own end of the connection. `listed`
+    has origins, or "*" for all of them. Pages of the host that the request names and of `public_url` may as well.
+    """
+    if "*" in listed:
+        return True
+    page = parse_origin(origin)
+    if page is None:
+        return False
+    if page in map(parse_origin, listed):
+        return True
+    ours = public_url and parse_origin("/".join(public_url.split("/", 3)[:3]))
+    if ours and page[1:] == ours[1:]:
+        return True
+    named = _HOST.fullmatch(host.lower())
+    if named is None or named["host"] != page.host:
+        return False
+    # A Host without a port names the default one. Which of the two, http's or https's, a proxy in front may know alone.
+    if page.port not in ((int(named["port"]),) if named["port"] else _PORTS.values()):
+        return False
+    # A page of evil.example can let that name mean 127.0.0.1, and is then of the host that its requests name. So behind
+    # a loopback address only loopback's own names count.
+    return not is_loopback(local_address) or is_loopback(page.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address can only mean this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,124 @@
+"""The head of an HTTP request, read as it arrives: whether it can be answered, and where it ends.
+
+The WebSocket library parses the bytes behind a head as frames before the upgrade is answered, and closes the connection
+without an answer when it cannot parse a head. So it only gets heads that passed here, and nothing behind them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+
+MAX_LINE_BYTES = 8192
+"""The same limit as the library's, for the request line and for each header, line break included."""
+
+MAX_HEADERS = 128
+"""The same limit as the library's."""
+
+MAX_HEAD_BYTES = 65_536
+"""128 headers of 8 KiB would be a megabyte for each stranger that connects."""
+
+METHODS = ("GET", "HEAD")
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_FIRST_BYTE = re.compile(_TOKEN)
+_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) [!-~]+ HTTP/([0-9]\.[0-9])")
+_HEADER = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*([\t -~\x80-\xff]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Why a head cannot be served: the status of the answer, and its text."""
+
+    status: HTTPStatus
+    text: str
+
+
+CUT_OFF = Flaw(HTTPStatus.BAD_REQUEST, "the request ends before its head is complete\n")
+
+_NO_HTTP = Flaw(HTTPStatus.BAD_REQUEST, "this is no HTTP request; expected such as GET /healthz HTTP/1.1\n")
+_BAD_HEADER = Flaw(HTTPStatus.BAD_REQUEST, "a header cannot be parsed; expected NAME: VALUE and CR LF at its end\n")
+_BODY = Flaw(HTTPStatus.BAD_REQUEST, "a request with a body is not accepted; send GET without one\n")
+_METHOD = Flaw(HTTPStatus.METHOD_NOT_ALLOWED, f"the method is not allowed; allowed are {' and '.join(METHODS)}\n")
+_VERSION = Flaw(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the HTTP version is not supported; expected HTTP/1.1\n")
+_LONG_TARGET = Flaw(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is longer than {MAX_LINE_BYTES} bytes\n")
+_LARGE = Flaw(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the headers are too large; the limits are {MAX_HEADERS} headers, {MAX_LINE_BYTES} bytes in each "
+    f"and {MAX_HEAD_BYTES} bytes in all\n",
+)
+
+
+class RequestHead:
+    """Takes bytes until the head is complete or has a flaw.
+
+    `begun`: a byte has arrived. `flaw`: what is wrong, once it is known. Of a complete head without a flaw, `whole` has
+    the bytes, and `behind` what came with it and is none of it.
+    """
+
+    def __init__(self) -> None:
+        self.flaw: Flaw | None = None
+        self.whole = b""
+        self.behind = b""
+        self._method = ""
+        self._has_body = False
+        self._lines: list[bytes] = []
+        self._line = bytearray()
+        self._n_bytes = 0
+
+    @property
+    def begun(self) -> bool:
+        return self._n_bytes > 0
+
+    def feed(self, data: bytes) -> bool:
+        """Whether the head is complete, or known to be wrong. Not to be called again after that."""
+        if not self.begun and not _FIRST_BYTE.match(data):
+            self.flaw = _NO_HTTP  # a TLS client, say, whose hello has no line break that could be waited for
+            return True
+        at = 0
+        while True:
+            end = data.find(b"\n", at) + 1
+            self._line += data[at : end or len(data)]
+            self._n_bytes += (end or len(data)) - at
+            if len(self._line) > MAX_LINE_BYTES:
+                self.flaw = _LARGE if self._method else _LONG_TARGET
+                return True
+            if self._n_bytes > MAX_HEAD_BYTES:
+                self.flaw = _LARGE
+                return True
+            if not end:
+                return False
+            line, at = bytes(self._line), end
+            self._line.clear()
+            self._lines.append(line)
+            if line == b"\r\n" and self._method:
+                self.flaw = self._flaw_of_whole()
+                self.whole, self.behind = b"".join(self._lines), data[at:]
+                return True
+            self.flaw = self._take_header(line) if self._method else self._take_request_line(line)
+            if self.flaw is not None:
+                return True
+
+    def _take_request_line(self, line: bytes) -> Flaw | None:
+        found = _REQUEST_LINE.fullmatch(line.removesuffix(b"\r\n"))
+        if found is None:
+            return _NO_HTTP
+        if found[2] not in (b"1.0", b"1.1"):
+            return _VERSION
+        self._method = found[1].decode()
+        return None
+
+    def _take_header(self, line: bytes) -> Flaw | None:
+        found = _HEADER.fullmatch(line.removesuffix(b"\r\n"))
+        if found is None:
+            return _BAD_HEADER
+        name, value = found[1].lower(), found[2].strip(b" \t")
+        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+            self._has_body = True
+        return _LARGE if len(self._lines) - 1 > MAX_HEADERS else None
+
+    def _flaw_of_whole(self) -> Flaw | None:
+        if self._method not in METHODS:
+            return _METHOD
+        return _BODY if self._has_body else None

@@ -1,0 +1,110 @@
+"""Which web pages may open a connection: by what a browser says, and by the address it was given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telephony_tts.config import ORIGIN
+from telephony_tts.transport.origins import is_allowed, is_loopback, parse_origin
+
+PUBLIC, LOOPBACK = "192.0.2.7", "127.0.0.1"
+
+
+def allowed(origin: str, host: str, here: str = PUBLIC, *listed: str, public_url: str | None = None) -> bool:
+    return is_allowed(origin, host, here, listed, public_url)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://tts.example.com:8080", "tts.example.com:8080"),
+        ("http://tts.example.com", "tts.example.com"),
+        ("HTTP://TTS.example.com", "tts.EXAMPLE.com"),
+        ("http://tts.example.com", "tts.example.com:80"),
+        ("https://tts.example.com", "tts.example.com:443"),
+        ("https://tts.example.com", "tts.example.com"),  # a proxy ends TLS and passes Host on
+        ("https://tts.example.com:443", "tts.example.com"),
+        ("http://tts.example.com:443", "tts.example.com"),  # mod_audio_stream's, of wss://tts.example.com
+        ("http://192.0.2.7:8080", "192.0.2.7:8080"),
+        ("http://[2001:db8::7]:8080", "[2001:db8::7]:8080"),
+    ],
+)
+def test_a_page_of_the_same_host_may(origin: str, host: str) -> None:
+    assert allowed(origin, host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("https://evil.example", "tts.example.com"),
+        ("https://evil.example", "tts.example.com:443"),
+        ("http://tts.example.com:3000", "tts.example.com:8080"),
+        ("http://tts.example.com:3000", "tts.example.com"),
+        ("https://tts.example.com", "tts.example.com:8080"),
+        ("https://tts.example.com.evil.example", "tts.example.com"),
+        ("https://evil.example", ""),
+        ("null", "null"),
+        ("", ""),
+        ("https://", ""),
+        ("tts.example.com", "tts.example.com"),
+        ("https://tts.example.com/", "tts.example.com"),
+        ("https://tts.example.com@evil.example", "evil.example"),
+        ("https://tts.example.com evil", "tts.example.com"),
+        ("chrome-extension://abc", "abc"),
+    ],
+)
+def test_other_pages_may_not(origin: str, host: str) -> None:
+    assert not allowed(origin, host)
+    assert allowed(origin, host, PUBLIC, "*"), "if that is wanted"
+
+
+def test_listed_pages_may_and_none_beside_them() -> None:
+    listed = ("https://console.example.com", "http://localhost:3000", "chrome-extension://abc")
+    for origin in (*listed, "https://console.example.com:443", "https://Console.example.com"):
+        assert allowed(origin, "tts.example.com", PUBLIC, *listed)
+    for origin in ("http://console.example.com", "https://console.example.com:8443", "http://localhost", "null"):
+        assert not allowed(origin, "tts.example.com", PUBLIC, *listed)
+
+
+@pytest.mark.parametrize(
+    "public_url", ["wss://voice.example.com", "https://voice.example.com/", "wss://VOICE.example.com:443/x"]
+)
+def test_pages_of_the_public_address_may(public_url: str) -> None:
+    """A proxy that names its own target in Host hides what the browser has dialled."""
+    assert allowed("https://voice.example.com", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
+    assert not allowed("https://voice.example.com:8443", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
+    assert not allowed("https://evil.example", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
+
+
+@pytest.mark.parametrize("here", [LOOPBACK, "::1", "127.8.8.8"])
+def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) -> None:
+    """DNS rebinding: evil.example is made to mean 127.0.0.1, and its page asks its own host, so it seems."""
+    assert not allowed("http://evil.example:8080", "evil.example:8080", here)
+    for host in ("127.0.0.1:8080", "localhost:8080", "[::1]:8080", "tts.localhost:8080"):
+        assert allowed(f"http://{host}", host, here)
+
+
+@pytest.mark.parametrize("host", ["localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]"])
+def test_names_of_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost.evil.example", "127.0.0.1.evil.example", "192.0.2.7", "0.0.0.0", "[::2]"]
+)
+def test_names_of_others(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@given(st.text(alphabet="htps:/wx.10[]@*-A ", max_size=24))
+def test_what_may_be_listed_is_what_can_be_compared(text: str) -> None:
+    if ORIGIN.accepts(text):
+        assert parse_origin(text) is not None
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=10))
+def test_no_header_breaks_it(origin: str, host: str, scheme: str) -> None:
+    allowed(origin, host)
+    allowed(f"{scheme}://{origin}", host, LOOPBACK, public_url=origin)
