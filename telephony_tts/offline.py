@@ -69,8 +69,8 @@ async def _synthesise(
     now_ns: int,
     on_chunk: Callable[[Chunk], None] | None,
 ) -> None:
-    engine, voice = catalog.resolve(utterance.voice, utterance.lang, utterance.text)
     try:
+        engine, voice = catalog.choose(utterance)
         async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
             async for chunk in chunks:
                 if on_chunk is not None:

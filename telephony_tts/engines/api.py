@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,18 @@ import numpy.typing as npt
 
 Pcm = npt.NDArray[np.int16]
 """Mono signed 16-bit samples, shape [n_samples]."""
+
+
+def language_prefix(tag: str) -> str:
+    """The language of a tag in lower case, whatever the region: "zh" of "zh-CN". Norwegian is "nb" in any case."""
+    prefix = tag.lower().replace("_", "-").split("-")[0]
+    return "nb" if prefix == "no" else prefix
+
+
+def has_language(tags: Iterable[str], lang: str) -> bool:
+    """Whether one of `tags` is of the language of `lang`."""
+    wanted = language_prefix(lang)
+    return any(language_prefix(tag) == wanted for tag in tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +45,7 @@ class Voice:
 
     def speaks(self, lang: str) -> bool:
         """Whether one of the voice's languages is that of the tag `lang`, whatever the region."""
-        wanted = lang.lower().replace("_", "-").split("-")[0]
-        return any(own.lower().split("-")[0] == wanted for own in self.languages)
+        return has_language(self.languages, lang)
 
 
 class TextFeed:

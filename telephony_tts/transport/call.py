@@ -36,6 +36,7 @@ class Catalog(Protocol):
     """The engines, as the transport needs them."""
 
     def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]: ...
+    def choose(self, utterance: Utterance) -> tuple[Engine, Voice]: ...
     def stats(self) -> dict[str, EngineStats]: ...
 
 
@@ -348,10 +349,11 @@ class Call:
         compute_ns = audio_ns = 0
         engine_name = "none"
         try:
-            engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
-            if utterance.more is not None and not engine.streams_text:
-                utterance = await complete(utterance)
-                engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+            if utterance.more is not None:
+                engine, _ = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+                if not engine.streams_text:
+                    utterance = await complete(utterance)
+            engine, voice = self._catalog.choose(utterance)
             engine_name = engine.name
             async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
                 while True:
