@@ -18,6 +18,7 @@ from telephony_tts.engines.catalog import Absent, Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
 from telephony_tts.session.settings import BargeIn, Limits, SessionSettings
 from telephony_tts.transport.server import Server
@@ -36,7 +37,13 @@ def build_catalog(config: Config) -> Catalog:
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
     makers = _makers(config)
-    return Catalog([makers[name]() for name in wanted], routes, absent=_absent(wanted))
+    detects = config.speech.detect_language and installed("py3langid")
+    return Catalog(
+        [makers[name]() for name in wanted],
+        routes,
+        absent=_absent(wanted),
+        detector=LatinLanguage() if detects else None,
+    )
 
 
 async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
@@ -155,9 +162,9 @@ def need_torch() -> None:
         raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
 
 
-def installed(engine: str) -> bool:
-    """Whether the packages an engine needs are there."""
-    package = {"hibari": "hibari", "espeak": "espeakng_loader"}.get(engine)
+def installed(part: str) -> bool:
+    """Whether the packages are there that an engine needs, or the detector of languages (py3langid)."""
+    package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
     return package is None or importlib.util.find_spec(package) is not None
 
 

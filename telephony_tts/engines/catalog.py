@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Protocol
 
-from telephony_tts.engines.api import Engine, EngineStats, Utterance, Voice, has_language, language_prefix
+from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice, has_language, language_prefix
 from telephony_tts.engines.words import LATIN, language_of, scripts
 from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
 
 MAX_NAMED = 12
 """Voices that the error about an unknown one still names."""
+
+
+class Detector(Protocol):
+    """Tells the language of Latin text: `latin_language.LatinLanguage`."""
+
+    def load(self) -> None: ...
+    def tell(self, sentence: str) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,7 @@ class Absent:
 class Catalog:
     """`engines` in order of preference, the default first; `routes` sends a language prefix to an engine.
 
-    A refusal names those of `absent` that would accept the text.
+    A refusal names those of `absent` that would accept the text. Without a `detector` all Latin text counts as English.
     Raises ConfigError where two engines have one name or a route leads nowhere.
     """
 
@@ -37,6 +46,7 @@ class Catalog:
         routes: Mapping[str, str] | None = None,
         *,
         absent: Sequence[Absent] = (),
+        detector: Detector | None = None,
     ) -> None:
         if not engines:
             raise ConfigError("at least one engine is needed")
@@ -45,6 +55,7 @@ class Catalog:
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
         self._default = engines[0]
         self._absent = tuple(absent)
+        self._detector = detector
         self._routes = {language_prefix(lang): name for lang, name in (routes or {}).items()}
         for lang, name in self._routes.items():
             if name not in self._engines:
@@ -62,6 +73,8 @@ class Catalog:
     async def start(self) -> None:
         """Start every engine in order; where one cannot, close those already started and raise its error."""
         try:
+            if self._detector is not None:
+                await asyncio.to_thread(self._detector.load)
             for engine in self._engines.values():
                 await engine.start()
         except BaseException:
@@ -87,22 +100,33 @@ class Catalog:
         """Whether the default engine takes utterances."""
         return self._default.stats().is_ready
 
-    def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]:
+    def tell_language(self, sentence: str) -> str | None:
+        """The language of a sentence in Latin letters, None where it is not certain or nothing here can tell."""
+        return self._detector.tell(sentence) if self._detector is not None else None
+
+    def resolve(
+        self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
+    ) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 
-        A voice is named `name` or `engine/name`; of two with one name the earlier engine's is meant.
-        It is kept unless the text is in a script of a language that the voice does not have and a
-        route exists for. Without a voice, the language is the one the script asks for, else `lang`; its
-        route decides, else the first engine that has it, else the default engine. Raises UnknownVoice.
-        Whether the engine can say the text is for `choose`.
+        The language is the one that the text's script asks for, else `lang`. A voice is named `name` or
+        `engine/name`; of two with one name the earlier engine's is meant. It is kept unless it does not have
+        the language and a route exists for that; a `lang` told from Latin letters alone moves no voice.
+        Without a voice, the language's route decides, else the first engine that has it, else the default
+        engine. Where the language was told from Latin words, only its route leads away from the default
+        engine. Raises UnknownVoice. Whether the engine can say the text is for `choose`.
         """
         written = language_of(text)
+        language = written or (language_prefix(lang) if lang else None)
         if voice is not None:
             engine, named = self._named(voice)
-            if written is None or written not in self._routes or named.speaks(written):
+            is_certain = written is not None or lang_source != "letters"
+            if language is None or language not in self._routes or named.speaks(language) or not is_certain:
                 return engine, named
-        language = written or (language_prefix(lang) if lang else None)
-        engine = self._for_language(language)
+        if written is None and lang_source == "words" and language not in self._routes:
+            engine = self._default
+        else:
+            engine = self._for_language(language)
         return engine, _best(engine, lang if lang and language_prefix(lang) == language else language)
 
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
@@ -111,15 +135,38 @@ class Catalog:
         Raises UnknownVoice, and UnsupportedText with the voices that accept the text, of all engines here; where
         none does, with what would.
         """
-        engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text)
+        engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text, utterance.lang_source)
         try:
             engine.check(replace(utterance, voice=voice.name))
         except UnsupportedText as refusal:
-            raise UnsupportedText(f"{refusal.message}; {self._who_reads(utterance)}") from refusal
+            raise UnsupportedText(f"{refusal.message}; {self._what_helps(utterance)}") from refusal
         return engine, voice
 
-    def _who_reads(self, utterance: Utterance) -> str:
-        """Who accepts a text that was refused, and how to get it there."""
+    def mismatch(self, utterance: Utterance, voice: Voice) -> str | None:
+        """What to tell a bot whose Latin text is in a language that `voice` does not have; None where it has.
+
+        It is only told where the words of the text say what language it is in.
+        """
+        language = utterance.lang
+        if utterance.lang_source != "words" or language is None or language_of(utterance.text) is not None:
+            return None
+        if voice.speaks(language):
+            return None
+        able, absent = self._able(utterance, language)
+        if able:
+            by_lang = f"`lang` {language} or " if utterance.voice is None else ""
+            remedy = f"send {by_lang}`voice` {_full_name(able[0])}, or {_route(language, able[0].engine)}"
+        elif absent:
+            remedy = f"{absent[0].name} would: {absent[0].how_to_get}, and {_route(language, absent[0].name)}"
+        else:
+            remedy = "no engine here has a voice for it"
+        return (
+            f"the text seems to be in language {language}, but voice {voice.name} speaks {', '.join(voice.languages)}: "
+            f"{remedy}. If it is not in {language}, send the right `lang`"
+        )
+
+    def _what_helps(self, utterance: Utterance) -> str:
+        """The voices that accept a text that was refused; where there are none, what would help."""
         language = language_of(utterance.text)
         able, absent = self._able(utterance, language)
         if able:

@@ -153,3 +153,18 @@ def test_an_engine_that_reads_the_letters_without_having_the_language_is_not_nam
     absent = Absent("other", ("en",), tones.check, "get it")
     message = refusal(Catalog([HibariEngine(), tones], absent=[absent]), "привет")
     assert "tone" not in message and "other" not in message
+
+
+def test_without_its_package_no_detector_is_looked_for_and_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    german = "Guten Tag, wie kann ich Ihnen helfen?"
+
+    def told(**settings: bool) -> str | None:
+        overrides = {f"speech.{name}": value for name, value in settings.items()}
+        catalog = app.build_catalog(config.load(None, {"engines.default": "fake", **overrides}, {}))
+        if catalog._detector is not None:
+            catalog._detector.load()
+        return catalog.tell_language(german)
+
+    assert told() == "de" and told(detect_language=False) is None
+    monkeypatch.setattr(app, "installed", lambda part: False)
+    assert told() is None
