@@ -14,10 +14,11 @@ from typing import Any
 from telephony_tts import event_loop, logs
 from telephony_tts.config import MOST_PTIME_MS, Config, Tls
 from telephony_tts.engines.api import Engine, EngineStats, Voice
-from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.catalog import Absent, Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
 from telephony_tts.session.settings import BargeIn, Limits, SessionSettings
 from telephony_tts.transport.server import Server
@@ -42,7 +43,13 @@ def build_catalog(config: Config) -> Catalog:
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
     makers = _makers(config)
-    return Catalog([makers[name]() for name in wanted], routes)
+    detects = config.speech.detect_language and installed("py3langid")
+    return Catalog(
+        [makers[name]() for name in wanted],
+        routes,
+        absent=_absent(wanted),
+        detector=LatinLanguage() if detects else None,
+    )
 
 
 async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
@@ -73,6 +80,21 @@ def _wanted(config: Config) -> list[str]:
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
     return list(dict.fromkeys([config.engines.default, *others]))
+
+
+def _absent(wanted: list[str]) -> list[Absent]:
+    """The engines that this server could have and has not."""
+    absent = []
+    if "espeak" not in wanted:
+        espeak = EspeakEngine()
+        languages = tuple(lang for voice in espeak.voices for lang in voice.languages)
+        absent.append(Absent("espeak", languages, espeak.check, "pip install 'telephony-tts[espeak]'"))
+    if "cosyvoice2" not in wanted:
+        from telephony_tts.engines.cosyvoice2.service import LANGUAGES, CosyVoice2Engine
+
+        how = "get its model and set engines.cosyvoice2.model (docs/cosyvoice2.md)"
+        absent.append(Absent("cosyvoice2", LANGUAGES, CosyVoice2Engine(Path()).check, how))
+    return absent
 
 
 def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
@@ -146,9 +168,9 @@ def need_torch() -> None:
         raise EngineUnavailable("cosyvoice2 needs PyTorch: pip install -e '.[cosyvoice]' in the checkout")
 
 
-def installed(engine: str) -> bool:
-    """Whether the packages an engine needs are there."""
-    package = {"hibari": "hibari", "espeak": "espeakng_loader"}.get(engine)
+def installed(part: str) -> bool:
+    """Whether the packages are there that an engine needs, or the detector of languages (py3langid)."""
+    package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
     return package is None or importlib.util.find_spec(package) is not None
 
 

@@ -118,6 +118,7 @@ class Speech:
     first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
     text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
     text_mode: Annotated[str, OneOf(("sentence", "interleaved"))] = "sentence"
+    detect_language: bool = True
     pause_chars: Count = 2_000
     resume_chars: Annotated[int, Between(0, 1e9)] = 500
 

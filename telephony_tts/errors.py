@@ -7,7 +7,7 @@ TelephonyTTSError
 └── EngineError            speech could not be made; ends the turn, never the call
     ├── EngineUnavailable  the engine's package or files are not installed
     ├── UnknownVoice       no engine has a voice of that name
-    └── UnsupportedText    the engine cannot say this script; names the engines that can
+    └── UnsupportedText    the engine cannot read this script; `Catalog.choose` adds the voices that can
 
 Malformed input from a peer is not an exception: decoders return `wire.messages.Invalid`, because
 a peer's mistake is an ordinary event of a call and never ends it.

@@ -38,7 +38,8 @@ async def speak(
     Raises what the engine raised (UnsupportedText, UnknownVoice, ...).
     """
     unbounded = Limits(turn_chars=len(text) + 1, text_chars_per_s=0, pause_chars=len(text) + 1, idle_s=0)
-    session = Session(replace(settings, pace="burst", text_mode="sentence", limits=unbounded), 0)
+    unpaced = replace(settings, pace="burst", text_mode="sentence", limits=unbounded)
+    session = Session(unpaced, 0, tell_language=catalog.tell_language)
     now_ns = 0
     if how is not None:
         session.receive(how, now_ns)
@@ -69,8 +70,8 @@ async def _synthesise(
     now_ns: int,
     on_chunk: Callable[[Chunk], None] | None,
 ) -> None:
-    engine, voice = catalog.resolve(utterance.voice, utterance.lang, utterance.text)
     try:
+        engine, voice = catalog.choose(utterance)
         async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
             async for chunk in chunks:
                 if on_chunk is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from functools import partial
 from pathlib import Path
 
@@ -46,3 +47,27 @@ def test_without_it_a_server_that_is_to_listen_to_all_would_not_start(
     assert main([*FLAGS, f"barge_in.enabled={enabled}"]) == status
     line = told(capsys)
     assert line.startswith("broken ") and "none.onnx" in line and "install telephony-tts again" in line
+
+
+# ------------------------------------------------------------ the language of Latin text
+
+
+def test_the_detector_of_languages_is_told_and_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line_of_detector() -> str:
+        assert main([*FLAGS, "speech.speed=1.0"]) == 0, "a server starts without it"
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "py3langid" in line]
+        return line
+
+    assert line_of_detector().startswith("ok ")
+    versions = importlib.metadata.version
+
+    def without(package: str) -> str:
+        if package == "py3langid":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return versions(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    line = line_of_detector()
+    assert line.startswith("missing ") and "German" in line and "pip install -e '.[lang]'" in line

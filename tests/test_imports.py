@@ -57,6 +57,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines": row("errors metrics clock", "numpy"),
     "telephony_tts.engines.hibari": row("errors metrics clock", "numpy hibari onnxruntime"),
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
+    "telephony_tts.engines.latin_language": row("errors", "py3langid"),
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock", "numpy"),
     **{
         f"telephony_tts.engines.cosyvoice2.{name}": row("errors metrics clock", "numpy torch safetensors")

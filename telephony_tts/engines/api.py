@@ -9,15 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Pcm = npt.NDArray[np.int16]
 """Mono signed 16-bit samples, shape [n_samples]."""
+
+
+LangSource = Literal["bot", "words", "letters"]
+"""What a text's language was told from: what the bot (or the server's `speech.lang`) says, the words of Latin text, or
+its letters alone, which make all Latin text English."""
+
+
+def language_prefix(tag: str) -> str:
+    """The language of a tag in lower case, whatever the region: "zh" of "zh-CN". Norwegian is "nb" in any case."""
+    prefix = tag.lower().replace("_", "-").split("-")[0]
+    return "nb" if prefix == "no" else prefix
+
+
+def has_language(tags: Iterable[str], lang: str) -> bool:
+    """Whether one of `tags` is of the language of `lang`."""
+    wanted = language_prefix(lang)
+    return any(language_prefix(tag) == wanted for tag in tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +50,7 @@ class Voice:
 
     def speaks(self, lang: str) -> bool:
         """Whether one of the voice's languages is that of the tag `lang`, whatever the region."""
-        wanted = lang.lower().replace("_", "-").split("-")[0]
-        return any(own.lower().split("-")[0] == wanted for own in self.languages)
+        return has_language(self.languages, lang)
 
 
 class TextFeed:
@@ -119,7 +135,8 @@ class TextFeed:
 class Utterance:
     """One sentence to speak.
 
-    `text` is already normalised: what is to be said, in words. `deadline_ns` is the monotonic time at
+    `text` is already normalised: what is to be said, in words. `lang` is the language of the text, as far as
+    `lang_source` knows. `deadline_ns` is the monotonic time at
     which the caller would hear silence; an engine with a queue serves the smallest first.
 
     With `more` the sentence is still being written: `text` is its beginning, and what follows it comes through the
@@ -130,6 +147,7 @@ class Utterance:
     text: str
     voice: str | None = None
     lang: str | None = None
+    lang_source: LangSource = "bot"
     speed: float = 1.0
     seed: int | None = None
     instruct: str | None = None

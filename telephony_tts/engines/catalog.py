@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Protocol
 
-from telephony_tts.engines.api import Engine, EngineStats, Voice
-from telephony_tts.engines.words import language_of
-from telephony_tts.errors import ConfigError, UnknownVoice
+from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice, has_language, language_prefix
+from telephony_tts.engines.words import LATIN, language_of, scripts
+from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
 
 MAX_NAMED = 12
 """Voices that the error about an unknown one still names."""
 
 
+class Detector(Protocol):
+    """Tells the language of Latin text: `latin_language.LatinLanguage`."""
+
+    def load(self) -> None: ...
+    def tell(self, sentence: str) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An engine that is not there: what it would accept, as `Engine.check` has it, and how to get it."""
+
+    name: str
+    languages: tuple[str, ...]
+    check: Callable[[Utterance], None]
+    how_to_get: str
+
+
 class Catalog:
     """`engines` in order of preference, the default first; `routes` sends a language prefix to an engine.
 
+    A refusal names those of `absent` that would accept the text. Without a `detector` all Latin text counts as English.
     Raises ConfigError where two engines have one name or a route leads nowhere.
     """
 
-    def __init__(self, engines: Sequence[Engine], routes: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        routes: Mapping[str, str] | None = None,
+        *,
+        absent: Sequence[Absent] = (),
+        detector: Detector | None = None,
+    ) -> None:
         if not engines:
             raise ConfigError("at least one engine is needed")
         self._engines = {engine.name: engine for engine in engines}
         if len(self._engines) != len(engines):
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
         self._default = engines[0]
-        self._routes = {_prefix(lang): name for lang, name in (routes or {}).items()}
+        self._absent = tuple(absent)
+        self._detector = detector
+        self._routes = {language_prefix(lang): name for lang, name in (routes or {}).items()}
         for lang, name in self._routes.items():
             if name not in self._engines:
                 raise ConfigError(f"route {lang!r} leads to {name!r}; the engines are {', '.join(self._engines)}")
@@ -43,6 +73,8 @@ class Catalog:
     async def start(self) -> None:
         """Start every engine in order; where one cannot, close those already started and raise its error."""
         try:
+            if self._detector is not None:
+                await asyncio.to_thread(self._detector.load)
             for engine in self._engines.values():
                 await engine.start()
         except BaseException:
@@ -68,30 +100,107 @@ class Catalog:
         """Whether the default engine takes utterances."""
         return self._default.stats().is_ready
 
-    def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]:
+    def tell_language(self, sentence: str) -> str | None:
+        """The language of a sentence in Latin letters, None where it is not certain or nothing here can tell."""
+        return self._detector.tell(sentence) if self._detector is not None else None
+
+    def resolve(
+        self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
+    ) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 
-        A voice is named `name` or `engine/name`; of two with one name the earlier engine's is meant.
-        It is kept unless the text is in a script of a language that the voice does not have and a
-        route exists for. Without a voice, the language is the one the script asks for, else `lang`; its
-        route decides, else the first engine that has it, else the default engine. Raises UnknownVoice.
-        Whether the engine can say the text is for its `check`.
+        The language is the one that the text's script asks for, else `lang`. A voice is named `name` or
+        `engine/name`; of two with one name the earlier engine's is meant. It is kept unless it does not have
+        the language and a route exists for that; a `lang` told from Latin letters alone moves no voice.
+        Without a voice, the language's route decides, else the first engine that has it, else the default
+        engine. Where the language was told from Latin words, only its route leads away from the default
+        engine. Raises UnknownVoice. Whether the engine can say the text is for `choose`.
         """
         written = language_of(text)
+        language = written or (language_prefix(lang) if lang else None)
         if voice is not None:
             engine, named = self._named(voice)
-            if written is None or written not in self._routes or _has(named, written):
+            is_certain = written is not None or lang_source != "letters"
+            if language is None or language not in self._routes or named.speaks(language) or not is_certain:
                 return engine, named
-        language = written or (_prefix(lang) if lang else None)
-        engine = self._for_language(language)
-        return engine, _best(engine, lang if lang and _prefix(lang) == language else language)
+        if written is None and lang_source == "words" and language not in self._routes:
+            engine = self._default
+        else:
+            engine = self._for_language(language)
+        return engine, _best(engine, lang if lang and language_prefix(lang) == language else language)
+
+    def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
+        """The engine and voice that speak an utterance, as `resolve` has them.
+
+        Raises UnknownVoice, and UnsupportedText with the voices that accept the text, of all engines here; where
+        none does, with what would.
+        """
+        engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text, utterance.lang_source)
+        try:
+            engine.check(replace(utterance, voice=voice.name))
+        except UnsupportedText as refusal:
+            raise UnsupportedText(f"{refusal.message}; {self._what_helps(utterance)}") from refusal
+        return engine, voice
+
+    def mismatch(self, utterance: Utterance, voice: Voice) -> str | None:
+        """What to tell a bot whose Latin text is in a language that `voice` does not have; None where it has.
+
+        It is only told where the words of the text say what language it is in.
+        """
+        language = utterance.lang
+        if utterance.lang_source != "words" or language is None or language_of(utterance.text) is not None:
+            return None
+        if voice.speaks(language):
+            return None
+        able, absent = self._able(utterance, language)
+        if able:
+            by_lang = f"`lang` {language} or " if utterance.voice is None else ""
+            remedy = f"send {by_lang}`voice` {_full_name(able[0])}, or {_route(language, able[0].engine)}"
+        elif absent:
+            remedy = f"{absent[0].name} would: {absent[0].how_to_get}, and {_route(language, absent[0].name)}"
+        else:
+            remedy = "no engine here has a voice for it"
+        return (
+            f"the text seems to be in language {language}, but voice {voice.name} speaks {', '.join(voice.languages)}: "
+            f"{remedy}. If it is not in {language}, send the right `lang`"
+        )
+
+    def _what_helps(self, utterance: Utterance) -> str:
+        """The voices that accept a text that was refused; where there are none, what would help."""
+        language = language_of(utterance.text)
+        able, absent = self._able(utterance, language)
+        if able:
+            route = f", or {_route(language, able[0].engine)}" if language else ""
+            return f"voices that can: {', '.join(map(_full_name, able))}. Send one as `voice`{route}"
+        if absent:
+            would = " or ".join(f"{engine.name} would: {engine.how_to_get}" for engine in absent)
+            return f"no engine here can, but {would}"
+        letters = "/".join(sorted(scripts(utterance.text) - {LATIN})).lower()
+        tag = f" (language {language})" if language else ""
+        return f"no engine of telephony-tts reads {letters} letters{tag}: write the text in letters that a voice has"
+
+    def _able(self, utterance: Utterance, language: str | None) -> tuple[list[Voice], list[Absent]]:
+        """A voice of each engine that has the language and accepts the text, and the absent engines that would."""
+        able = []
+        for engine in self._engines.values():
+            voices = [voice for voice in engine.voices if language is None or voice.speaks(language)]
+            accepting = (voice for voice in voices if _accepts(engine.check, replace(utterance, voice=voice.name)))
+            if (voice := next(accepting, None)) is not None:
+                able.append(voice)
+        asked = replace(utterance, voice=None, lang=language)
+        absent = [
+            engine
+            for engine in self._absent
+            if (language is None or has_language(engine.languages, language)) and _accepts(engine.check, asked)
+        ]
+        return able, absent
 
     def _for_language(self, language: str | None) -> Engine:
         if language is None:
             return self._default
         if language in self._routes:
             return self._engines[self._routes[language]]
-        able = (e for e in self._engines.values() if any(_has(voice, language) for voice in e.voices))
+        able = (e for e in self._engines.values() if any(voice.speaks(language) for voice in e.voices))
         return next(able, self._default)
 
     def _named(self, voice: str) -> tuple[Engine, Voice]:
@@ -106,7 +215,7 @@ class Catalog:
         raise UnknownVoice(self._unknown(voice))
 
     def _unknown(self, voice: str) -> str:
-        names = [voice.name for voice in self.voices] + [f"{voice.engine}/{voice.name}" for voice in self.voices]
+        names = [voice.name for voice in self.voices] + [_full_name(voice) for voice in self.voices]
         near = get_close_matches(voice, names, n=3, cutoff=0.5)
         hint = f"; near it: {', '.join(near)}" if near else ""
         return f"no voice {voice!r}{hint}; {self._known()}"
@@ -116,15 +225,23 @@ class Catalog:
         n_voices = len(self.voices)
         if n_voices > MAX_NAMED:
             return f"there are {n_voices}, which `telephony-tts voices` lists"
-        return f"the voices are {', '.join(f'{voice.engine}/{voice.name}' for voice in self.voices) or 'none'}"
+        return f"the voices are {', '.join(map(_full_name, self.voices)) or 'none'}"
 
 
-def _prefix(lang: str) -> str:
-    return lang.lower().replace("_", "-").split("-")[0]
+def _accepts(check: Callable[[Utterance], None], utterance: Utterance) -> bool:
+    try:
+        check(utterance)
+    except EngineError:
+        return False
+    return True
 
 
-def _has(voice: Voice, language: str) -> bool:
-    return voice.speaks(language)
+def _full_name(voice: Voice) -> str:
+    return f"{voice.engine}/{voice.name}"
+
+
+def _route(language: str, engine: str) -> str:
+    return f"set engines.routes to {{{language}: {engine}}}"
 
 
 def _best(engine: Engine, lang: str | None) -> Voice:
@@ -133,5 +250,5 @@ def _best(engine: Engine, lang: str | None) -> Voice:
         return engine.voices[0]
     tag = lang.lower().replace("_", "-")
     exact = (voice for voice in engine.voices if tag in (own.lower() for own in voice.languages))
-    close = (voice for voice in engine.voices if _has(voice, _prefix(tag)))
+    close = (voice for voice in engine.voices if voice.speaks(tag))
     return next(exact, None) or next(close, None) or engine.voices[0]

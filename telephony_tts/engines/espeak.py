@@ -125,9 +125,9 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class EspeakEngine:
-    """`alternatives` are the engines named to whoever asks for a script that no voice here reads."""
+    """Refuses letters of a script that the voice does not read. Without a voice it takes one that reads them."""
 
-    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ()) -> None:
+    def __init__(self, *, n_workers: int = 2) -> None:
         self.name = "espeak"
         self.streams_text = False
         self.voices: tuple[Voice, ...] = tuple(
@@ -137,7 +137,6 @@ class EspeakEngine:
             for name in _SCRIPT_OF_VOICE
         )
         self._n_workers = n_workers
-        self._alternatives = tuple(alternatives)
         self._pool: WorkerPool | None = None
         self._installation: _Installation | None = None
 
@@ -208,10 +207,8 @@ class EspeakEngine:
             if foreign <= {_SCRIPT_OF_VOICE[name]}:
                 return name
         letters = "/".join(sorted(foreign)).lower()
-        able = [name for name, script in _SCRIPT_OF_VOICE.items() if foreign <= {script}]
-        others = ", ".join(self._alternatives) or "none here"
-        where = f"voices that can: {', '.join(able)}" if able else f"engines that may: {others}"
-        raise UnsupportedText(f"espeak cannot read {letters} letters with {candidates[0]!r}; {where}")
+        with_what = f"with {utterance.voice!r}" if utterance.voice is not None else "with any of its voices"
+        raise UnsupportedText(f"espeak cannot read {letters} letters {with_what}")
 
 
 @dataclass(frozen=True)

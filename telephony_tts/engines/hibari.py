@@ -6,7 +6,7 @@ A sentence takes 12 to 20 ms, so cancelling looks between pieces of at most 200 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
@@ -34,14 +34,13 @@ _HEART = Voice(
 
 
 class HibariEngine:
-    """`alternatives` are the engines named to whoever asks for a script that hibari would misread or drop."""
+    """Refuses letters of other scripts than Latin, which it would misread or drop."""
 
-    def __init__(self, *, n_workers: int = 2, alternatives: Sequence[str] = ("espeak",)) -> None:
+    def __init__(self, *, n_workers: int = 2) -> None:
         self.name = "hibari"
         self.streams_text = False
         self.voices: tuple[Voice, ...] = (_HEART,)
         self._n_workers = n_workers
-        self._alternatives = tuple(alternatives)
         self._model: HibariModel | None = None
         self._pool: WorkerPool | None = None
 
@@ -74,10 +73,7 @@ class HibariEngine:
             raise UnknownVoice(f"hibari has no voice {utterance.voice!r}; it has {_HEART.name!r}")
         foreign = sorted(scripts(utterance.text) - {LATIN})
         if foreign:
-            where = ", ".join(self._alternatives) or "none configured"
-            raise UnsupportedText(
-                f"hibari speaks English only, not {'/'.join(foreign).lower()} letters; engines that can: {where}"
-            )
+            raise UnsupportedText(f"hibari speaks English only, not {'/'.join(foreign).lower()} letters")
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)

@@ -21,9 +21,19 @@ LANGUAGE_OF_SCRIPT = {
     "BENGALI": "bn",
     "TAMIL": "ta",
     "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "SINHALA": "si",
     "THAI": "th",
     "GEORGIAN": "ka",
     "ARMENIAN": "hy",
+    "ETHIOPIC": "am",
+    "KHMER": "km",
+    "LAO": "lo",
+    "MYANMAR": "my",
+    "TIBETAN": "bo",
 }
 """The language most likely meant by a script. Kana and hangul stand first: Japanese and Korean also write Han."""
 

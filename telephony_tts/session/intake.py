@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.heard import resolve_marks
+from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.turn import Speaking, Turn
 from telephony_tts.wire import messages as m
@@ -22,8 +23,11 @@ _RETRYABLE = ("rate_limited", "queue_full")
 class Intake:
     """Creates turns and fills them. `turns` and `out` are the session's own lists."""
 
-    def __init__(self, settings: SessionSettings, turns: list[Turn], out: list[Effect], now_ns: int) -> None:
+    def __init__(
+        self, settings: SessionSettings, turns: list[Turn], out: list[Effect], now_ns: int, language: CallLanguage
+    ) -> None:
         self.settings = settings
+        self._language = language
         self._limits = settings.limits
         self._turns = turns
         self._out = out
@@ -203,7 +207,7 @@ class Intake:
                 self._remember(turn_id, "error")
             return None
         self._n_turns += 1
-        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, now_ns)
+        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, self._language, now_ns)
         self._turns.append(turn)
         return turn
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from telephony_tts.engines.api import Chunk, TextFeed, Utterance
+from telephony_tts.engines.api import Chunk, LangSource, TextFeed, Utterance
+from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
@@ -42,6 +43,8 @@ class Part:
     ready_ns: int
     is_open: bool = False
     spans: list[Span] = field(default_factory=list)
+    language: tuple[str, LangSource] | None = None
+    """Of an open part, as its beginning shows it: all of it is read so."""
     utterance: Utterance | None = None
     submitted_ns: int | None = None
     begun_ns: int | None = None
@@ -78,11 +81,21 @@ class Speaking:
 class Turn:
     """See the module text. `seq` is unique within the call and names the turn towards the peer."""
 
-    def __init__(self, turn_id: str, seq: int, settings: SessionSettings, speaking: Speaking, now_ns: int) -> None:
+    def __init__(
+        self,
+        turn_id: str,
+        seq: int,
+        settings: SessionSettings,
+        speaking: Speaking,
+        language: CallLanguage,
+        now_ns: int,
+    ) -> None:
+        """`language` is the call's."""
         self.id = turn_id
         self.seq = seq
         self.settings = settings
         self.speaking = speaking
+        self._language = language
         self.closed = False
         self.parts: list[Part] = []
         self.encoder, self.playout = outlet(settings)
@@ -242,12 +255,16 @@ class Turn:
             return None
         pending = self._segmenter.pending
         pending = pending[max(0, self._n_spoken - (self.n_chars - len(pending))) :].lstrip()
-        spans = settled_spans(pending[:_OPEN_CHARS], self.speaking.lang, self.settings.control_tokens)
+        text = pending[:_OPEN_CHARS]
+        if not settled_spans(text, self.speaking.lang, self.settings.control_tokens):
+            return None
+        language = self._language.of(text, self.speaking.lang)
+        spans = settled_spans(text, _known(language), self.settings.control_tokens)
         if not spans:
             return None
         start, n_settled = self.n_chars - len(pending), spans[-1].end
         sentence = Sentence(pending[:n_settled], start, start + n_settled)
-        self._open = Part(sentence, len(self.parts), now_ns, is_open=True, spans=spans)
+        self._open = Part(sentence, len(self.parts), now_ns, is_open=True, spans=spans, language=language)
         self.parts.append(self._open)
         return self._open
 
@@ -261,7 +278,7 @@ class Turn:
             return None
         start, n_fed = part.sentence.start, len(part.sentence.text)
         text = self.text[start : start + n_fed + _OPEN_CHARS]
-        more = behind(settled_spans(text, self.speaking.lang, self.settings.control_tokens), n_fed)
+        more = behind(settled_spans(text, _known(part.language), self.settings.control_tokens), n_fed)
         if not more:
             return None
         n_settled = more[-1].end
@@ -272,7 +289,8 @@ class Turn:
         """The sentence of the open part is there: it ends at `end` in the turn's text."""
         n_fed = len(part.sentence.text)
         whole = self.text[part.sentence.start : end]
-        lang = self.speaking.lang or detect_lang(whole)
+        self._language.of(whole, self.speaking.lang)  # the sentences after it may not show theirs
+        lang = _known(part.language) or detect_lang(whole)
         rest = behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
         self._last_text = self._say_more(part, rest)
         part.sentence = Sentence(whole, part.sentence.start, end)
@@ -295,8 +313,8 @@ class Turn:
     def submit(self, part: Part, deadline_ns: int, now_ns: int) -> Utterance:
         """Normalise the sentence and make the utterance of it; what settled of an open one was normalised already."""
         speaking = self.speaking
-        lang = speaking.lang or detect_lang(part.sentence.text)
         text = part.sentence.text
+        lang, source = part.language or self._language.of(text, speaking.lang)
         if not part.is_open:
             part.spans = normalize_spans(text, lang, self.settings.control_tokens)
         part.utterance = Utterance(
@@ -304,6 +322,7 @@ class Turn:
             text="".join(span.spoken for span in part.spans),
             voice=speaking.voice,
             lang=lang,
+            lang_source=source,
             speed=speaking.speed,
             seed=speaking.seed,
             instruct=speaking.instruct,
@@ -389,6 +408,11 @@ class Turn:
     def ready_ns(self) -> int:
         """Playing time of what is encoded and not yet sent."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
+
+
+def _known(language: tuple[str, LangSource] | None) -> str | None:
+    """The language that a sentence is read in whatever follows; None where its letters decide."""
+    return language[0] if language is not None and language[1] != "letters" else None
 
 
 def _behind(sentence: Sentence, offset: int) -> Sentence | None:

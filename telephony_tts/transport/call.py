@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from telephony_tts.engines.api import Engine, EngineStats, Utterance, Voice
+from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
 from telephony_tts.session.effects import Cancel, Effect, Feed, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
@@ -35,7 +35,12 @@ _MISSED_EVENTS = 64
 class Catalog(Protocol):
     """The engines, as the transport needs them."""
 
-    def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]: ...
+    def resolve(
+        self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
+    ) -> tuple[Engine, Voice]: ...
+    def choose(self, utterance: Utterance) -> tuple[Engine, Voice]: ...
+    def mismatch(self, utterance: Utterance, voice: Voice) -> str | None: ...
+    def tell_language(self, sentence: str) -> str | None: ...
     def stats(self) -> dict[str, EngineStats]: ...
 
 
@@ -75,6 +80,7 @@ class Call:
         self._send_gathered: Callable[[], None] | None = None
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(self.log)
+        self._has_warned_of_language = False
 
     # ---------------------------------------------------------------- legs
 
@@ -349,11 +355,15 @@ class Call:
         compute_ns = audio_ns = 0
         engine_name = "none"
         try:
-            engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
-            if utterance.more is not None and not engine.streams_text:
-                utterance = await complete(utterance)
-                engine, voice = self._catalog.resolve(utterance.voice, utterance.lang, utterance.text)
+            if utterance.more is not None:
+                engine, _ = self._catalog.resolve(
+                    utterance.voice, utterance.lang, utterance.text, utterance.lang_source
+                )
+                if not engine.streams_text:
+                    utterance = await complete(utterance)
+            engine, voice = self._catalog.choose(utterance)
             engine_name = engine.name
+            self._warn_of_language(utterance, voice)
             async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
                 while True:
                     asked_ns = monotonic_ns()
@@ -388,6 +398,17 @@ class Call:
             self._let_go(utterance.id)
             if audio_ns and utterance.more is None:  # else the time is also that of the bot's writing
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+
+    def _warn_of_language(self, utterance: Utterance, voice: Voice) -> None:
+        """Tell the bot, once a call, that its text is in a language that the voice does not have."""
+        if self._has_warned_of_language:
+            return
+        message = self._catalog.mismatch(utterance, voice)
+        if message is not None:
+            self._has_warned_of_language = True
+            warning = m.WarningEvent("language_mismatch", message, utterance.turn)
+            self._journal.note(warning, self.session.n_underruns)
+            self._to_bot(warning)
 
     def _let_go(self, name: str) -> None:
         """Cancel a task; an utterance's gate and text end with it."""

@@ -86,7 +86,13 @@ def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
     """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`; but for "stream" the media leg is still
     to be joined."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")
-    session = Session(speech, monotonic_ns(), media=kind == "stream", voice_model=VOICE_MODEL.find)
+    session = Session(
+        speech,
+        monotonic_ns(),
+        media=kind == "stream",
+        voice_model=VOICE_MODEL.find,
+        tell_language=catalog.tell_language,
+    )
     return Call(session, catalog, kind)
 
 

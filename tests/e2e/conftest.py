@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-BUSY = ("cosyvoice2", "embedded_voice", "voice_barge_in", "floods", "log_floods", "server", "faults")
+BUSY = ("cosyvoice2", "embedded_voice", "languages", "voice_barge_in", "floods", "log_floods", "server", "faults")
 """Files that compute speech, flood a server, or measure what it costs."""
 WITHOUT_CLOCK = ("command_line", "start")
 

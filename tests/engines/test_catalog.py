@@ -1,9 +1,10 @@
 import asyncio
+import threading
 
 import pytest
 
-from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.api import EngineStats, LangSource, Utterance
+from telephony_tts.engines.catalog import Absent, Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
@@ -53,6 +54,106 @@ def test_without_a_route_the_first_engine_of_the_language_speaks_and_a_named_voi
     catalog = Catalog(engines())
     assert resolved(catalog, None, None, "你好") == "cosyvoice2/mei"
     assert resolved(catalog, "emma", None, "你好") == "hibari/emma"
+
+
+@pytest.mark.parametrize(
+    ("voice", "lang", "lang_source", "text", "expected"),
+    [
+        # what the words tell leads only to a route
+        (None, "fr", "words", "Bonjour", "formant/fr-be"),
+        (None, "es", "words", "Buenos", "hibari/heart"),
+        ("emma", "fr", "words", "Bonjour", "formant/fr-be"),
+        ("emma", "es", "words", "Buenos", "hibari/emma"),
+        ("fr", "fr", "words", "Bonjour", "formant/fr"),
+        (None, "en", "words", "Hello", "hibari/heart"),
+        # what the bot says leads to the first engine that has it, but a named voice stays but for a route
+        (None, "es", "bot", "Buenos", "espeak/es-tone"),
+        ("emma", "es", "bot", "Buenos", "hibari/emma"),
+        ("emma", "fr-CA", "bot", "Bonjour", "formant/fr-be"),
+        (None, "no", "bot", "Hei", "espeak/nb-tone"),
+        # what Latin letters tell, which is always English, moves no voice that was named
+        ("fr", "en", "letters", "OK", "formant/fr"),
+        (None, "en", "letters", "OK", "hibari/heart"),
+        # a script is stronger than all of it
+        (None, "fr", "words", "你好", "cosyvoice2/mei"),
+        ("fr", "zh", "letters", "你好", "cosyvoice2/mei"),
+    ],
+)
+def test_resolve_by_what_the_language_was_told_from(
+    voice: str | None, lang: str, lang_source: LangSource, text: str, expected: str
+) -> None:
+    more = FakeEngine(name="espeak", voice_names=["es-tone"], languages=["es"])
+    more.voices += FakeEngine(name="espeak", voice_names=["nb-tone"], languages=["nb"]).voices
+    first, second, _, formant = engines()
+    catalog = Catalog([first, second, more, formant], {"fr": "formant", "en": "hibari", "zh": "cosyvoice2"})
+    engine, named = catalog.resolve(voice, lang, text, lang_source)
+    assert f"{engine.name}/{named.name}" == expected
+
+
+def test_the_default_engines_own_voice_for_a_language_needs_no_route() -> None:
+    engine = FakeEngine(name="formant", voice_names=["en"], languages=["en"])
+    engine.voices += FakeEngine(name="formant", voice_names=["de"], languages=["de"]).voices
+    _, voice = Catalog([engine]).resolve(None, "de", "Guten Tag", "words")
+    assert voice.name == "de"
+
+
+def test_norwegian_has_two_tags_and_one_route() -> None:
+    engine = FakeEngine(name="espeak", voice_names=["nb"], languages=["nb"])
+    for key in ("no", "nb"):
+        assert Catalog([FakeEngine(), engine], {key: "espeak"}).resolve("tone", "nb", "Hei", "words")[1].name == "nb"
+
+
+def mismatch(catalog: Catalog, lang: str, text: str, voice: str | None = None, source: LangSource = "words") -> str:
+    utterance = Utterance("u", text, voice=voice, lang=lang, lang_source=source)
+    _, chosen = catalog.choose(utterance)
+    return catalog.mismatch(utterance, chosen) or ""
+
+
+def test_a_mismatch_is_told_with_what_helps() -> None:
+    catalog = Catalog(engines())
+    assert mismatch(catalog, "fr", "Bonjour") == (
+        "the text seems to be in language fr, but voice heart speaks en: send `lang` fr or `voice` formant/fr-be, or "
+        "set engines.routes to {fr: formant}. If it is not in fr, send the right `lang`"
+    )
+    assert ": send `voice` formant/fr-be, or set" in mismatch(catalog, "fr", "Bonjour", "emma")
+    assert ": no engine here has a voice for it. If" in mismatch(catalog, "fi", "Terve")
+    espeak = Absent("espeak", ("fi",), FakeEngine().check, "get it")
+    with_absent = Catalog(engines(), absent=[espeak])
+    assert ": espeak would: get it, and set engines.routes to {fi: espeak}. If" in mismatch(with_absent, "fi", "Terve")
+
+
+def test_no_mismatch_where_the_voice_has_the_language_or_nothing_is_certain() -> None:
+    catalog = Catalog(engines(), {"fr": "formant"})
+    assert mismatch(catalog, "fr", "Bonjour") == mismatch(catalog, "en", "Hello") == ""
+    assert mismatch(catalog, "fi", "Terve", source="bot") == mismatch(catalog, "en", "OK", "fr", "letters") == ""
+    assert mismatch(catalog, "fi", "привет", "emma") == "", "a script is not a matter of words"
+
+
+class Slow:
+    """A detector that says where it was loaded."""
+
+    def __init__(self) -> None:
+        self.loaded_in: int | None = None
+
+    def load(self) -> None:
+        self.loaded_in = threading.get_ident()
+
+    def tell(self, sentence: str) -> str | None:
+        return "de" if self.loaded_in is not None else None
+
+
+def test_the_detector_is_loaded_at_the_start_and_not_in_the_event_loop() -> None:
+    async def body() -> None:
+        detector = Slow()
+        catalog = Catalog(engines(), detector=detector)
+        assert catalog.tell_language("Guten Tag") is None
+        await catalog.start()
+        assert detector.loaded_in not in (None, threading.get_ident())
+        assert catalog.tell_language("Guten Tag") == "de"
+        await catalog.close()
+
+    asyncio.run(body())
+    assert Catalog(engines()).tell_language("Guten Tag") is None
 
 
 @pytest.mark.parametrize(

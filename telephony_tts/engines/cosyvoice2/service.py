@@ -224,8 +224,7 @@ class CosyVoice2Engine:
         found = scripts(utterance.text)
         if found and not found & SCRIPTS:
             raise UnsupportedText(
-                f"cosyvoice2 speaks {', '.join(LANGUAGES)}, not {'/'.join(sorted(found)).lower()} letters; "
-                "set engines.routes for this language to an engine that can (telephony-tts voices)"
+                f"cosyvoice2 speaks {', '.join(LANGUAGES)}, not {'/'.join(sorted(found)).lower()} letters"
             )
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:

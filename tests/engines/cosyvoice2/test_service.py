@@ -13,11 +13,13 @@ from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
+from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2 import generation
 from telephony_tts.engines.cosyvoice2.loading import build_problem
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
+from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
 pytestmark = pytest.mark.usefixtures("few_steps")
@@ -294,10 +296,23 @@ def test_a_gpu_without_a_build_for_it(model_dir: Path, monkeypatch: pytest.Monke
 def test_text_of_scripts_it_does_not_know_is_refused(model_dir: Path) -> None:
     engine = CosyVoice2Engine(model_dir)
     for text in ("Привет, мир.", "שלום", "γεια"):
-        with pytest.raises(UnsupportedText, match=r"not (cyrillic|hebrew|greek) letters.*engines\.routes"):
+        with pytest.raises(UnsupportedText, match=r"^cosyvoice2 speaks [a-z, ]+, not (cyrillic|hebrew|greek) letters$"):
             engine.check(Utterance("u", text))
     for text in ("你好 Привет", "Bonjour, ça va?", "안녕", "ありがとう", "42", "", "ㄅㄆ"):
         engine.check(Utterance("u", text))
+
+
+def test_a_refusal_of_another_engine_names_a_voice_here_only_for_what_it_speaks(model_dir: Path) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        catalog = Catalog([EspeakEngine(), engine])
+        for text, named in (("こんにちは。", True), ("ㄅㄆㄇ", True), ("สวัสดี", False), ("Hi สวัสดี", False)):
+            with pytest.raises(UnsupportedText) as refusal:
+                catalog.choose(Utterance("u", text, voice="en-us"))
+            assert ("voices that can: cosyvoice2/preset. Send" in refusal.value.message) == named, refusal.value.message
+            if named:
+                assert len(joined(await speak(engine, Utterance("u", text, voice="preset")))) > 0
+
+    started(CosyVoice2Engine(model_dir), use)
 
 
 def test_not_started_and_not_there(model_dir: Path) -> None:

@@ -1,0 +1,106 @@
+"""The language of Latin text: what telephone bots say in English is never taken for another language."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from telephone_sentences import ENGLISH, FOREIGN
+
+from telephony_tts.engines import latin_language
+from telephony_tts.engines.latin_language import LatinLanguage
+from telephony_tts.errors import EngineUnavailable
+
+TESTS = Path(__file__).parents[1]
+SHARED = TESTS.parents[1] / "shared" / "text"
+"""More texts, which are not in every checkout."""
+
+
+@pytest.fixture(scope="module")
+def detector() -> LatinLanguage:
+    detector = LatinLanguage()
+    detector.load()
+    return detector
+
+
+@pytest.mark.parametrize("language", FOREIGN)
+def test_most_sentences_show_their_language_and_none_shows_another(detector: LatinLanguage, language: str) -> None:
+    told = [detector.tell(sentence) for sentence in FOREIGN[language]]
+    assert set(told) <= {language, None}
+    close_to_another = {"nb": 7, "da": 7, "id": 5}  # Danish and Norwegian, Indonesian and Malay
+    assert told.count(language) >= close_to_another.get(language, 9)
+
+
+def english_of(path: Path) -> Iterator[str]:
+    """Whole texts, their sentences, and what is made of them."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["lang"] == "en":
+            text = row.get("text") or row["marked"].replace("⏐", "")
+            yield from (text, *row.get("expected", ()), *row.get("preferred", ()))
+            yield from re.split(r"(?<=[.!?]) ", text)
+
+
+def test_english_is_never_taken_for_another_language(detector: LatinLanguage) -> None:
+    files = [TESTS / "text" / "sentences.jsonl", *sorted(SHARED.glob("*.jsonl"))]
+    texts = {*ENGLISH, *(text for file in files for text in english_of(file))}
+    assert len(texts) > 300
+    told = {text: detector.tell(text) for text in texts}
+    assert {text: language for text, language in told.items() if language not in (None, "en")} == {}
+    assert sum(told[text] == "en" for text in ENGLISH) > 70
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OK.",
+        "Ja.",
+        "Gut, danke.",
+        "Müller.",
+        "Hauptstraße 12, 10115 Berlin",
+        "João da Silva e Sousa",
+        "GUTEN TAG WIE GEHT ES IHNEN HEUTE",
+        "SMS TAN PIN IBAN BIC SWIFT SEPA CVV",
+        "info@beispiel.at www.ejemplo.es/ayuda",
+        "12345 67890",
+        "",
+    ],
+)
+def test_names_codes_and_a_few_words_tell_nothing(detector: LatinLanguage, text: str) -> None:
+    assert detector.tell(text) is None
+
+
+def test_names_and_numbers_in_a_sentence_do_not_hide_its_language(detector: LatinLanguage) -> None:
+    assert detector.tell("Ihr Paket, Mr. Smith, ist am 12.05. um 14:30 Uhr in New York bei Walmart.") == "de"
+    assert detector.tell("Am I speaking with Jürgen Müller-Lüdenscheidt from Hauptstraße 12?") == "en"
+
+
+def test_a_text_of_any_length_is_read_only_as_far_as_is_needed(detector: LatinLanguage) -> None:
+    german = " ".join(FOREIGN["de"])
+    assert detector.tell(german) == "de"
+    assert detector.tell(german + " the and with your you" * 1000) == "de"
+
+
+def test_before_it_is_loaded_it_tells_nothing() -> None:
+    assert LatinLanguage().tell(FOREIGN["de"][0]) is None
+
+
+def test_a_package_that_does_not_work_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import py3langid.langid
+
+    monkeypatch.setattr(py3langid.langid, "MODEL_FILE", os.fspath(tmp_path / "none.npz.xz"))
+    with pytest.raises(EngineUnavailable, match=r"none\.npz\.xz.*telephony-tts\[lang\].*speech\.detect_language"):
+        LatinLanguage().load()
+
+
+def test_what_is_no_language_is_none(monkeypatch: pytest.MonkeyPatch, detector: LatinLanguage) -> None:
+    class Odd:
+        def classify(self, text: str) -> tuple[str, float]:
+            return latin_language._NO_LANGUAGE, 1.0
+
+    monkeypatch.setattr(detector, "_identifier", Odd())
+    assert detector.tell("lorem ipsum dolor sit amet") is None

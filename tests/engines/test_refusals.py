@@ -1,0 +1,170 @@
+"""Text that an engine cannot read: what a refusal names must accept it, and is asked to, with the real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from conformance import joined, speak
+
+from telephony_tts import app, config
+from telephony_tts.engines.api import Utterance
+from telephony_tts.engines.catalog import Absent, Catalog
+from telephony_tts.engines.espeak import EspeakEngine
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.hibari import HibariEngine
+from telephony_tts.errors import UnsupportedText
+
+TEXTS = {
+    "thai": "สวัสดี",
+    "hebrew": "שלום",
+    "arabic": "مرحبا",
+    "hindi": "नमस्ते",
+    "bengali": "নমস্কার",
+    "tamil": "வணக்கம்",
+    "telugu": "నమస్కారం",
+    "kannada": "ನಮಸ್ಕಾರ",
+    "malayalam": "നമസ്കാരം",
+    "gujarati": "નમસ્તે",
+    "gurmukhi": "ਸਤ ਸ੍ਰੀ ਅਕਾਲ",
+    "sinhala": "ආයුබෝවන්",
+    "georgian": "გამარჯობა",
+    "armenian": "բարեւ",
+    "amharic": "ሰላም",
+    "khmer": "សួស្តី",
+    "lao": "ສະບາຍດີ",
+    "burmese": "မင်္ဂလာပါ",
+    "tibetan": "བཀྲ་ཤིས",
+    "greek": "καλημέρα",
+    "cyrillic": "добрый день",
+    "ukrainian": "добрий день",
+    "japanese": "こんにちは",
+    "japanese with kanji": "今日は",
+    "korean": "안녕하세요",
+    "chinese": "你好",
+    "bopomofo": "ㄅㄆㄇ",
+    "chinese and latin": "OK 你好 Anna",
+    "chinese and cyrillic": "你好 привет",
+    "arabic and hebrew": "مرحبا שלום",
+    "latin and thai": "Hello สวัสดี",
+    "old and rare": "ᚠᚢᚦ",
+}
+NAMED = re.compile(r"voices that can: ([^ ]+(?:, [^ ]+)*)\. Send")
+
+
+@pytest.mark.parametrize("default", ["hibari", "espeak"])
+def test_what_a_refusal_names_speaks_the_text(default: str) -> None:
+    """Asked as a bot asks that names the default voice, which is kept: most of these texts are refused."""
+    outcomes: dict[str, str] = {}
+
+    async def body() -> None:
+        catalog = app.build_catalog(config.load(None, {"engines.default": default, "engines.routes": {}}, {}))
+        assert {engine.name for engine in catalog.engines} == {"hibari", "espeak"}
+        await catalog.start()
+        try:
+            for name, text in TEXTS.items():
+                for voice in (None, catalog.voices[0].name):
+                    outcomes[f"{name} {voice}"] = await outcome(catalog, Utterance("u", text, voice=voice))
+        finally:
+            await catalog.close()
+
+    asyncio.run(body())
+    told = set(outcomes.values())
+    assert told == {"spoken", "another voice", "an engine to get", "nobody"}, outcomes
+    assert outcomes["cyrillic None"] == "spoken" and outcomes["thai None"] == "nobody"
+    assert outcomes["japanese None"] == outcomes["chinese and cyrillic None"] == "an engine to get"
+
+
+async def outcome(catalog: Catalog, utterance: Utterance) -> str:
+    """What becomes of an utterance. Each voice that a refusal names speaks it here."""
+    try:
+        engine, voice = catalog.choose(utterance)
+    except UnsupportedText as refusal:
+        named = NAMED.search(refusal.message)
+        if named is None:
+            assert all(not can_read(catalog, each, utterance) for each in voices(catalog)), refusal.message
+            return "an engine to get" if " would: " in refusal.message else "nobody"
+        for name in named[1].split(", "):
+            assert await sounds(catalog, Utterance("u", utterance.text, voice=name)), f"{name}: {utterance.text}"
+        return "another voice"
+    assert await sounds(catalog, utterance), f"{engine.name}/{voice.name}: {utterance.text}"
+    return "spoken"
+
+
+async def sounds(catalog: Catalog, utterance: Utterance) -> bool:
+    engine, voice = catalog.choose(utterance)
+    pcm = joined(await speak(engine, Utterance("u", utterance.text, voice=voice.name)))
+    return len(pcm) > 0 and int(abs(pcm).max()) > 500
+
+
+def voices(catalog: Catalog) -> list[str]:
+    return [f"{voice.engine}/{voice.name}" for voice in catalog.voices]
+
+
+def can_read(catalog: Catalog, voice: str, utterance: Utterance) -> bool:
+    try:
+        catalog.choose(Utterance("u", utterance.text, voice=voice))
+    except UnsupportedText:
+        return False
+    return True
+
+
+def refusal(catalog: Catalog, text: str, voice: str | None = None) -> str:
+    with pytest.raises(UnsupportedText) as caught:
+        catalog.choose(Utterance("u", text, voice=voice))
+    return caught.value.message
+
+
+def test_a_refusal_names_voices_and_the_route_to_them() -> None:
+    catalog = Catalog([HibariEngine(), EspeakEngine()])
+    assert refusal(catalog, "привет", "heart") == (
+        "hibari speaks English only, not cyrillic letters; voices that can: espeak/ru. "
+        "Send one as `voice`, or set engines.routes to {ru: espeak}"
+    )
+    assert refusal(catalog, "你好", "en-us").endswith("voices that can: espeak/cmn. Send one as `voice`, or set "
+                                                    "engines.routes to {zh: espeak}")  # fmt: skip
+
+
+def test_where_no_engine_can_the_language_is_told() -> None:
+    catalog = Catalog([HibariEngine(), EspeakEngine()])
+    assert refusal(catalog, "สวัสดี") == (
+        "hibari speaks English only, not thai letters; "
+        "no engine of telephony-tts reads thai letters (language th): write the text in letters that a voice has"
+    )
+    assert "reads runic letters: " in refusal(catalog, TEXTS["old and rare"])
+
+
+def test_an_engine_that_is_not_installed_is_named_only_for_what_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "installed", lambda part: part == "hibari")
+    catalog = app.build_catalog(config.load(None, {}, {}))
+    assert refusal(catalog, "привет").endswith(
+        "no engine here can, but espeak would: pip install 'telephony-tts[espeak]'"
+    )
+    both = refusal(catalog, "你好")
+    assert "espeak would: pip install 'telephony-tts[espeak]' or cosyvoice2 would: get its model" in both
+    assert "espeak" not in refusal(catalog, "こんにちは") and "cosyvoice2 would" in refusal(catalog, "こんにちは")
+    assert "would" not in refusal(catalog, "สวัสดี")
+
+
+def test_an_engine_that_reads_the_letters_without_having_the_language_is_not_named() -> None:
+    """The tones accept any text: that is no reason to send a Russian one there."""
+    tones = FakeEngine(languages=["en"])
+    absent = Absent("other", ("en",), tones.check, "get it")
+    message = refusal(Catalog([HibariEngine(), tones], absent=[absent]), "привет")
+    assert "tone" not in message and "other" not in message
+
+
+def test_without_its_package_no_detector_is_looked_for_and_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    german = "Guten Tag, wie kann ich Ihnen helfen?"
+
+    def told(**settings: bool) -> str | None:
+        overrides = {f"speech.{name}": value for name, value in settings.items()}
+        catalog = app.build_catalog(config.load(None, {"engines.default": "fake", **overrides}, {}))
+        if catalog._detector is not None:
+            catalog._detector.load()
+        return catalog.tell_language(german)
+
+    assert told() == "de" and told(detect_language=False) is None
+    monkeypatch.setattr(app, "installed", lambda part: False)
+    assert told() is None

@@ -1,0 +1,117 @@
+"""The language of a call's text: what it is told from, and when it changes."""
+
+from __future__ import annotations
+
+import pytest
+from world import World
+
+from telephony_tts.session.effects import Feed
+from telephony_tts.session.language import CallLanguage
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.wire import messages as m
+
+TOLD = {"Guten Tag, wie geht es Ihnen?": "de", "How do you do today?": "en", "Comment allez-vous ?": "fr"}
+GERMAN, ENGLISH, FRENCH = TOLD
+
+
+def test_a_sentence_that_does_not_show_its_language_is_in_that_of_the_last_one_that_did() -> None:
+    call = CallLanguage(TOLD.get)
+    said = [call.of(text, None) for text in ("OK.", GERMAN, "OK.", "Anna Schmidt.", FRENCH, "OK.", ENGLISH, "OK.")]
+    assert said[0] == ("en", "letters")
+    assert said[1:] == [(language, "words") for language in ("de", "de", "de", "fr", "fr", "en", "en")]
+
+
+def test_what_the_bot_says_decides_and_the_detector_is_not_asked() -> None:
+    def never(sentence: str) -> str | None:
+        raise AssertionError(f"asked about {sentence!r}")
+
+    call = CallLanguage(never)
+    assert call.of(GERMAN, "pt-BR") == ("pt-BR", "bot")
+
+
+def test_the_detector_is_not_asked_about_other_letters_and_they_change_nothing() -> None:
+    call = CallLanguage({GERMAN: "de", "你好": "xx", "привет": "xx"}.get)
+    assert call.of(GERMAN, None) == ("de", "words")
+    assert call.of("你好", None) == ("zh", "letters")
+    assert call.of("привет", None) == ("und", "letters")
+    assert call.of("OK.", None) == ("de", "words")
+
+
+@pytest.mark.parametrize("text", [GERMAN, "OK.", ""])
+def test_without_a_detector_latin_text_counts_as_english(text: str) -> None:
+    assert CallLanguage().of(text, None) == ("en", "letters")
+
+
+# -------------------------------------------------------------------- in a session
+
+
+def utterances(world: World) -> list[tuple[str, str | None, str]]:
+    return [(utterance.text, utterance.lang, utterance.lang_source) for _, utterance in world.submitted]
+
+
+def test_each_sentence_of_a_turn_goes_out_in_its_language_and_is_not_read_in_english() -> None:
+    """The German voice reads "14:30" itself; English rules would have made words of it."""
+    world = World(tell_language={"Sie kommen um 14:30 Uhr.": "de"}.get)
+    world.send(m.Say("Sie kommen um 14:30 Uhr. OK. 2 Uhr."))
+    world.run(8000)
+    assert utterances(world) == [
+        ("Sie kommen um 14:30 Uhr.", "de", "words"),
+        ("OK.", "de", "words"),
+        ("2 Uhr.", "de", "words"),
+    ]
+
+
+def test_a_later_turn_begins_in_the_language_of_the_call() -> None:
+    world = World(tell_language=TOLD.get)
+    world.send(m.Say(GERMAN))
+    world.send(m.Say("OK."))
+    world.send(m.Say(ENGLISH))
+    world.run(9000)
+    assert [lang for _, lang, _ in utterances(world)] == ["de", "de", "en"]
+
+
+def test_from_lang_on_the_detector_is_not_asked() -> None:
+    asked: list[str] = []
+
+    def tell(sentence: str) -> str | None:
+        asked.append(sentence)
+        return TOLD.get(sentence)
+
+    world = World(tell_language=tell)
+    world.send(m.Say(GERMAN))
+    world.send(m.Configure(lang="en"))
+    world.send(m.Say(FRENCH))
+    world.run(9000)
+    assert utterances(world) == [(GERMAN, "de", "words"), (FRENCH, "en", "bot")]
+    assert asked == [GERMAN]
+
+
+def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> None:
+    def tell(sentence: str) -> str | None:
+        return "de" if sentence.startswith("Ihre Nummer lautet") else None
+
+    settings = SessionSettings(first_clause_chars=0, text_mode="interleaved")
+    world = World(settings, tell_language=tell)
+    for piece in ("Ihre Nummer lautet jetzt", " also 25", " und nicht 30", " wie bisher."):
+        world.send(m.Text(piece))
+        world.run(100)
+    world.send(m.End())
+    world.run(8000)
+    ((_, utterance),) = world.submitted
+    assert (utterance.lang, utterance.lang_source, utterance.more is not None) == ("de", "words", True)
+    fed = "".join(effect.text for effect in world.log if isinstance(effect, Feed))
+    assert utterance.text + fed == "Ihre Nummer lautet jetzt also 25 und nicht 30 wie bisher."
+
+
+def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() -> None:
+    def tell(sentence: str) -> str | None:
+        return "de" if "nicht" in sentence else None
+
+    settings = SessionSettings(first_clause_chars=0, text_mode="interleaved")
+    world = World(settings, tell_language=tell)
+    for piece in ("Anna kommt heute wohl noch einmal", " aber dann", " sicher nicht.", " OK."):
+        world.send(m.Text(piece))
+        world.run(100)
+    world.send(m.End())
+    world.run(8000)
+    assert [(lang, source) for _, lang, source in utterances(world)] == [("en", "letters"), ("de", "words")]
