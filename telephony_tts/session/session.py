@@ -80,6 +80,7 @@ class Session:
             return
         if isinstance(message, m.MediaBegun):
             self._marks.begun(message, now_ns)
+            self.caller.file_begun()
             return
         if isinstance(message, m.MediaLost):
             self._marks.lost(self.turns, now_ns)
@@ -148,7 +149,7 @@ class Session:
             self._speak_as(start)
         settings, sender = self.settings, self._sender
         self.inbound.media(settings.codec, settings.rate_hz)
-        self.caller.media(settings.codec, settings.rate_hz)
+        self.caller.media(settings.codec, settings.rate_hz, has_holes=settings.whole_sentences)
         sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
         self._media = sender.open = self._dirty = True
         sender.peer_marks = marks
