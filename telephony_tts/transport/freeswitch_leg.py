@@ -60,11 +60,13 @@ _SLACK_NS = 200 * NS_PER_MS
 
 @dataclass(slots=True)
 class _File:
-    """A message of speech. `marks` are (bytes before it, name) of those that have not been reported."""
+    """A message of speech. `marks` are (bytes before it, name) of those that have not been reported, `joints` the bytes
+    before each sentence but the first."""
 
     number: int
     pcm: bytes
     marks: list[tuple[int, str]]
+    joints: list[int]
     sent_ns: int
     n_sends: int = 1
     begun_ns: int | None = None
@@ -89,6 +91,7 @@ class FreeSwitchLeg(MediaLeg):
         """Of the sentence that is being gathered."""
         self._held = bytearray()
         self._held_marks: list[tuple[int, str]] = []
+        self._joints: list[int] = []
         """Of whole sentences of one turn, which are the next file."""
         self._hold_timer: asyncio.TimerHandle | None = None
         self._files: list[_File] = []
@@ -163,6 +166,7 @@ class FreeSwitchLeg(MediaLeg):
         self._marks.clear()
         self._held.clear()
         self._held_marks.clear()
+        self._joints.clear()
         self._files.clear()
         self._soon.clear()
         for timer in (self._hold_timer, self._mark_timer, self._watch):
@@ -176,6 +180,8 @@ class FreeSwitchLeg(MediaLeg):
         """The sentence is complete, or as long as a file can be. It joins those that are held, if all fit together."""
         if len(self._held) + len(self._gathered) > MAX_FILE_BYTES:
             self._send_held()
+        if self._held:
+            self._joints.append(len(self._held))
         self._held_marks += [(len(self._held) + at, name) for at, name in self._marks]
         self._held += self._gathered
         self._gathered.clear()
@@ -207,8 +213,8 @@ class FreeSwitchLeg(MediaLeg):
             self._hold_timer = None
         if not self._held:
             return
-        self._send(_File(self._next, bytes(self._held), self._held_marks, monotonic_ns()))
-        self._held, self._held_marks = bytearray(), []
+        self._send(_File(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
+        self._held, self._held_marks, self._joints = bytearray(), [], []
 
     def _send(self, file: _File) -> None:
         self._next = file.number + 1
@@ -319,7 +325,9 @@ class FreeSwitchLeg(MediaLeg):
     # ---------------------------------------------------------- what is not played
 
     def _send_again(self, why: str) -> None:
-        """What is at FreeSWITCH and was not heard is stopped there, and goes once more under new numbers."""
+        """What is at FreeSWITCH and was not heard is stopped there, and goes once more under new numbers. A file that
+        had begun goes from the sentence on that it was in."""
+        self._report_due()
         files = self._files
         if not files:
             return
@@ -333,8 +341,14 @@ class FreeSwitchLeg(MediaLeg):
         # A file of before may still be on its way to the other side, which would play it, and play it twice.
         self.connection.send_now(*self._codec.clear(self._next))
         self._files = []
+        now_ns = monotonic_ns()
         for file in files:
-            self._send(_File(self._next, file.pcm, file.marks, monotonic_ns(), file.n_sends + 1))
+            begun_ns = now_ns if file.begun_ns is None else file.begun_ns
+            n_heard = max([0, *(at for at in file.joints if self._duration_ns(at) <= now_ns - begun_ns)])
+            marks = [(max(0, at - n_heard), name) for at, name in file.marks]
+            joints = [at - n_heard for at in file.joints if at > n_heard]
+            n_sends = 1 if n_heard else file.n_sends + 1
+            self._send(_File(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
         if self.call is not None:
             self.call.receive(m.MediaLost())
 

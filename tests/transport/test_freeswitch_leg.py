@@ -494,6 +494,37 @@ def test_a_clear_forgets_what_is_held() -> None:
     play(act)
 
 
+def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        for level, name in enumerate(("two", "three", "four"), 2):
+            line.sentence(50, name, level, ends_turn=level == 4)
+        line.hears(esl="playing", file="1")
+        await at(2000)
+        line.hears(esl="played", file="1")
+        line.hears(esl="playing", file="2")
+        await at(3500)
+        line.hears(esl="again")
+        assert line.files[2:] == [("3", b"\x03" * 16000 + b"\x04" * 16000)]
+        line.places.clear()
+        line.hears(esl="playing", file="3")
+        assert line.places == [m.MediaBegun("three", 8000)]
+        await at(4510)
+        assert [name for _, name in line.marks] == ["one", "two", "three"]
+        line.hears(esl="again")
+        assert line.files[3:] == [("4", b"\x04" * 16000)]
+        await at(5000)
+        line.hears(esl="playing", file="4")
+        await at(6500)
+        line.hears(esl="again")
+        assert line.files[4:] == [("5", b"\x04" * 16000)], "of the last, only a report says that it was heard whole"
+        line.end(1000, "")
+
+    play(act)
+
+
 def test_what_is_sent_again_goes_in_front_of_what_is_held() -> None:
     async def act() -> None:
         line = Line()
