@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -356,7 +357,7 @@ def heard_ms(phone: Telephone) -> float:
     for from_ms, to_ms, pcm in phone.heard:
         first = next((letter for letter in phone.text_of(pcm) if letter != " "), "B")
         start_ms = whole_ms * "BDFG".index(first)
-        if start_ms <= prefix_ms + 20:
+        if start_ms <= prefix_ms + 40:  # frames end behind their sentence
             prefix_ms = max(prefix_ms, start_ms + min(to_ms, now_ms()) - from_ms)
     return prefix_ms
 
@@ -396,22 +397,22 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
 # ------------------------------------------------------------- a call without a fault
 
 
-@pytest.mark.parametrize("speed", [None, 2.0], ids=["an engine with time to spare", "one at twice real time"])
-def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float | None) -> None:
+@pytest.mark.parametrize("speed", [math.inf, 2.0], ids=["an engine with time to spare", "one at twice real time"])
+def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -> None:
     """The first sentence waits for no other, and no file is late for the one before it."""
 
     async def act(call: Call, bot: Bot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await until_done(bot)
 
-    bot, phone = play(act, **({} if speed is None else {"speed": speed}))
+    bot, phone = play(act, speed=speed)
     assert phone.text.split() == words(*SENTENCES).split()
-    made_ms = 0 if speed is None else SENTENCE_MS / speed
+    made_ms = SENTENCE_MS / speed
     assert phone.heard[0][0] <= made_ms + 100 + BEGIN_MS
     assert phone.text_of(phone.heard[0][2]) == words(SENTENCES[0])
     gaps_ms = [begin[0] - end[1] for end, begin in zip(phone.heard, phone.heard[1:], strict=False)]
     assert gaps_ms == [BEGIN_MS] * len(gaps_ms), "what FreeSWITCH takes to begin, and nothing of ours"
-    assert len(phone.heard) == (2 if speed is None else 3)
+    assert len(phone.heard) == (2 if speed == math.inf else 3)
     for n, sentence in enumerate(SENTENCES, 1):
         assert bot.when(str(n)) == pytest.approx(ends_of(phone, sentence), abs=45)
 
@@ -424,10 +425,11 @@ STEPS = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(STEPS, st.booleans())
+@given(STEPS, st.booleans(), st.sampled_from([math.inf, 1.2]))
 def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
-    steps: list[tuple[str, int]], asks: bool
+    steps: list[tuple[str, int]], asks: bool, speed: float
 ) -> None:
+    """With an engine that is little faster than speech each sentence is a file."""
     said: list[str] = []
     heard_at_clear: list[float] = []
 
@@ -453,7 +455,7 @@ def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
                 call.receive(m.End(said[-1]))
         await asyncio.wait([phone.left], timeout=60)
 
-    bot, phone = play(act, asks=asks)
+    bot, phone = play(act, asks=asks, speed=speed)
     ends = [told for _, told in bot.told if isinstance(told, m.Done | m.Cleared)]
     assert sorted(end.turn for end in ends) == ["a", *said], "one end each"
     assert sorted(name for name, _ in bot.marks) == ["1", "2", "3", "4", *said], "one fate each"
@@ -464,4 +466,4 @@ def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
         else:
             assert isinstance(end, m.Cleared)
     if isinstance(end, m.Cleared) and end.reason == "clear":
-        assert end.heard_ms <= heard_at_clear[0] + 20
+        assert end.heard_ms <= heard_at_clear[0] + 30, "a frame between two sentences, and what reports need"
