@@ -47,6 +47,10 @@ _STILL_MS = 64
 """One whose last voice is no longer ago is speaking."""
 _QUIET_WINDOWS = 10
 """After so many that are no more than noise the network is not asked until one is,"""
+_MISSED_MS = 40
+"""What FreeSWITCH drops of the caller where a file begins, and again where it ends."""
+_HOLE_MS = 120
+"""The longest hole of both, with late packets around it. Nobody knows whether the caller was silent in a hole."""
 _BEFORE_WINDOWS = 4
 """and then begins anew, with so many before it: of a voice without its onset it is less sure."""
 
@@ -72,6 +76,8 @@ class Caller:
         self._clock_ms: int | None = None
         """What the peer's media clock shows where our count of samples is 0."""
         self._room_ms = 0.0
+        self._hole_ms = 0
+        """How long nothing may come without being taken for silence."""
         self._heard_ns = 0
         self._sounding_ns: int | None = None
         """Since when we have been speaking without a pause."""
@@ -102,9 +108,10 @@ class Caller:
                 while self._sent:
                     self._plays(*self._sent.popleft())
 
-    def media(self, codec: str, rate_hz: int) -> None:
-        """The media leg is there, and this is what it sends."""
+    def media(self, codec: str, rate_hz: int, *, has_holes: bool = False) -> None:
+        """The media leg is there, and this is what it sends. `has_holes`: some is missing where files begin and end."""
         self._media = codec, rate_hz
+        self._hole_ms = _HOLE_MS if has_holes else 0
         self._begin()
 
     def _begin(self) -> None:
@@ -157,6 +164,10 @@ class Caller:
     def peer_is_late(self, late_ns: int) -> None:
         """The peer has told when it truly played something."""
         self._gate.peer_is_late(late_ns)
+
+    def file_begun(self) -> None:
+        """The peer begins to play a file, and drops some of the caller's audio for it."""
+        self._spurt.missed(_MISSED_MS, self._n_heard * 1000 // RATE_HZ)
 
     # ------------------------------------------------------- what we are sent
 
@@ -268,9 +279,11 @@ class Caller:
         spurt = self._spurt
         if not spurt.is_speaking:
             return None
-        heard_ms = self._n_heard * 1000 // RATE_HZ + (now_ns - self._heard_ns) // _MS
+        missing_ms = max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
+        heard_ms = self._n_heard * 1000 // RATE_HZ + missing_ms
         change = spurt.silent_to(heard_ms)
         self._tell(change)
         if change is not None:
             return None
-        return now_ns + max(1, spurt.settings.silence_ms - (heard_ms - spurt.voice_end_ms)) * _MS
+        silent_at_ms = spurt.voice_end_ms + spurt.settings.silence_ms - self._n_heard * 1000 // RATE_HZ + self._hole_ms
+        return max(now_ns + _MS, self._heard_ns + silent_at_ms * _MS)

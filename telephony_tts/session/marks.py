@@ -9,7 +9,7 @@ from telephony_tts.session.effects import Effect
 from telephony_tts.session.sender import Sender
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.turn import Mark, Part, Turn
-from telephony_tts.wire.messages import MarkReached
+from telephony_tts.wire.messages import MarkReached, MediaBegun
 
 _S = 1_000_000_000
 
@@ -52,6 +52,24 @@ class Marks:
             return None
         return late_ns
 
+    def begun(self, message: MediaBegun, now_ns: int) -> None:
+        """A peer that plays files has begun one: it is at this place, whatever our schedule says."""
+        found = self._sender.wire_marks.get(message.mark)
+        if found is None:
+            return
+        turn, mark = found
+        position = max(0, (mark.position or 0) - message.n_samples)
+        turn.anchor = (position, now_ns)
+        if turn.playout.t0_ns is not None:
+            self._sender.move(turn, now_ns - turn.playout.t0_ns - position * _S // self.rate_hz)
+
+    def lost(self, turns: list[Turn], now_ns: int) -> None:
+        """The peer has stopped and will begin again somewhere: until it says where, nothing more is heard."""
+        for turn in turns:
+            if turn.anchor is not None:
+                turn.heard_samples, _ = self.playhead(turn, now_ns)
+                turn.anchor = None
+
     def played(self, turn: Turn, mark: Mark) -> None:
         """Report a mark the caller has reached; our own position marks are nobody's business."""
         if mark.name is not None:
@@ -93,9 +111,10 @@ class Marks:
         if turn.announced:
             limit = min(limit, turn.announced[0].position or 0)
         if turn.anchor is None:
-            return 0 if turn.settings.whole_sentences else min(clock, limit), "marks"
+            return turn.heard_samples if turn.settings.whole_sentences else min(clock, limit), "marks"
         position, at_ns = turn.anchor
-        return max(position, min(limit, position + (now_ns - at_ns) * self.rate_hz // _S)), "marks"
+        played = max(position, min(limit, position + (now_ns - at_ns) * self.rate_hz // _S))
+        return max(turn.heard_samples, played), "marks"
 
 
 def _peer_will_tell(turn: Turn, mark: Mark) -> bool:

@@ -215,27 +215,43 @@ class Sender:
             turn.end_is_placed = turn.sent_all and not turn.resolved
             self._out.append(MediaMark(name, ends, turn.end_is_placed))
 
-    def emptied(self, keep: list[Turn], now_ns: int) -> None:
+    def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;
-        those behind it had only begun ahead of time and begin again when it has ended."""
+        those behind it had only begun ahead of time and begin again when it has ended. `heard_samples` has the turns
+        that stay, in order."""
         self.media_end_ns = now_ns
         self.silent_until_ns = min(self.silent_until_ns, now_ns)
-        lost = [turn for turn in keep if turn.take_back_unplayed(now_ns)]
+        lost = [turn for turn, heard in heard_samples.items() if turn.take_back_unplayed(now_ns, heard)]
         for turn in lost:
             if turn is lost[0]:
                 turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
             else:
                 turn.playout.t0_ns = None
             self._take_back_marks(turn)
+        for turn, heard in heard_samples.items():
+            if turn.settings.whole_sentences:
+                self._keep_reached(turn, heard)
 
     def _take_back_marks(self, turn: Turn) -> None:
         """Marks placed in frames that will be sent again are placed again."""
         n_sent_samples = turn.n_sent_samples
         back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
         if back:
-            self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in back}
-            turn.announced = deque(mark for mark in turn.announced if mark not in back)
+            self._withdraw(turn, back)
             turn.resolved.extendleft(reversed(back))
+
+    def _keep_reached(self, turn: Turn, heard_samples: int) -> None:
+        """A peer that plays sentences reports nothing of what it was told to forget. What it has played stays heard,
+        and the marks in there are ours to report. Where it begins again it tells."""
+        reached = list(turn.announced)
+        self._withdraw(turn, reached)
+        turn.passed += [mark for mark in reached if mark.name is not None]
+        turn.heard_samples, turn.anchor = heard_samples, None
+
+    def _withdraw(self, turn: Turn, marks: list[Mark]) -> None:
+        """The peer will not report these marks."""
+        self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in marks}
+        turn.announced = deque(mark for mark in turn.announced if mark not in marks)
 
     def forget(self, turn: Turn) -> None:
         """The turn is over: its marks on the wire are nobody's, their echoes will find nothing."""

@@ -86,6 +86,13 @@ class Session:
             if late_ns is not None:
                 self.caller.peer_is_late(late_ns)
             return
+        if isinstance(message, m.MediaBegun):
+            self._marks.begun(message, now_ns)
+            self.caller.file_begun()
+            return
+        if isinstance(message, m.MediaLost):
+            self._marks.lost(self.turns, now_ns)
+            return
         if isinstance(message, m.MediaDtmf):
             self._out.append(m.Dtmf(message.digit))
             return
@@ -150,7 +157,7 @@ class Session:
             self._speak_as(start)
         settings, sender = self.settings, self._sender
         self.inbound.media(settings.codec, settings.rate_hz)
-        self.caller.media(settings.codec, settings.rate_hz)
+        self.caller.media(settings.codec, settings.rate_hz, has_holes=settings.whole_sentences)
         sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
         self._media = sender.open = self._dirty = True
         sender.peer_marks = marks
@@ -164,7 +171,7 @@ class Session:
         before = self.settings
         settings = replace(
             before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
-            bulk_ms=start.bulk_ms, whole_sentences=start.whole_sentences,
+            bulk_ms=start.bulk_ms, whole_sentences=start.whole_sentences, ahead_ms=max(before.ahead_ms, start.ahead_ms),
         )
         if start.lead_ms is not None:
             # Who says how much it holds would lose what a whole turn has beyond that.
@@ -305,7 +312,8 @@ class Session:
             self._out.append(m.MediaClear())
         if not sounded:
             return
-        sender.emptied(keep, now_ns)
+        heard_samples = {turn: self._marks.playhead(turn, now_ns)[0] for turn in keep}
+        sender.emptied(heard_samples, now_ns)
         self.caller.emptied(now_ns)
 
     # -------------------------------------------------------------- output
@@ -377,6 +385,8 @@ class Session:
             if turn.playout.t0_ns is not None:
                 at_ns = turn.playout.end_ns()
                 if turn.announced:
+                    if turn.settings.whole_sentences:
+                        return  # The leg waits for the peer, and ends the call where it waits in vain.
                     at_ns += self.settings.mark_timeout_ms * _MS
                 if now_ns < at_ns and not (peer_marks and not turn.announced):
                     wake.append(at_ns)

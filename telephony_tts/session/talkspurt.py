@@ -12,6 +12,10 @@ _COVERED_LEAK = 0.25
 """Speech behind the closed gate is our echo, or the caller under it: it takes back a quarter of its time, not all."""
 
 
+_MISSED_NEAR_MS = 100
+"""A piece that is missing is told about when it happens, not where in the audio it was."""
+
+
 class Change(Enum):
     BEGAN = 1
     ENDED = 2
@@ -28,6 +32,11 @@ class TalkSpurt:
         self.voice_end_ms = 0
         """Where the last voice was."""
         self._voiced_ms = 0.0
+        self._missed_ms = self._missed_until_ms = 0
+
+    def missed(self, n_ms: int, at_ms: int) -> None:
+        """About here, `n_ms` of the caller are missing. Next to voice they were voice."""
+        self._missed_ms, self._missed_until_ms = n_ms, at_ms + _MISSED_NEAR_MS
 
     def feed(self, probability: float, is_open: bool, window_ms: int, at_ms: int) -> Change | None:
         """The window that begins at `at_ms`. `is_open`: it is loud enough to be the caller and not our echo."""
@@ -36,6 +45,9 @@ class TalkSpurt:
             if self._voiced_ms <= 0 and not self.is_speaking:
                 self.begun_ms = at_ms
             self._voiced_ms += window_ms
+            if at_ms <= self._missed_until_ms:
+                self._voiced_ms += self._missed_ms
+                self._missed_ms = 0
             self.voice_end_ms = at_ms + window_ms
         else:
             self._voiced_ms = max(0.0, self._voiced_ms - window_ms * (_COVERED_LEAK if is_speech else 1.0))

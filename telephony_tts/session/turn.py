@@ -120,7 +120,9 @@ class Turn:
         self.end_is_placed = False
         """The peer has the mark that tells where the turn ends."""
         self.anchor: tuple[int, int] | None = None
-        """(sample, time) at which the peer last told us where it was."""
+        """(sample, time) at which the peer last told us where it was; None also where it has lost its place."""
+        self.heard_samples = 0
+        """Heard before the peer lost its place: less will not be told, though it may play some of it again."""
         self.recent: deque[bytes] = deque()
         self.again: deque[bytes] = deque()
         """Frames to send once more, because a clear of an earlier turn emptied the peer's buffer."""
@@ -379,10 +381,15 @@ class Turn:
         part.end_sample = self.encoder.end()
         self.n_done += 1
 
-    def take_back_unplayed(self, now_ns: int) -> bool:
-        """The peer lost what it had not played: those frames are to be sent again. False if there are none."""
-        is_unheard = self.settings.whole_sentences and self.anchor is None
-        n_played = 0 if is_unheard else self.playout.played_ns(now_ns) // self.playout.ptime_ns
+    def take_back_unplayed(self, now_ns: int, heard_samples: int) -> bool:
+        """The peer lost what it had not played: those frames are to be sent again. False if there are none.
+
+        A peer that plays sentences has no schedule but its own: there `heard_samples` says what it has played.
+        """
+        if self.settings.whole_sentences:
+            n_played = heard_samples // self.frame_samples
+        else:
+            n_played = self.playout.played_ns(now_ns) // self.playout.ptime_ns
         n_lost = self.playout.n_sent - n_played
         if n_lost <= 0:
             return False

@@ -1,18 +1,23 @@
 """A media leg of FreeSWITCH, which plays files (PROTOCOL.md §9.6, docs/adr/0012-freeswitch-plays-files.md).
 
-Frames are gathered until their sentence ends, and go as one message. The side that holds the event socket says when a
-file begins and ends; between the two FreeSWITCH plays on its own clock, so a mark inside a file comes back by ours.
+Frames are gathered into sentences and sentences into files. The first sentence goes at once. Later ones wait until
+FreeSWITCH has `_EARLY_NS` left to play, or until their turn is complete, and all that are ready then are one file:
+FreeSWITCH drops some of the caller's audio at each begin and end of a file.
+
+The side that holds the event socket says when a file begins and ends; between the two FreeSWITCH plays on its own
+clock, so a mark inside a file comes back by ours. A file counts as heard when its begin and its end were reported, or
+when its begin was and a later file began after all the time it takes. Any other file is lost, and is sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from websockets.http11 import Request
 
+from telephony_tts import metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
@@ -30,17 +35,38 @@ from telephony_tts.wire.freeswitch import (
 _METADATA_S = 0.5
 """How long a leg that has a name already may take to send its metadata, where it is so quiet that no audio comes."""
 
+_EARLY_NS = 500 * NS_PER_MS
+"""How long before FreeSWITCH has nothing left to play the next file is sent. A message needs some 20 ms to become a
+file that can be played; the rest is for busy machines."""
+
 _PATIENCE_S = 10.0
 """How long nobody may say anything of a file that should be playing: the other side connects anew in less."""
+
+_ASK_S = 2.0
+"""How often the other side is asked meanwhile: if it was restarted, it does not know the call."""
+
+_N_ASKED = 3
+"""After so many questions what it should play is sent again. One that is older than this question cannot answer it, and
+one that lives has reported by then that it cannot play."""
+
+_MOST_SENDS = 5
+"""A file that was sent so often and is still not reported as played cannot be played."""
+
+_SLACK_NS = 200 * NS_PER_MS
+"""By how much reports may differ in the time they take."""
 
 
 @dataclass(slots=True)
 class _File:
-    """A message of speech. `marks` are (bytes before it, name)."""
+    """A message of speech. `marks` are (bytes before it, name) of those that have not been reported, `joints` the bytes
+    before each sentence but the first."""
 
     number: int
     pcm: bytes
-    marks: deque[tuple[int, str]] = field(default_factory=deque)
+    marks: list[tuple[int, str]]
+    joints: list[int]
+    sent_ns: int
+    n_sends: int = 1
     begun_ns: int | None = None
 
 
@@ -59,14 +85,21 @@ class FreeSwitchLeg(MediaLeg):
         super().__init__(connection, self._codec)  # type: ignore[arg-type]  # it says files, where others say frames
         self._loop = asyncio.get_running_loop()
         self._gathered = bytearray()
-        self._marks: deque[tuple[int, str]] = deque()
-        """Of what is gathered."""
-        self._files: deque[_File] = deque()
-        """At FreeSWITCH, and not known to have been played."""
+        self._marks: list[tuple[int, str]] = []
+        """Of the sentence that is being gathered."""
+        self._held = bytearray()
+        self._held_marks: list[tuple[int, str]] = []
+        self._joints: list[int] = []
+        """Of whole sentences of one turn, which are the next file."""
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._files: list[_File] = []
+        """At FreeSWITCH, in the order in which they are played, and not known to have been heard."""
         self._next = 1
         self._mark_timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._soon: deque[str] = deque()
+        self._due_ns = 0
+        """When something should have been reported at the latest."""
+        self._soon: list[str] = []
         if call is not None:
             waiting = self._loop.call_later(_METADATA_S, self._start_without_metadata)
             self.started.add_done_callback(lambda _start: waiting.cancel())
@@ -85,29 +118,32 @@ class FreeSwitchLeg(MediaLeg):
     def encode(self, message: m.ToMedia) -> Wire | None:
         if type(message) is m.Frame:
             self._gathered += message.payload
-            return self._file() if len(self._gathered) >= MAX_FILE_BYTES else None
+            if len(self._gathered) >= MAX_FILE_BYTES:
+                self._hold()
+                self._send_held()
+            return None
         if isinstance(message, m.MediaMark):
-            if self._gathered:
-                self._marks.append((len(self._gathered), message.name))
-                return self._file() if message.ends_sentence else None
-            if self._files:
-                last = self._files[-1]
-                last.marks.append((len(last.pcm), message.name))
+            self._place(message.name)
+            if message.ends_sentence and self._gathered:
+                self._hold()
+            if message.ends_turn:
+                self._send_held()
             else:
-                self._soon.append(message.name)
-                self._loop.call_soon(self._report_soon)
+                self._send_held_if_due()
             return None
         return self._clear()
 
-    def _file(self) -> Wire:
-        """What is gathered, as a message."""
-        file = _File(self._next, bytes(self._gathered), self._marks)
-        self._next += 1
-        self._gathered, self._marks = bytearray(), deque()
-        self._files.append(file)
-        if len(self._files) == 1:
-            self._expect(0)
-        return self._codec.file(str(file.number), file.pcm)
+    def _place(self, mark: str) -> None:
+        """The mark stands behind all that was given to us so far."""
+        if self._gathered:
+            self._marks.append((len(self._gathered), mark))
+        elif self._held:
+            self._held_marks.append((len(self._held), mark))
+        elif self._files:
+            self._files[-1].marks.append((len(self._files[-1].pcm), mark))
+        else:
+            self._soon.append(mark)
+            self._loop.call_soon(self._report_soon)
 
     def _clear(self) -> Wire | None:
         had_files = bool(self._files)
@@ -126,12 +162,66 @@ class FreeSwitchLeg(MediaLeg):
     def _forget(self) -> None:
         self._gathered.clear()
         self._marks.clear()
+        self._held.clear()
+        self._held_marks.clear()
+        self._joints.clear()
         self._files.clear()
         self._soon.clear()
-        for timer in (self._mark_timer, self._watch):
+        for timer in (self._hold_timer, self._mark_timer, self._watch):
             if timer is not None:
                 timer.cancel()
-        self._mark_timer = self._watch = None
+        self._hold_timer = self._mark_timer = self._watch = None
+
+    # ------------------------------------------------------------ when a file goes
+
+    def _hold(self) -> None:
+        """The sentence is complete, or as long as a file can be. It joins those that are held, if all fit together."""
+        if len(self._held) + len(self._gathered) > MAX_FILE_BYTES:
+            self._send_held()
+        if self._held:
+            self._joints.append(len(self._held))
+        self._held_marks += [(len(self._held) + at, name) for at, name in self._marks]
+        self._held += self._gathered
+        self._gathered.clear()
+        self._marks.clear()
+
+    def _send_held_if_due(self) -> None:
+        """Send what is held if FreeSWITCH has little left to play; else look again when it has."""
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        if not self._held:
+            return
+        wait_ns = self._left_ns(monotonic_ns()) - _EARLY_NS
+        if wait_ns <= 0:
+            self._send_held()
+        else:
+            self._hold_timer = self._loop.call_later(wait_ns / NS_PER_S, self._send_held_if_due)
+
+    def _left_ns(self, now_ns: int) -> int:
+        """For how long FreeSWITCH has something to play, at least."""
+        left_ns = sum(self._duration_ns(len(file.pcm)) for file in self._files)
+        if self._files and (begun_ns := self._files[0].begun_ns) is not None:
+            left_ns -= min(self._duration_ns(len(self._files[0].pcm)), now_ns - begun_ns)
+        return left_ns
+
+    def _send_held(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        if not self._held:
+            return
+        self._send(_File(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
+        self._held, self._held_marks, self._joints = bytearray(), [], []
+
+    def _send(self, file: _File) -> None:
+        self._next = file.number + 1
+        self._files.append(file)
+        if len(self._files) == 1:
+            self._expect(0)
+        wire = self._codec.file(str(file.number), file.pcm)
+        metrics.SENT_BYTES.labels(leg="media").inc(len(wire[0]))
+        self.connection.send_now(*wire)
 
     # ------------------------------------------------------------ what is played
 
@@ -139,58 +229,86 @@ class FreeSwitchLeg(MediaLeg):
         if not isinstance(message, m.MediaPlayback):
             super().take(call, message)
         elif message.state == "again":
-            self._send_again()
-        elif any(str(file.number) == message.file for file in self._files):
+            self._send_again("the other side asks for it")
+        elif self._has(message.file):
             self._on_playback(message, monotonic_ns())
+
+    def _has(self, number: str) -> bool:
+        return any(str(file.number) == number for file in self._files)
 
     def _on_playback(self, message: m.MediaPlayback, now_ns: int) -> None:
         if message.state == "failed":
-            self.connection.log.error("playback_failed", file=message.file)
-            self.reason = "playback_failed"
-            self.end(1011, "FreeSWITCH could not play what was said")
+            self._cannot_play("playback_failed", f"file {message.file} is reported as failed")
             return
-        while self._files and str(self._files[0].number) != message.file:
-            self._played(self._files.popleft())  # files are played in order: that of this one's end was lost
-        if not self._files:
-            return
+        while str(self._files[0].number) != message.file:
+            # Files are played in order: this one is over. If it was heard, only the report of its end was lost.
+            file = self._files[0]
+            if file.begun_ns is None or now_ns - file.begun_ns < self._duration_ns(len(file.pcm)) - _SLACK_NS:
+                self._send_again(f"file {message.file} is reported, and file {file.number} was not heard")
+                return
+            self._is_heard()
+            if not self._has(message.file):
+                return
         file = self._files[0]
         if message.state == "playing":
-            if file.begun_ns is None:
-                file.begun_ns = now_ns
-                self._report_due()
-                if self._files and self._files[0] is file:
-                    self._expect(self._duration_ns(len(file.pcm)))
+            self._begins(file, now_ns)
+        elif file.begun_ns is None and now_ns - file.sent_ns < self._duration_ns(len(file.pcm)) - _SLACK_NS:
+            self._send_again(f"file {message.file} is reported as played sooner than that is possible")
         else:
-            self._files.popleft()
-            self._played(file)
-            if self._files:
-                self._expect(0)
+            self._is_heard()
+            self._send_held_if_due()
 
-    def _played(self, file: _File) -> None:
-        """All of a file was heard."""
+    def _begins(self, file: _File, now_ns: int) -> None:
+        if file.begun_ns is not None and self.call is not None:
+            self.call.receive(m.MediaLost())  # something has broken it, and it begins anew
+        file.begun_ns = now_ns
+        self._expect(self._duration_ns(len(file.pcm)))
+        if (following := self._following_mark()) is not None and self.call is not None:
+            n_bytes, name = following
+            self.call.receive(m.MediaBegun(name, n_bytes // 2))
+        self._report_due()
+
+    def _following_mark(self) -> tuple[int, str] | None:
+        """(bytes before it, name) of the first mark from the begin of the first file on. A sentence that was cut
+        may have its marks in a later file."""
+        n_before = 0
+        parts = [(len(file.pcm), file.marks) for file in self._files]
+        for n_bytes, marks in [*parts, (len(self._held), self._held_marks), (len(self._gathered), self._marks)]:
+            if marks:
+                return n_before + marks[0][0], marks[0][1]
+            n_before += n_bytes
+        return None
+
+    def _is_heard(self) -> None:
+        """All of the first file was heard."""
+        file = self._files.pop(0)
         for timer in (self._mark_timer, self._watch):
             if timer is not None:
                 timer.cancel()
         self._mark_timer = self._watch = None
+        if self._files:
+            self._expect(0)
         self._report([name for _, name in file.marks])
 
     def _report_due(self) -> None:
         """Report the marks inside the playing file whose time has come, and come back for the next."""
-        self._mark_timer = None
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+            self._mark_timer = None
         file = self._files[0] if self._files else None
         if file is None or file.begun_ns is None:
             return
         heard_ns, due = monotonic_ns() - file.begun_ns, []
         # What stands at the end is only reached when the file is said to have ended.
         while file.marks and file.marks[0][0] < len(file.pcm) and self._duration_ns(file.marks[0][0]) <= heard_ns:
-            due.append(file.marks.popleft()[1])
+            due.append(file.marks.pop(0)[1])
         if file.marks and file.marks[0][0] < len(file.pcm):
             wait_ns = self._duration_ns(file.marks[0][0]) - heard_ns + NS_PER_MS // 2
             self._mark_timer = self._loop.call_later(wait_ns / NS_PER_S, self._report_due)
         self._report(due)
 
     def _report_soon(self) -> None:
-        names, self._soon = list(self._soon), deque()
+        names, self._soon = list(self._soon), []
         self._report(names)
 
     def _report(self, names: list[str]) -> None:
@@ -202,32 +320,68 @@ class FreeSwitchLeg(MediaLeg):
         assert self._codec.start is not None
         return n_bytes // 2 * NS_PER_S // self._codec.start.rate_hz
 
-    def _send_again(self) -> None:
-        """The other side was away: it has stopped what played, and knows of nothing any more."""
-        files, self._files = self._files, deque()
-        for file in files:
-            self.connection.send_now(*self._codec.file(str(self._next), file.pcm))
-            self._files.append(_File(self._next, file.pcm, file.marks))
-            self._next += 1
+    # ---------------------------------------------------------- what is not played
+
+    def _send_again(self, why: str) -> None:
+        """What is at FreeSWITCH and was not heard is stopped there, and goes once more under new numbers. A file that
+        had begun goes from the sentence on that it was in."""
+        self._report_due()
+        files = self._files
+        if not files:
+            return
+        if max(file.n_sends for file in files) >= _MOST_SENDS:
+            self._cannot_play("playback_failed", f"a file was sent {_MOST_SENDS} times and not heard: {why}")
+            return
+        self.connection.log.warning("speech_sent_again", files=len(files), why=why)
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        if self._files:
-            self._expect(0)
+        # A file of before may still be on its way to the other side, which would play it, and play it twice.
+        self.connection.send_now(*self._codec.clear(self._next))
+        self._files = []
+        now_ns = monotonic_ns()
+        for file in files:
+            begun_ns = now_ns if file.begun_ns is None else file.begun_ns
+            n_heard = max([0, *(at for at in file.joints if self._duration_ns(at) <= now_ns - begun_ns)])
+            marks = [(max(0, at - n_heard), name) for at, name in file.marks]
+            joints = [at - n_heard for at in file.joints if at > n_heard]
+            n_sends = 1 if n_heard else file.n_sends + 1
+            self._send(_File(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
+        if self.call is not None:
+            self.call.receive(m.MediaLost())
 
     def _expect(self, duration_ns: int) -> None:
         """Something is to be heard of the first file within `duration_ns` and our patience."""
+        self._due_ns = monotonic_ns() + duration_ns
+        self._watch_for(duration_ns / NS_PER_S + min(_ASK_S, _PATIENCE_S))
+
+    def _watch_for(self, wait_s: float) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self._watch = self._loop.call_later(_PATIENCE_S + duration_ns / NS_PER_S, self._is_unheard)
+        self._watch = self._loop.call_later(wait_s, self._is_unheard)
 
     def _is_unheard(self) -> None:
-        self.connection.log.error(
-            "nobody_plays",
-            hint="is telephony-sip-bridge running, with freeswitch.enabled and connected to the event socket?",
-        )
+        due_ns = self._due_ns
+        silent_s = (monotonic_ns() - due_ns) / NS_PER_S
+        n_asked = round(silent_s / _ASK_S)
+        if silent_s >= _PATIENCE_S - 0.001:
+            hint = "is telephony-sip-bridge running, with freeswitch.enabled and connected to the event socket?"
+            self._cannot_play("nobody_plays", "nothing is reported of what is said", hint=hint)
+            return
+        if n_asked == _N_ASKED:
+            self._send_again("nothing is reported of it")
+            if not self._files:
+                return  # the call is over
+            self._due_ns = due_ns
+        else:
+            self.connection.send_now(*self._codec.hello(self._next))
+        self._watch_for(min((n_asked + 1) * _ASK_S, _PATIENCE_S) - silent_s)
+
+    def _cannot_play(self, event: str, why: str, hint: str | None = None) -> None:
+        """The call is over: what the bot says does not reach the caller."""
+        self.connection.log.error(event, why=why, hint=hint)
         self.reason = "playback_failed"
-        self.end(1011, "nobody says that FreeSWITCH plays what is said")
+        self.end(1011, f"FreeSWITCH does not play what is said: {why}"[:120])
 
 
 def _told(request: Request) -> tuple[str | None, int | None]:

@@ -31,7 +31,11 @@ CALL_FIELDS = ("call", "uuid", "callSid")
 
 RATES_HZ = (8000, 16000)
 LEAD_MS = 60_000
-"""Nothing is held back: a sentence is a file, and is played when all of it is there."""
+"""The session holds nothing back: the leg decides when a file goes."""
+
+AHEAD_MS = 8_000
+"""Speech is made at least so far ahead: FreeSWITCH loses 40 ms of the caller at each file's begin and end, and only
+sentences that are ready can share a file. A turn of ten seconds becomes two files."""
 
 REPORTS = ("playing", "played", "failed", "again", "dtmf")
 """What the side that plays says, in the field `esl`."""
@@ -92,7 +96,9 @@ class FreeSwitchCodec:
             rates = " or ".join(map(str, RATES_HZ))
             raise BadField(f"the sample rate must be {rates}, got {quote(rate_hz)}", "unsupported_codec")
         flat = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
-        self.start = MediaStart(call, call, "pcm", int(rate_hz), parameters(flat), 20, LEAD_MS, whole_sentences=True)
+        self.start = MediaStart(
+            call, call, "pcm", int(rate_hz), parameters(flat), 20, LEAD_MS, whole_sentences=True, ahead_ms=AHEAD_MS
+        )
         return self.start
 
     def _metadata(self, text: str) -> MediaStart | Invalid:
@@ -138,9 +144,10 @@ class FreeSwitchCodec:
         """Whatever plays of the files before the number `before` stops, and the others of them are not played."""
         return _control({"tts": "clear", "before": before})
 
-    def hello(self) -> Wire:
-        """The call is ours: there may be others in the same FreeSWITCH."""
-        return _control({"tts": "hello"})
+    def hello(self, next_number: int = 1) -> Wire:
+        """The call is ours: there may be others in the same FreeSWITCH. Said again in a call, it tells the number of
+        the file that would come next. A bridge that does not know the call then asks for what it has missed."""
+        return _control({"tts": "hello"} if next_number == 1 else {"tts": "hello", "next": next_number})
 
     def hang_up(self) -> Wire:
         """The call is over for us."""

@@ -114,7 +114,8 @@ class MediaStart:
     """The telephone side is there. `call` is its name for the call, `stream` its name for this leg.
 
     `ptime_ms` and `lead_ms` are the leg's own, None where it takes the server's. `bulk_ms`: it takes frames together
-    that make up so much. `whole_sentences`: it gathers frames up to the mark that ends a sentence.
+    that make up so much. `whole_sentences`: it gathers frames up to the mark that ends a sentence. `ahead_ms`: it wants
+    speech to be made at least so far ahead.
     """
 
     call: str
@@ -126,6 +127,7 @@ class MediaStart:
     lead_ms: int | None = None
     bulk_ms: int = 0
     whole_sentences: bool = False
+    ahead_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,20 @@ class MediaPlayback:
 
     state: str
     file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBegun:
+    """The peer begins to play at a place that is `n_samples` before the mark `mark`, which has not come back yet."""
+
+    mark: str
+    n_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLost:
+    """The peer has stopped playing. What it had and has not reported will be played later, from a place that
+    `MediaBegun` tells."""
 
 
 # ---------------------------------------------------------------- us → bot leg
@@ -370,7 +386,8 @@ class MediaClear:
 
 FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | Close | Invalid
 FromMedia = (
-    MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | Invalid
+    MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | MediaBegun
+    | MediaLost | Invalid
 )
 ToBot = (
     Ready | Started | SentenceSpoken | MarkReached | Cleared | Done | Pause | Resume | WarningEvent | ErrorEvent | Pong

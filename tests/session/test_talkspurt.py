@@ -42,6 +42,20 @@ def test_gaps_within_words_only_delay() -> None:
     assert Windows(min_speech_ms=200).feed("vvvv.vvvv")[0] == (Change.BEGAN, 9 * WINDOW_MS)
 
 
+def test_a_missing_piece_counts_as_voice_next_to_voice_and_once() -> None:
+    def begins(before: str, behind: str) -> bool:
+        windows = Windows(min_speech_ms=200)
+        windows.feed(before)
+        windows.spurt.missed(40, windows.at_ms)
+        return bool(windows.feed(behind))
+
+    assert begins("vv", "vvv") and not begins("", "vvvv")
+    assert begins("", "vvvvv"), "also where it is missing just before the voice"
+    assert not begins("", "....vvvvv"), "but not far from it"
+    assert not begins("vvv", "......"), "and silence is silence"
+    assert not begins("v", "v.v.v.v.v.v"), "once"
+
+
 def test_a_caller_under_our_echo_is_heard_between_it_and_echo_that_slips_through_is_not() -> None:
     assert Windows(min_speech_ms=200).feed("veveveveveveveveve")[0][0] is Change.BEGAN
     assert Windows(min_speech_ms=200).feed("veeeee" * 100) == []

@@ -23,9 +23,11 @@ TEXT = "One two three four. Five six seven eight nine ten. Eleven twelve."
 class FilePeer:
     """Plays what the session sends, file by file, on the world's clock."""
 
-    def __init__(self, world: World, rate_hz: int = 8000, *, plays: bool = True) -> None:
+    def __init__(self, world: World, rate_hz: int = 8000, *, plays: bool = True, end_told_ms: float = 0) -> None:
+        """`end_told_ms`: how long after its end a file is reported as played."""
         self.world = world
         self.plays = plays
+        self.end_told_ms = end_told_ms
         self.files: list[np.ndarray] = []
         self.sent_ms: list[float] = []
         self.heard: list[tuple[float, float, int]] = []
@@ -65,15 +67,19 @@ class FilePeer:
                     self._queue.append((pcm, self._marks))
                     self._gathered, self._marks = [], []
             elif isinstance(effect, m.MediaClear):
-                self._generation += 1
-                self._busy = False
-                self._queue.clear()
+                self.stop()
                 self._gathered, self._marks = [], []
-                if self.heard and self.heard[-1][1] > self.world.now_ms:
-                    self.heard[-1] = (self.heard[-1][0], self.world.now_ms, self.heard[-1][2])
         self._n_seen = len(self.world.log)
         if self._queue and not self._busy and self.plays:
             self._begin(*self._queue.pop(0))
+
+    def stop(self) -> None:
+        """What it has is neither played nor reported."""
+        self._generation += 1
+        self._busy = False
+        self._queue.clear()
+        if self.heard and self.heard[-1][1] > self.world.now_ms:
+            self.heard[-1] = (self.heard[-1][0], self.world.now_ms, self.heard[-1][2])
 
     def _begin(self, pcm: np.ndarray, marks: list[tuple[int, str]]) -> None:
         self._busy, self._current, generation = True, marks, self._generation
@@ -89,7 +95,7 @@ class FilePeer:
                 if at < len(pcm):
                     marks.remove((at, name))
                     self.world._at(begun_ns + at * 1_000_000_000 // self.rate_hz, lambda name=name: echo(name))
-            self.world._at(begun_ns + round(length_ms * MS), ends)
+            self.world._at(begun_ns + round((length_ms + self.end_told_ms) * MS), ends)
 
         def echo(name: str) -> None:
             if generation == self._generation:
@@ -237,6 +243,81 @@ def test_a_turn_that_was_due_and_never_begun_is_played_whole_as_well() -> None:
     peer.run(3000)
     spoken_ms = [to_ms - from_ms for from_ms, to_ms, _ in peer.heard]
     assert spoken_ms == [pytest.approx(sentence_ms("Eleven twelve thirteen."), abs=20)]
+
+
+def test_no_turn_is_done_and_no_mark_played_before_the_peer_has_played_it() -> None:
+    """However long it takes: the leg ends the call where it waits in vain."""
+    world = World(SessionSettings(first_clause_chars=0, mark_timeout_ms=300))
+    peer = FilePeer(world, plays=False)
+    world.send(m.Text("Eleven twelve.", "a"))
+    world.send(m.Mark("end", "a"))
+    world.send(m.End("a"))
+    peer.run(9000)
+    assert world.terminals("a") == [] == world.of(m.MarkReached)
+    peer.plays = True
+    peer.run(2000)
+    assert [mark.state for mark in world.of(m.MarkReached)] == ["played"]
+    assert [type(event) for event in world.terminals("a")] == [m.Done]
+
+
+@pytest.mark.parametrize(
+    ("again_ms", "cleared_ms", "heard_ms"),
+    [(9000, 1500, 600), (1000, 1500, 600), (1000, 1700, 700), (1000, 2100, 1100)],
+)
+def test_a_peer_that_has_lost_its_place_is_not_taken_to_play_on(
+    again_ms: int, cleared_ms: int, heard_ms: int
+) -> None:
+    """It was heard until it stopped; what it plays for the second time is heard no less, and what follows is."""
+    world = World()
+    peer = FilePeer(world, end_told_ms=10_000)
+    world.say("One two three four five six seven eight nine ten.", "a")
+    peer.run(START_MS + 600)
+    world.send(m.MediaLost())
+    end = [effect.name for effect in world.log if isinstance(effect, m.MediaMark)][-1]
+    begun = m.MediaBegun(end, len(peer.files[0]))
+    world._at(world.start_ns + again_ms * MS, lambda: world.session.receive(begun, world.now_ns))
+    peer.run(cleared_ms - world.now_ms)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert cleared.heard_ms == pytest.approx(heard_ms, abs=25)
+
+
+def test_a_turn_that_was_heard_when_another_is_cleared_is_over_though_its_end_is_not_told() -> None:
+    """The clear makes the peer forget what it had to report."""
+    world = World()
+    peer = FilePeer(world, end_told_ms=400)
+    world.send(m.Text("One two three.", "a"))
+    world.send(m.Mark("end", "a"))
+    world.send(m.End("a"))
+    world.say("Eleven twelve thirteen.", "b")
+    peer.run(START_MS + sentence_ms("One two three.") + 100)
+    assert world.terminals("a") == []
+    world.send(m.Clear("b"))
+    assert [mark.state for mark in world.of(m.MarkReached)] == ["played"]
+    assert [type(event) for event in world.terminals("a")] == [m.Done]
+    peer.run(3000)
+    assert len(peer.heard) == 1
+
+
+@pytest.mark.parametrize("stands_still_ms", [0, 700])
+def test_a_turn_that_a_clear_of_another_interrupts_goes_on_where_the_peer_was(stands_still_ms: int) -> None:
+    """Not where our schedule has it, which goes on while the peer stands still."""
+    world = World()
+    peer = FilePeer(world)
+    world.say("One two three four five six seven eight nine ten.", "a")
+    peer.run(20)
+    world.say("Eleven twelve thirteen.", "b")
+    peer.run(1000)
+    if stands_still_ms:
+        peer.stop()
+        world.send(m.MediaLost())
+        peer.run(stands_still_ms)
+    world.send(m.Clear("b"))
+    peer.run(4000)
+    heard_ms = [to_ms - from_ms for from_ms, to_ms, _ in peer.heard]
+    assert len(heard_ms) == 2
+    assert sum(heard_ms) == pytest.approx(sentence_ms("One two three four five six seven eight nine ten."), abs=45)
+    assert isinstance(world.terminals("a")[0], m.Done)
 
 
 def test_the_echo_of_a_file_that_begins_late_is_still_taken_for_an_echo() -> None:

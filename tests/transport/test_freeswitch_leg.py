@@ -35,6 +35,8 @@ class Line:
         self.sent: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.marks: list[tuple[float, str]] = []
+        self.places: list[Any] = []
+        """What the session is told of where FreeSWITCH is."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
         self.subprotocol = protocol
@@ -58,6 +60,8 @@ class Line:
     def receive(self, message: Any) -> None:
         if isinstance(message, m.MediaMark):
             self.marks.append((round(virtual_loop.clock() / 1e6), message.name))
+        else:
+            self.places.append(message)
 
     def begin(self) -> None:
         self.leg.on_message(b'{"call":"c1"}', True)
@@ -72,9 +76,9 @@ class Line:
         if wire is not None:
             self.send_now(*wire)
 
-    def sentence(self, n: int, name: str, level: int = 1) -> None:
+    def sentence(self, n: int, name: str, level: int = 1, *, ends_turn: bool = False) -> None:
         self.frames(n, level)
-        self.say(m.MediaMark(name, ends_sentence=True))
+        self.say(m.MediaMark(name, ends_sentence=True, ends_turn=ends_turn))
 
     def hears(self, **report: str) -> None:
         self.leg.on_message(json.dumps(report).encode(), True)
@@ -217,8 +221,326 @@ def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
     async def act() -> None:
         line = Line()
         line.begin()
-        line.sentence(MAX_FILE_BYTES // 320 + 3, "end")
+        line.sentence(MAX_FILE_BYTES // 320 + 3, "end", ends_turn=True)
         assert [len(pcm) for _, pcm in line.files] == [MAX_FILE_BYTES, 960]
+        line.hears(esl="playing", file="1")
+        assert line.places == [m.MediaBegun("end", (MAX_FILE_BYTES + 960) // 2)], "its mark is in the second"
+        line.end(1000, "")
+
+    play(act)
+
+
+# ------------------------------------------------------------ what was not heard
+
+
+def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None:
+    """As a bridge that was restarted does: it knows nothing of the files before the one that comes next."""
+
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(20, "one", 1)
+        line.hears(esl="playing", file="1")
+        for number, name in enumerate(("two", "three", "four"), 2):
+            line.sentence(20, name, number, ends_turn=True)
+        await at(1000)
+        line.hears(esl="playing", file="4")
+        assert [name for _, name in line.marks] == ["one"], "its time has passed, only its end was not told"
+        assert line.words()[-1] == {"tts": "clear", "before": 5}, "what plays out of its order is stopped"
+        assert line.files[4:] == [(str(n), line.files[n - 4][1]) for n in (5, 6, 7)]
+        line.hears(esl="played", file="4")
+        for number in "567":
+            line.hears(esl="playing", file=number)
+            line.hears(esl="played", file=number)
+        assert [name for _, name in line.marks] == ["one", "two", "three", "four"]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_a_file_that_had_no_time_to_be_heard_whole_is_sent_again() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.sentence(20, "two", 2, ends_turn=True)
+        await at(1000)  # of two seconds
+        line.hears(esl="playing", file="2")
+        assert line.marks == []
+        assert [number for number, _ in line.files] == ["1", "2", "3", "4"]
+        assert line.files[2][1] == line.files[0][1]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_an_end_without_a_begin_is_believed_when_the_file_can_have_been_played() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(50, "one", ends_turn=True)
+        await at(100)
+        line.hears(esl="played", file="1")
+        assert line.marks == [] and line.files[1:] == [("2", line.files[0][1])]
+        await at(1100)
+        line.hears(esl="played", file="2")
+        assert line.marks == [(1100, "one")]
+        line.hears(esl="played", file="2")
+        line.hears(esl="playing", file="2")
+        assert len(line.marks) == 1 and len(line.files) == 2
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_a_file_that_begins_twice_has_its_marks_by_its_last_begin() -> None:
+    """A break of somebody else's: the bridge lets FreeSWITCH play the file once more."""
+
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.frames(30)
+        line.say(m.MediaMark("inside"))
+        line.sentence(20, "end")
+        line.hears(esl="playing", file="1")
+        await at(500)
+        line.hears(esl="playing", file="1")
+        assert line.places == [m.MediaBegun("inside", 4800), m.MediaLost(), m.MediaBegun("inside", 4800)]
+        await at(1090)
+        assert line.marks == []
+        await at(1110)
+        assert [name for _, name in line.marks] == ["inside"]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_again_after_a_clear_sends_nothing() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(20, "one")
+        line.say(m.MediaClear())
+        line.hears(esl="again")
+        assert len(line.files) == 1 and line.words() == [{"tts": "clear", "before": 2}] and line.places == []
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_again_asked_for_twice_sends_twice_and_the_old_numbers_are_nobodys() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(20, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.hears(esl="again")
+        line.hears(esl="again")
+        assert line.words() == [{"tts": "clear", "before": 2}, {"tts": "clear", "before": 3}]
+        line.hears(esl="playing", file="2")
+        line.hears(esl="played", file="2")
+        line.hears(esl="played", file="1")
+        assert line.marks == []
+        line.hears(esl="playing", file="3")
+        line.hears(esl="played", file="3")
+        assert [name for _, name in line.marks] == ["one"]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_a_side_that_reports_nothing_is_asked_whether_it_knows_the_call() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(50, "one", ends_turn=True)
+        line.hears(esl="playing", file="1")
+        await at(2990)
+        assert line.words() == []
+        await at(5010)
+        assert line.words() == [{"tts": "hello", "next": 2}] * 2
+        await at(7010)
+        assert line.words()[2:] == [{"tts": "clear", "before": 2}] and line.files[1] == ("2", line.files[0][1])
+        line.hears(esl="playing", file="2")
+        await at(9500)
+        assert len(line.words()) == 3 and line.closed is None, "it plays, so it is not asked"
+        line.end(1000, "")
+
+    play(act)
+
+
+# ------------------------------------------------------- sentences that share a file
+
+
+def test_sentences_that_are_ready_share_a_file_which_goes_before_the_first_has_ended() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        assert [number for number, _ in line.files] == ["1"], "the first goes at once"
+        await at(100)
+        line.hears(esl="playing", file="1")
+        line.say(m.MediaMark("behind one"))
+        line.sentence(50, "two", 2)
+        await at(600)
+        line.frames(10, 3)
+        line.say(m.MediaMark("in three"))
+        line.sentence(40, "three", 3)
+        line.say(m.MediaMark("behind three"))
+        line.frames(5, 4)
+        await at(1590)
+        assert len(line.files) == 1
+        await at(1610)
+        assert line.files[1:] == [("2", b"\x02" * 16000 + b"\x03" * 16000)]
+        line.sentence(5, "four", 4)
+        assert len(line.files) == 2, "there is enough to play again"
+        await at(2100)
+        line.hears(esl="played", file="1")
+        await at(2130)
+        line.hears(esl="playing", file="2")
+        await at(4120)
+        assert line.marks == [
+            (2100, "one"), (2100, "behind one"), (3130, "two"), (3330, "in three"),
+        ]  # fmt: skip
+        assert line.files[2:] == [("3", b"\x04" * 3200)], "half a second before"
+        line.hears(esl="played", file="2")
+        assert [name for _, name in line.marks[4:]] == ["three", "behind three"]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_the_rest_of_a_turn_goes_when_it_is_complete() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.sentence(50, "two", 2)
+        line.sentence(50, "three", 3, ends_turn=True)
+        assert line.files[1:] == [("2", b"\x02" * 16000 + b"\x03" * 16000)]
+        line.sentence(50, "another turn's", 4)
+        assert len(line.files) == 2, "FreeSWITCH has four seconds to play"
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_a_sentence_that_comes_late_goes_at_once() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        await at(1700)
+        line.sentence(50, "two", 2)
+        assert len(line.files) == 2
+        line.hears(esl="playing", file="1")
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_what_is_held_goes_at_once_when_nothing_plays() -> None:
+    """The end of a file may come earlier than it was expected."""
+
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.sentence(50, "two", 2)
+        assert len(line.files) == 1
+        await at(1000)
+        line.hears(esl="played", file="1")
+        assert len(line.files) == 2
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_sentences_share_a_file_no_longer_than_a_message_can_be() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        n_most = MAX_FILE_BYTES // 320
+        line.sentence(200, "one", 1)
+        line.sentence(n_most - 10, "two", 2)
+        line.sentence(10, "three", 3)
+        assert len(line.files) == 1
+        line.sentence(1, "four", 4)
+        assert [len(pcm) // 320 for _, pcm in line.files[1:]] == [n_most]
+        line.say(m.MediaMark("end", ends_turn=True))
+        assert [len(pcm) // 320 for _, pcm in line.files[2:]] == [1]
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_a_clear_forgets_what_is_held() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.sentence(50, "two", 2)
+        line.say(m.MediaClear())
+        assert line.words() == [{"tts": "clear", "before": 2}]
+        await at(3000)
+        assert len(line.files) == 1
+        line.sentence(50, "new", 3)
+        assert line.files[1:] == [("2", b"\x03" * 16000)], "new speech waits for nothing"
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        for level, name in enumerate(("two", "three", "four"), 2):
+            line.sentence(50, name, level, ends_turn=level == 4)
+        line.hears(esl="playing", file="1")
+        await at(2000)
+        line.hears(esl="played", file="1")
+        line.hears(esl="playing", file="2")
+        await at(3500)
+        line.hears(esl="again")
+        assert line.files[2:] == [("3", b"\x03" * 16000 + b"\x04" * 16000)]
+        line.places.clear()
+        line.hears(esl="playing", file="3")
+        assert line.places == [m.MediaBegun("three", 8000)]
+        await at(4510)
+        assert [name for _, name in line.marks] == ["one", "two", "three"]
+        line.hears(esl="again")
+        assert line.files[3:] == [("4", b"\x04" * 16000)]
+        await at(5000)
+        line.hears(esl="playing", file="4")
+        await at(6500)
+        line.hears(esl="again")
+        assert line.files[4:] == [("5", b"\x04" * 16000)], "of the last, only a report says that it was heard whole"
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_what_is_sent_again_goes_in_front_of_what_is_held() -> None:
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(100, "one", 1)
+        line.hears(esl="playing", file="1")
+        line.sentence(50, "two", 2)
+        await at(1000)
+        line.hears(esl="again")
+        line.hears(esl="playing", file="2")
+        await at(2400)
+        assert [pcm[:1] for _, pcm in line.files] == [b"\x01", b"\x01"]
+        await at(2600)
+        assert [(number, pcm[:1]) for number, pcm in line.files[2:]] == [("3", b"\x02")]
         line.end(1000, "")
 
     play(act)

@@ -203,14 +203,14 @@ def test_freeswitch_examples_are_read_and_written() -> None:
     read = [codec.decode(line.encode()) for line in examples("json freeswitch-in")]
     parameters = {"call": "c1", "rate_hz": "8000", "from": "+4930123456"}
     assert read == [
-        messages.MediaStart("c1", "c1", "pcm", 8000, parameters, 20, 60_000, whole_sentences=True),
+        messages.MediaStart("c1", "c1", "pcm", 8000, parameters, 20, 60_000, whole_sentences=True, ahead_ms=8000),
         messages.MediaPlayback("playing", "1"),
         messages.MediaPlayback("played", "1"),
         messages.MediaPlayback("failed", "2"),
         messages.MediaPlayback("again"),
         messages.MediaDtmf("5"),
     ]
-    said = [codec.hello(), codec.file("1", bytes(4)), codec.clear(2), codec.hang_up()]
+    said = [codec.hello(), codec.file("1", bytes(4)), codec.clear(2), codec.hello(2), codec.hang_up()]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json freeswitch-out")
     ]

@@ -1,0 +1,81 @@
+"""FreeSWITCH drops 40 ms of the caller where a file begins or ends: no end of speech, and no late barge-in.
+
+The caller's voice is real speech. A hole takes two frames of it away; either the stream is just shorter, or nothing
+comes in that time as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from speech_line import BOT, CALLERS, Line, Signal, speech
+
+from telephony_tts.session.settings import BargeIn
+from telephony_tts.wire import messages as m
+
+FRAME_MS = 20
+BOTH_HOLES = pytest.mark.parametrize("is_gap", [False, True], ids=["shorter", "gap"])
+
+
+def file_line(**barge_in: int) -> Line:
+    """A line to a peer that plays files."""
+    line = Line(BargeIn(enabled=True, **barge_in))  # type: ignore[arg-type]
+    start = m.MediaStart("c", "s", "ulaw", 8000, ptime_ms=20, lead_ms=60_000, whole_sentences=True)
+    line.session.attach_media(line.now_ns, marks=True, clears=True, start=start)
+    return line
+
+
+def speak(line: Line, said: Signal, holes: set[int], is_gap: bool) -> None:
+    """The caller says it; `holes` are the numbers of the frames that FreeSWITCH drops."""
+    for n in range(len(said) // 160):
+        if n not in holes:
+            line.listen(FRAME_MS, said[n * 160 : (n + 1) * 160], clock=False)
+        elif is_gap:
+            line.run(FRAME_MS)
+        if n in holes and n + 1 not in holes:
+            line.send(m.MediaBegun("a mark", 0))
+
+
+def boundary(frame: int) -> set[int]:
+    """A file's end, and the begin of the next 40 ms later."""
+    return {frame, frame + 1, frame + 4, frame + 5}
+
+
+@BOTH_HOLES
+@pytest.mark.parametrize("silence_ms", [200, 500])
+@pytest.mark.parametrize("first", range(0, 25, 2))
+def test_a_hole_in_a_talk_spurt_is_no_end_of_it(silence_ms: int, first: int, is_gap: bool) -> None:
+    """Two files a second, which is more than there are. 200 ms is as long as the longest pause in this speech."""
+    said = np.concatenate([speech(CALLERS[1], "en-gb")] * 2)
+    line = file_line(silence_ms=silence_ms)
+    line.listen(500, clock=False)
+    holes = set().union(*(boundary(frame) for frame in range(20 + first, len(said) // 160 - 20, 25)))
+    speak(line, said, holes, is_gap)
+    assert len(line.when(m.CallerSpeech, state="speaking")) == 1
+    assert line.when(m.CallerSpeech, state="silent") == []
+    line.run(silence_ms + 200)
+    line._play()
+    assert len(line.when(m.CallerSpeech, state="silent")) == 1, "an end of speech is still told by the clock"
+
+
+@BOTH_HOLES
+@pytest.mark.parametrize("text", CALLERS)
+def test_a_caller_who_begins_at_the_begin_of_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:
+    """The hole is counted as voice where there is voice around it: a single word would else be too short to count."""
+    said = speech(text, "en-gb")
+
+    def delay_ms(holes: set[int]) -> float:
+        line = file_line()
+        line.say(BOT, "a")
+        line.listen(4000, clock=False)
+        assert line.when(m.Started) and not line.when(m.CallerSpeech)
+        begun_ms = line.now_ms
+        speak(line, said, holes, is_gap)
+        (cleared_ms,) = line.when(m.Cleared, reason="barge_in")
+        return cleared_ms - begun_ms
+
+    whole_ms = delay_ms(set())
+    assert whole_ms <= 600
+    for first in range(0, 12):
+        # Where the stream is only shorter, what is behind the hole comes as much sooner.
+        assert delay_ms({first, first + 1}) <= whole_ms + (40 if is_gap else 0) + 20
