@@ -68,6 +68,11 @@ class Catalog:
         """Whether the default engine takes utterances."""
         return self._default.stats().is_ready
 
+    @property
+    def retry_after_ms(self) -> int:
+        """When the default engine is expected to be ready again; 0 where that is not known."""
+        return self._default.stats().retry_after_ms
+
     def resolve(self, voice: str | None, lang: str | None, text: str) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 
