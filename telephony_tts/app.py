@@ -111,11 +111,12 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
 
 def _cosyvoice2(config: Config) -> Engine:
     """Imported only when it is configured: torch is an extra, and takes a second to import."""
-    settings = config.engines.cosyvoice2
+    engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
     need_torch()
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.service import Limits as EngineLimits
+    from telephony_tts.engines.cosyvoice2.settings import Timeouts
 
     return CosyVoice2Engine(
         Path(settings.model),
@@ -133,6 +134,7 @@ def _cosyvoice2(config: Config) -> Engine:
         flow_dtype=settings.flow_dtype,
         vocoder_dtype=settings.vocoder_dtype,
         ahead_ms=settings.ahead_ms,
+        timeouts=Timeouts(engines.stall_s, engines.timeout_s, engines.restart_wait_s),
     )
 
 
@@ -191,6 +193,7 @@ def session_settings(config: Config) -> SessionSettings:
         text_timeout_ms=speech.text_timeout_ms,
         text_mode=speech.text_mode,
         control_tokens=config.engines.cosyvoice2.control_tokens,
+        engine_timeout_ms=round(config.engines.timeout_s * 1000),
         barge_in=BargeIn(
             enabled=barge_in.enabled,
             min_speech_ms=barge_in.min_speech_ms,

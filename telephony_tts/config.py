@@ -179,10 +179,13 @@ class CosyVoice2:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Which engine speaks: the route of the text's language, else `default`."""
+    """Which engine speaks: the route of the text's language, else `default`; and how long it is waited for."""
 
     default: Annotated[str, OneOf(ENGINES)] = "hibari"
     routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
+    timeout_s: Annotated[float, Between(5, 600)] = 30.0
+    stall_s: Annotated[float, Between(2.5, 60)] = 5.0
+    restart_wait_s: Annotated[float, Between(0, 60)] = 10.0
     hibari: Hibari = field(default_factory=Hibari)
     espeak: Espeak = field(default_factory=Espeak)
     fake: Fake = field(default_factory=Fake)
@@ -191,6 +194,9 @@ class Engines:
     def conflicts(self) -> Iterator[str]:
         if self.default == "cosyvoice2" and self.cosyvoice2.model is None:
             yield "cosyvoice2.model: missing; cosyvoice2 is the default engine and needs a model directory"
+        for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
+            if value_s >= self.timeout_s:
+                yield f"{name}: {value_s:g} is not below timeout_s ({self.timeout_s:g}), which ends the turn first"
         for lang, engine in self.routes.items():
             if engine not in ENGINES:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"

@@ -17,18 +17,31 @@ from __future__ import annotations
 
 
 class TelephonyTTSError(Exception):
-    """Base of all deliberate errors. `code` is the stable word sent on the wire."""
+    """Base of all deliberate errors. `code` is the stable word sent on the wire.
+
+    `retry_after_ms`: after how long the same may succeed, where that is known; a hint, not a promise.
+    """
 
     code = "internal"
     retryable = False
+    retry_after_ms: int | None = None
 
-    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retryable: bool | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         if code is not None:
             self.code = code
         if retryable is not None:
             self.retryable = retryable
+        if retry_after_ms is not None:
+            self.retry_after_ms = retry_after_ms
 
 
 class ConfigError(TelephonyTTSError):
@@ -40,14 +53,14 @@ class AudioError(TelephonyTTSError):
 
 
 class Busy(TelephonyTTSError):
-    """Refused to protect live calls. `retry_after_ms` is a hint, not a promise."""
+    """Refused to protect live calls."""
 
     code = "busy"
     retryable = True
+    retry_after_ms: int
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
-        super().__init__(message)
-        self.retry_after_ms = retry_after_ms
+        super().__init__(message, retry_after_ms=retry_after_ms)
 
 
 class EngineError(TelephonyTTSError):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.app import build_catalog, transport_settings
+from telephony_tts.app import build_catalog, session_settings, transport_settings
 from telephony_tts.config import load
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.settings import Timeouts
 
 BRIDGE = "sip_bridge"
 """Another program's: tests/sip_bridge has it."""
@@ -52,3 +54,11 @@ def test_its_engine_can_be_made_and_fits_its_machine(path: Path) -> None:
     else:
         assert settings.workers == 1, "one lane steps the device; a second one would only wait for it"
         assert "int8" not in (settings.lm_dtype, settings.flow_dtype), "int8 is for CPUs"
+
+
+def test_the_timeouts_of_engines_reach_calls_and_the_engine() -> None:
+    own = {"engines.timeout_s": 12.5, "engines.stall_s": 3, "engines.restart_wait_s": 7}
+    config = load(None, {**own, "engines.cosyvoice2.model": "nowhere"}, environ={})
+    assert session_settings(config).engine_timeout_ms == 12_500
+    (engine,) = (each for each in build_catalog(config).engines if isinstance(each, CosyVoice2Engine))
+    assert engine._timeouts == Timeouts(stall_s=3.0, step_s=12.5, restart_wait_s=7.0)

@@ -191,13 +191,15 @@ class EngineStats:
 
     `load`: the work under way and one utterance more over what the engine can do in time, where it knows; past 1 its
     listeners would hear gaps. 0 while it rests.
-    An engine that is not ready is starting again by itself, and refuses utterances meanwhile.
+    An engine that is not ready does not respond or is starting again; utterances wait or are refused meanwhile.
+    `retry_after_ms`: when it is expected to be ready again; 0 where that is not known.
     """
 
     n_queued: int = 0
     n_running: int = 0
     load: float = 0.0
     is_ready: bool = True
+    retry_after_ms: int = 0
 
 
 class Engine(Protocol):

@@ -100,6 +100,11 @@ class Catalog:
         """Whether the default engine takes utterances."""
         return self._default.stats().is_ready
 
+    @property
+    def retry_after_ms(self) -> int:
+        """When the default engine is expected to be ready again; 0 where that is not known."""
+        return self._default.stats().retry_after_ms
+
     def tell_language(self, sentence: str) -> str | None:
         """The language of a sentence in Latin letters, None where it is not certain or nothing here can tell."""
         return self._detector.tell(sentence) if self._detector is not None else None

@@ -276,6 +276,7 @@ class Session:
                 self._out.append(
                     m.ErrorEvent(
                         error.code, error.message, turn=turn.id, retryable=error.retryable,
+                        retry_after_ms=error.retry_after_ms,
                         heard_text=text[:offset], heard_ms=heard_at_ms, unheard_text=text[offset:],
                     )
                 )

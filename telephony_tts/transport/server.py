@@ -62,6 +62,9 @@ class Engines(Catalog, Protocol):
     @property
     def is_ready(self) -> bool: ...
 
+    @property
+    def retry_after_ms(self) -> int: ...
+
 
 class Server:
     """Serves calls until told to drain. `ready` gates /readyz and new calls."""
@@ -92,7 +95,7 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls can be taken: told so, and the default engine is not just starting again."""
+        """Whether calls can be taken: told so, and the default engine neither stalls nor restarts."""
         return self.ready and self.catalog.is_ready
 
     @asynccontextmanager
@@ -236,7 +239,7 @@ class Server:
         if self.draining:
             reason, why, retry_ms = "draining", "draining: no new calls\n", 5000
         elif not self.is_ready:
-            reason, why, retry_ms = "starting", "starting: no calls yet\n", 5000
+            reason, why, retry_ms = "starting", "starting: no calls yet\n", self.catalog.retry_after_ms or 5000
         else:
             try:
                 engines = self.catalog.stats().values()

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
@@ -153,6 +155,34 @@ def test_a_subprotocol_is_taken_and_never_needed(offered: list[str]) -> None:
             async with connect(rig.url(), subprotocols=subprotocols, proxy=None) as socket:
                 assert socket.subprotocol == (offered[0] if offered else None)
                 assert json.loads(await socket.recv())["type"] == "ready"
+
+    run(main)
+
+
+def test_an_engine_that_is_not_ready_says_when_to_come_back() -> None:
+    """In the answer to a new call, and in /readyz; a media leg that is waited for comes in."""
+
+    class Restarting(Tones):
+        is_ready = True
+
+        def stats(self) -> EngineStats:
+            return replace(super().stats(), is_ready=self.is_ready, retry_after_ms=0 if self.is_ready else 7100)
+
+    async def main() -> None:
+        engine = Restarting()
+        async with serving(engine) as rig, rig.bot(call="CA1") as waiting:
+            engine.is_ready = False
+            assert (await get(rig.port, "/readyz"))[0] == 503
+            with pytest.raises(InvalidStatus) as refused:
+                async with rig.bot():
+                    pass
+            assert refused.value.response.status_code == 503
+            assert refused.value.response.headers["Retry-After"] == "8"
+            async with calling(rig.url(MEDIA), "CA1") as peer:
+                await peer.start()
+                await waiting.event("call")
+            engine.is_ready = True
+            assert (await get(rig.port, "/readyz"))[0] == 200
 
     run(main)
 

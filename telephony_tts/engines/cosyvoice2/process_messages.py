@@ -36,7 +36,8 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Sent every second. `step_s`: how long the oldest step has been computed; `counters`, `cost`: see `Counters`."""
+    """The heartbeat, sent every `engine_process.HEARTBEAT_S`. `step_s`: how long the oldest step has been computed;
+    `counters`, `cost`: see `Counters`."""
 
     step_s: float
     counters: dict[str, float]

@@ -26,9 +26,11 @@ from telephony_tts.engines.cosyvoice2.settings import (
     DTYPES,
     FLOW_DTYPES,
     LM_DTYPES,
+    USUAL,
     VOCODER_DTYPES,
     Precision,
     Settings,
+    Timeouts,
 )
 from telephony_tts.engines.cosyvoice2.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.words import is_speakable, scripts
@@ -67,6 +69,14 @@ class Host(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether utterances can be taken."""
+
+    def retry_after_ms(self) -> int:
+        """When utterances can be taken again; 0 where they can now, or where it is not known."""
+
+    async def wait_ready(self, *, follows: bool = False) -> None:
+        """Return when utterances can be taken. Raises EngineError if that is not expected in time.
+
+        `follows`: the utterance is of a turn that has begun to speak."""
 
     async def close(self) -> None:
         """End all utterances, and what runs. Idempotent."""
@@ -135,6 +145,7 @@ class CosyVoice2Engine:
         flow_dtype: str | None = None,
         vocoder_dtype: str | None = None,
         ahead_ms: int = Ahead().audio_ms,
+        timeouts: Timeouts = USUAL,
     ) -> None:
         """Raises ConfigError for a dtype, profile, finish, isolation or control token there is not, or no slots."""
         for what, value, known in (
@@ -171,9 +182,12 @@ class CosyVoice2Engine:
             limits.flow_memory_mb,
         )
         self._isolation = isolation
+        self._timeouts = timeouts
         self._control = frozenset(control_tokens)
         self._host: Host | None = None
         self._listeners: dict[int, _Listener] = {}
+        self._n_waiting = 0
+        """Utterances that wait for the engine to be ready again."""
         self._keys = itertools.count()
 
     @property
@@ -189,7 +203,7 @@ class CosyVoice2Engine:
     async def start(self) -> None:
         if self._host is not None:
             return
-        self._host = _host(self._isolation, self._settings, self._hear)
+        self._host = _host(self._isolation, self._settings, self._hear, self._timeouts)
         try:
             await self._host.start()
         except BaseException as failure:
@@ -205,13 +219,13 @@ class CosyVoice2Engine:
 
     def stats(self) -> EngineStats:
         n_running = sum(listener.queued_ns is not None for listener in self._listeners.values())
-        n_queued, host = len(self._listeners) - n_running, self._host
+        n_queued, host = len(self._listeners) - n_running + self._n_waiting, self._host
         if host is None:
             return EngineStats(n_queued, n_running)
         # Each listener takes a second of speech every second, and so would one more. Who is alone is let in however
         # slow the engine is.
         load = (len(self._listeners) + 1) * host.cost() / self._settings.n_lanes if self._listeners else 0.0
-        return EngineStats(n_queued, n_running, load, host.is_ready)
+        return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
 
     def counters(self) -> dict[str, float]:
         """What the engine has done since it started: see `counters.Counters`."""
@@ -243,6 +257,12 @@ class CosyVoice2Engine:
             self._control,
         )
         key, listener = next(self._keys), _Listener(monotonic_ns())
+        self._n_waiting += 1
+        try:
+            await host.wait_ready(follows=utterance.follows)
+        finally:
+            self._n_waiting -= 1
+        self.check(utterance)  # its voice may be gone after a restart
         # Who is refused has nothing to wait for.
         host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns, utterance.follows))
         self._listeners[key] = listener
@@ -304,12 +324,12 @@ class CosyVoice2Engine:
             raise interrupted
 
 
-def _host(isolation: str, settings: Settings, told: Told) -> Host:
+def _host(isolation: str, settings: Settings, told: Told, timeouts: Timeouts) -> Host:
     """Threads import torch into this process, and a process of its own does not."""
     if isolation == "process":
         from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
 
-        return ProcessHost(settings, told)
+        return ProcessHost(settings, told, timeouts)
     from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
     return ThreadHost(settings, told)

@@ -41,6 +41,22 @@ def how_to_add_a_voice(model_dir: Path, voice_dir: Path | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Of an engine in a process of its own, in seconds.
+
+    A process that sends nothing for `stall_s`, or computes one step for `step_s`, is killed and replaced. While it is
+    replaced, new utterances wait up to `restart_wait_s` if it is expected back in that time.
+    """
+
+    stall_s: float = 5.0
+    step_s: float = 30.0
+    restart_wait_s: float = 10.0
+
+
+USUAL = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's."""
 

@@ -62,6 +62,15 @@ class ThreadHost:
         """Whether utterances can be taken."""
         return self.core is not None
 
+    def retry_after_ms(self) -> int:
+        """Not known: nothing starts it again."""
+        return 0
+
+    async def wait_ready(self, *, follows: bool = False) -> None:
+        """Raises EngineError where the engine is not running; there is nothing to wait for."""
+        if self.core is None:
+            raise EngineError("cosyvoice2 is not running")
+
     async def close(self) -> None:
         """End all utterances and all threads. Idempotent."""
         self._is_closed = True

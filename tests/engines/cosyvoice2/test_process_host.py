@@ -23,6 +23,7 @@ from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2 import process_host
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
@@ -132,13 +133,13 @@ def test_its_death_is_an_error_that_may_be_tried_again(
         assert (joined(await speak(engine, Utterance("again", SENTENCE, seed=1))) == alone).all()
 
     with caplog.at_level(logging.INFO):
-        started(model_dir, use)
+        started(model_dir, use, timeouts=Timeouts(restart_wait_s=0.0))
     assert "process failed" in caplog.text and "SIGKILL" in caplog.text and "ready again" in caplog.text
     assert capfd.readouterr().err == ""
 
 
 def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It says something every second; stopped, it says nothing, and is waited for no longer than `hang_s`."""
+    """It sends heartbeats; stopped, it sends none, and is waited for no longer than `stall_s`."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE)))
@@ -147,20 +148,16 @@ def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFi
         speaking = engine.synthesize(Utterance("a", LONG))
         await anext(speaking)
         pid = host.pid
-        host._hang_s = 3.0
-        told = host._counters
-        await until(lambda: host._counters is not told, "a word, behind which the next is waited for so long")
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="started again") as error:
             async for _ in speaking:
                 pass
         assert error.value.retryable
-        host._hang_s = WAIT_S
         await until(lambda: host.is_ready and host.pid != pid, "it is ready again")
         assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
 
-    started(model_dir, use)
-    assert "said nothing for" in caplog.text
+    started(model_dir, use, timeouts=Timeouts(stall_s=3.0))
+    assert "said nothing for 3 s, SIGKILL" in caplog.text
 
 
 def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
@@ -169,7 +166,6 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         host = host_of(engine)
         first_pid = host.pid
-        host._hang_s = 50.0
         speaking = asyncio.create_task(speak(engine, Utterance("a", LONG)))
         await asyncio.sleep(0)
         read = process_host._read
@@ -185,7 +181,7 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
         await until(lambda: host.is_ready and host.pid != first_pid, "it is ready again")
         assert await speak(engine, Utterance("u", "yes"))
 
-    started(model_dir, use)
+    started(model_dir, use, timeouts=Timeouts(step_s=50.0))
 
 
 @pytest.mark.parametrize("what", ["open", "watch"])

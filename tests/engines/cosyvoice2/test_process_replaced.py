@@ -14,24 +14,33 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_child import engine_pid, is_alive
-from virtual_loop import run
+from virtual_loop import VirtualLoop, run
 
-from telephony_tts.engines.api import TextFeed, Utterance
+from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2 import process_host
 from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Order, Push, Submit
-from telephony_tts.engines.cosyvoice2.process_host import BACKOFF_S, STEADY_S, ProcessHost
+from telephony_tts.engines.cosyvoice2.process_host import (
+    BACKOFF_S,
+    LOADING_SILENCE_S,
+    RETRY_LEAST_MS,
+    STEADY_S,
+    ProcessHost,
+)
 from telephony_tts.engines.cosyvoice2.process_messages import Alive, Failed, Heard, Message, Ready, packed
 from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
-from telephony_tts.engines.cosyvoice2.settings import Settings
-from telephony_tts.errors import EngineError, EngineUnavailable
+from telephony_tts.engines.cosyvoice2.settings import USUAL, Settings, Timeouts
+from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
 
 WAIT_S = 30.0
 MOST = 200
 """Processes of a test."""
+MOST_S = 3600.0
+"""Of a test, on the clock that jumps: the host has a timer as long as a process runs, so that no test runs dry."""
 
 
 class Staged:
@@ -87,7 +96,8 @@ def hosted(use: Callable[[ProcessHost, list[tuple[int, Event]]], Awaitable[None]
         host = ProcessHost(Settings(Path("nowhere")), lambda key, event: heard.append((key, event)))
         await host.start()
         try:
-            await use(host, heard)
+            async with asyncio.timeout(MOST_S):
+                await use(host, heard)
         finally:
             await host.close()
         assert len(asyncio.all_tasks()) == 1
@@ -330,6 +340,240 @@ def test_one_that_never_loaded_is_not_tried_again(made: list[Staged]) -> None:
         await host.close()
 
     run(main())
+
+
+# --------------------------------------------------------- those that wait for the next
+
+
+def engine_of(made: list[Staged], load_s: float, use: Callable[[CosyVoice2Engine], Awaitable[None]]) -> None:
+    """Run `use` with an engine that took `load_s` to load, and whose next process is silent until a test speaks."""
+
+    async def main() -> None:
+        Staged.first_words = lambda staged: None
+        engine = CosyVoice2Engine(Path("nowhere"), isolation="process", timeouts=Timeouts(restart_wait_s=10.0))
+        starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(load_s)
+        made[0].says(Ready(("anna",)))
+        await starting
+        async with asyncio.timeout(MOST_S):
+            await use(engine)
+        await engine.close()
+        assert engine.stats() == EngineStats() and len(asyncio.all_tasks()) == 1
+
+    run(main())
+
+
+def asked(engine: CosyVoice2Engine, **how: Any) -> asyncio.Task[Chunk]:
+    return asyncio.create_task(anext(engine.synthesize(Utterance("u", "Yes.", **how))))
+
+
+async def refused(task: asyncio.Task[Chunk]) -> EngineError:
+    """Its error, which it has now."""
+    await some_turns()
+    assert task.done(), "it waits"
+    error = task.exception()
+    assert isinstance(error, EngineError) and error.retryable
+    return error
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_one_asked_for_meanwhile_waits_for_the_next_process(made: list[Staged]) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        running = asked(engine)
+        await some_turns()
+        made[0].dies()
+        await some_turns()
+        assert (await refused(running)).retry_after_ms == 3000
+        await asyncio.sleep(1.0)
+        assert engine.stats() == EngineStats(is_ready=False, retry_after_ms=2000)
+        waiting = asked(engine)
+        await asyncio.sleep(2.0)
+        assert not waiting.done() and made[1].orders == []
+        assert engine.stats() == EngineStats(n_queued=1, is_ready=False, retry_after_ms=RETRY_LEAST_MS)
+        made[1].says(Ready(("anna",)))
+        await some_turns()
+        (order,) = made[1].orders
+        assert isinstance(order, Submit) and order.voice == "anna"
+        made[1].says(Heard(order.key, Ended()))
+        await asyncio.wait([waiting])
+        assert isinstance(waiting.exception(), StopAsyncIteration)
+
+    engine_of(made, 3.0, use)
+
+
+def test_one_whose_process_is_not_expected_in_time_is_refused_at_once(made: list[Staged]) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        made[0].dies()
+        await some_turns()
+        assert (await refused(asked(engine))).retry_after_ms == 12_000
+        await asyncio.sleep(1.5)
+        assert (await refused(asked(engine))).retry_after_ms == 10_500
+        await asyncio.sleep(1.0)
+        waiting = asked(engine)
+        await asyncio.sleep(1.0)
+        assert not waiting.done(), "what is left of the start fits"
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    engine_of(made, 12.0, use)
+
+
+def test_one_whose_process_does_not_come_waits_no_longer_than_it_may(made: list[Staged]) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        made[0].dies()
+        await some_turns()
+        begun_s, waiting = now_s(), asked(engine)
+        await asyncio.wait([waiting])
+        assert now_s() - begun_s == pytest.approx(10.0)
+        assert (await refused(waiting)).retry_after_ms == RETRY_LEAST_MS
+
+    engine_of(made, 3.0, use)
+
+
+def test_one_is_refused_as_soon_as_a_failed_start_makes_the_wait_too_long(made: list[Staged]) -> None:
+    """The third start in a row is paused for, so that the fourth cannot come in time."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        made[0].dies()
+        await some_turns()
+        begun_s, waiting = now_s(), asked(engine)
+        for n in (1, 2, 3):
+            await asyncio.sleep(BACKOFF_S[n - 1] + 1.0)
+            assert len(made) == n + 1
+            made[n].dies()
+            await some_turns()
+            assert waiting.done() is (n == 3), n
+        assert now_s() - begun_s == pytest.approx(1.0 + 1.0 + 1.0 + 2.0 + 1.0)
+        assert (await refused(waiting)).retry_after_ms == 1000 * (5 + 3)
+
+    engine_of(made, 3.0, use)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed", "closed in a pause"])
+def test_one_that_waits_is_free_at_once(made: list[Staged], how: str) -> None:
+    """Of its listener, and of an engine that is closed; no process hears of it."""
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        made[0].dies()
+        await some_turns()
+        waiting = asked(engine, more=TextFeed())
+        await asyncio.sleep(1.0)
+        if how == "closed in a pause":
+            made[1].dies()
+            await asyncio.sleep(0.5)
+        assert engine.stats().n_queued == 1 and not waiting.done()
+        begun_s = now_s()
+        if how == "cancelled":
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert engine.stats().n_queued == 0
+        else:
+            await engine.close()
+            await asyncio.wait([waiting])
+            assert "was closed" in str(waiting.exception())
+        assert now_s() == begun_s
+        if how == "cancelled":
+            made[1].says(Ready(("anna",)))
+            await some_turns()
+            assert engine.stats() == EngineStats()
+        assert made[1].orders == []
+
+    engine_of(made, 3.0, use)
+
+
+def test_one_whose_voice_is_gone_with_the_old_process(made: list[Staged]) -> None:
+    async def use(engine: CosyVoice2Engine) -> None:
+        made[0].dies()
+        await some_turns()
+        waiting = asked(engine, voice="anna")
+        await some_turns()
+        made[1].says(Ready(("bert",)))
+        await asyncio.wait([waiting])
+        assert isinstance(waiting.exception(), UnknownVoice) and made[1].orders == []
+
+    engine_of(made, 3.0, use)
+
+
+# ----------------------------------------------------------------------------- silence
+
+
+def test_a_standstill_of_the_server_does_not_end_a_process(made: list[Staged]) -> None:
+    """The loop stood still for ten minutes, and the heartbeats of that time are in the socket; then silence counts."""
+
+    async def use(host: ProcessHost, _: object) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        for _ in range(4):
+            await asyncio.sleep(1.0)
+            made[0].says(Alive(0.0, {}, 0.0))
+            await some_turns()
+            loop.now_s += 600.0
+            await asyncio.sleep(0.3)
+            assert host.is_ready
+        made[0].says(Alive(0.0, {}, 0.0))
+        await asyncio.sleep(1.9)
+        assert host.is_ready
+        await asyncio.sleep(0.4)
+        assert not host.is_ready and len(made) == 1
+        await asyncio.sleep(2.5)
+        assert not host.is_ready and len(made) == 1
+        await asyncio.sleep(0.5)
+        assert host.is_ready and len(made) == 2
+
+    hosted(use)
+
+
+def test_a_process_that_loads_may_be_silent_for_longer(made: list[Staged], caplog: pytest.LogCaptureFixture) -> None:
+    """And one that sends heartbeats may load as long as it takes."""
+
+    async def use(host: ProcessHost, _: object) -> None:
+        Staged.first_words = lambda staged: None
+        made[0].dies()
+        await some_turns()
+        for _ in range(300):
+            made[-1].says(Alive(0.0, {}, 0.0))
+            await asyncio.sleep(1.0)
+        assert len(made) == 2 and not host.is_ready
+        await asyncio.sleep(LOADING_SILENCE_S - 2)
+        assert len(made) == 2
+        await asyncio.sleep(2 + BACKOFF_S[1])
+        assert len(made) == 3
+
+    hosted(use)
+    assert "said nothing for 60 s" in caplog.text
+
+
+def test_a_first_process_that_hangs_while_it_loads_is_told(made: list[Staged]) -> None:
+    async def main() -> None:
+        Staged.first_words = lambda staged: None
+        host = ProcessHost(Settings(Path("nowhere")), lambda *_: None)
+        with pytest.raises(EngineError, match="killed while it was loading: it said nothing for 60 s"):
+            async with asyncio.timeout(MOST_S):
+                await host.start()
+        assert now_s() == pytest.approx(LOADING_SILENCE_S, abs=1.0)
+        await host.close()
+
+    run(main())
+
+
+def test_utterances_of_one_that_hangs_end_though_it_takes_long_to_die(made: list[Staged]) -> None:
+    """A process that a driver holds is not gone because it was killed."""
+
+    async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
+        host.send(submit(1))
+        made[0].may_end.clear()
+        await asyncio.sleep(USUAL.stall_s + 1)
+        ((key, event),) = heard
+        assert key == 1 and isinstance(event, Ended) and event.error is not None and event.error.retryable
+        assert len(made) == 1 and not host.is_ready
+        made[0].may_end.set()
+        await some_turns()
+        assert len(made) == 2 and host.is_ready
+
+    hosted(use)
 
 
 # ----------------------------------------------------------------------------- orphans

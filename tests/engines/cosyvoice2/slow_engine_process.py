@@ -1,0 +1,36 @@
+"""An engine's process whose first step of a vocoder takes long: in the place of `engine_process` in a test."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from telephony_tts.engines.cosyvoice2 import engine_process, loading
+
+STEP_S = 4.0
+
+
+def main(fd: int, how: str) -> None:
+    """`how`: "python" runs byte code all the time, "numpy" computes where the interpreter's lock is free."""
+    load = loading.load
+
+    def slow_load(*args: Any) -> Any:
+        core = load(*args)
+        vocode = core.runner.vocode
+        rest = [STEP_S]
+
+        def slowly(*args: Any) -> Any:
+            end_s = time.monotonic() + (rest.pop() if rest else 0.0)
+            matrix = np.ones((500, 500))
+            while time.monotonic() < end_s:
+                if how == "numpy":
+                    matrix @ matrix
+            return vocode(*args)
+
+        core.runner.vocode = slowly
+        return core
+
+    loading.load = slow_load
+    engine_process.main(fd)
