@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telephony_tts.cli_settings import config_flags, overrides
+from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ def add_models(command: Commands) -> None:
 def _settings(arguments: argparse.Namespace) -> Config:
     from telephony_tts import config
 
-    own = {"engines.cosyvoice2.model": arguments.model, "engines.cosyvoice2.voices": arguments.voices}
-    return config.load(arguments.config, {**own, **overrides(arguments)})
+    flags = {"engines.cosyvoice2.model": "--model", "engines.cosyvoice2.voices": "--voices"}
+    return load(config.load, arguments, flags)
 
 
 def _store(settings: Config) -> VoiceStore:
