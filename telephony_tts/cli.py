@@ -6,11 +6,8 @@ import argparse
 import errno
 import importlib.metadata
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -18,11 +15,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from telephony_tts import cli_bench, cli_cosyvoice2, cli_say
 from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
-
-if TYPE_CHECKING:
-    from telephony_tts.app import Served
-    from telephony_tts.config import Config
-    from telephony_tts.engines.api import Engine, Voice
 
 _EXAMPLES = """examples:
   telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
@@ -44,6 +36,8 @@ _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
+_PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices")
+"""The settings of the speech that are paths, which --set takes from the current directory."""
 _SERVE_FLAGS = {
     "server.host": "--host",
     "server.port": "--port",
@@ -142,10 +136,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts import app, config
+    from telephony_tts.announcement import announcement
 
     settings = load(config.load, arguments, _SERVE_FLAGS)
     try:
-        app.run(settings, lambda served: _announce(served, settings, _speech_flags(arguments)))
+        app.run(
+            settings,
+            lambda served: print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True),
+        )
     except BaseExceptionGroup as group:
         raise _first(group) from None
     except OSError as error:
@@ -164,40 +162,16 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _announce(served: Served, settings: Config, flags: list[str]) -> None:
-    """Tell that the server is ready, and what to do next; `flags` make `say` speak as a call does."""
-    voice = _voice_of_calls(served, settings)
-    say = shlex.join([".venv/bin/telephony-tts", "say", "Hello there.", "hello.wav", *flags])
-    say = say.replace("'Hello there.'", '"Hello there."', 1)
-    print(
-        f"\ntelephony-tts {_version()} is ready at {served.address}, voice {voice.engine}/{voice.name}\n\n"
-        "Now, in another terminal:\n"
-        f"  npx wscat -c '{served.address}/v1/stream'      type a sentence; 8 kHz mu-law frames come back\n"
-        f"  {say}     the same speech as a file to listen to\n"
-        f"  curl -s http{served.address[2:]}/metrics | grep telephony_tts\n"
-        f"A telephony platform connects to {served.address}/media/twilio; PROTOCOL.md has the rest. Ctrl-C stops.\n",
-        flush=True,
-    )
-
-
-def _voice_of_calls(served: Served, settings: Config) -> Voice:
-    """The voice of a call that asks for none."""
-    from telephony_tts.engines.catalog import Catalog
-
-    # The engines are the server's and their names and voices are all that choosing takes.
-    voices = {name: [voice for voice in served.voices if voice.engine == name] for name in served.stats}
-    engines = [SimpleNamespace(name=name, voices=voices[name]) for name in voices if voices[name]]
-    routes = {lang: name for lang, name in settings.engines.routes.items() if voices.get(name)}
-    catalog = Catalog(cast("list[Engine]", engines), routes)
-    return catalog.resolve(settings.speech.voice, settings.speech.lang, "Hello there.")[1]
-
-
 def _speech_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `serve` that decide how it speaks; the others may hold secrets."""
-    flags = ["--config", arguments.config] if arguments.config else []
+    """The flags of `serve` that decide how it speaks; the others may hold secrets. Paths are absolute: the other
+    terminal may be in another directory."""
+    flags = ["--config", os.path.abspath(arguments.config)] if arguments.config else []
     flags += ["--voice", arguments.voice] if arguments.voice else []
     for pair in arguments.set:
-        if pair.strip().startswith(("speech.", "engines.")):
+        key, _, value = pair.strip().partition("=")
+        if key.strip() in _PATHS and overrides(argparse.Namespace(set=[pair]))[key.strip()] is not None:
+            pair = f"{key}={os.path.abspath(value.strip())}"
+        if key.startswith(("speech.", "engines.")):
             flags += ["--set", pair]
     return flags
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -247,8 +248,8 @@ def test_the_voice_of_a_call_is_announced_and_said_with(
     shown = announced(flags, monkeypatch, capsys)
     assert f"is ready at ws://127.0.0.1:8080, voice {voice}\n" in shown
     (line,) = [line for line in shown.splitlines() if " say " in line]
-    command = shlex.split(line.split("     ")[0])
-    assert command == [".venv/bin/telephony-tts", "say", "Hello there.", "hello.wav", *flags]
+    started = [sys.executable, "-m", "telephony_tts.cli"]  # and not by the installed program: that is in tests/e2e
+    assert shlex.split(line) == [*started, "say", "Hello there.", "hello.wav", *flags]
 
 
 def test_of_the_flags_only_those_of_the_speech_are_repeated(
@@ -259,8 +260,61 @@ def test_of_the_flags_only_those_of_the_speech_are_repeated(
     flags = ["--config", str(file), "--port", "9000", "--set", "bot.token=secret", "--set", "speech.speed=1.2"]
     shown = announced(flags, monkeypatch, capsys)
     assert "voice cosyvoice2/anna" in shown and "secret" not in shown
-    wanted = f"say \"Hello there.\" hello.wav --config '{file}' --set speech.speed=1.2     the same speech"
-    assert wanted in shown
+    assert f"say 'Hello there.' hello.wav --config '{file}' --set speech.speed=1.2\n" in shown
+
+
+def test_paths_of_the_speech_are_told_as_they_are_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.yaml").touch()
+    own = ["--set", "engines.cosyvoice2.model=models/tiny", "--set", "engines.cosyvoice2.voices=null"]
+    shown = announced(["--config", "server.yaml", *own], monkeypatch, capsys)
+    wanted = f"hello.wav --config {tmp_path}/server.yaml --set engines.cosyvoice2.model={tmp_path}/models/tiny --set "
+    assert f"{wanted}engines.cosyvoice2.voices=null\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "A telephony platform on this machine connects to ws://127.0.0.1:8080/media/twilio"),
+        (["--host", "10.1.2.3"], "A telephony platform connects to ws://127.0.0.1:8080/media/twilio"),
+        (["--host", "0.0.0.0"], "A telephony platform connects to ws://tts-7:8080/media/twilio"),
+        (["--host", "::"], "A telephony platform connects to ws://tts-7:8080/media/twilio"),
+        (["--set", "server.public_url=https://voice.example.com/"], "connects to wss://voice.example.com/media/twilio"),
+        (["--host", "::", "--set", "server.public_url=ws://a.example:81"], "connects to ws://a.example:81/media/twilio"),
+        (["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "16 kHz 16-bit PCM frames come back"),
+    ],
+)
+def test_where_a_platform_connects(
+    flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "tts-7")
+    assert told in announced(flags, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("::1", "[::1]"),
+        ("fd00::2", "[fd00::2]"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("tts.example.com", "tts.example.com"),
+    ],
+)
+def test_a_server_is_found_on_its_own_machine(host: str, here: str) -> None:
+    assert app._host_here(host) == here
+
+
+def test_without_npx_the_client_is_one_that_is_installed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shown = announced([], monkeypatch, capsys)
+    assert f"{sys.executable} -m websockets ws://127.0.0.1:8080/v1/stream\n" in shown and "wscat" not in shown
 
 
 # -------------------------------------------------------------------------------- make
