@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -15,6 +17,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from telephony_tts import cli_bench, cli_cosyvoice2, cli_say
 from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
+
+if TYPE_CHECKING:
+    from telephony_tts.app import Served
+    from telephony_tts.config import Config
 
 _EXAMPLES = """examples:
   telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
@@ -139,27 +145,37 @@ def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts.announcement import announcement
 
     settings = load(config.load, arguments, _SERVE_FLAGS)
+
+    def tell(served: Served) -> None:
+        # A server goes on when its output has no reader, as in `telephony-tts serve | head -3`.
+        with contextlib.suppress(OSError):
+            print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True)
+
     try:
-        app.run(
-            settings,
-            lambda served: print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True),
-        )
-    except BaseExceptionGroup as group:
-        raise _first(group) from None
-    except OSError as error:
-        where = f"{settings.server.host}:{settings.server.port}"
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; try --port") from error
+        app.run(settings, tell)
+    except (OSError, BaseExceptionGroup) as error:
+        first = _first(error)
+        if isinstance(first, OSError):
+            raise _cannot_listen(first, settings) from None
+        raise first from None
     return 0
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(error: BaseException) -> BaseException:
     """The one error behind a task group's wrapping: what a person can act on."""
-    error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, OSError):
-        return ConfigError(f"cannot listen: {error.strerror or error}; try --port")
     return error
+
+
+def _cannot_listen(error: OSError, settings: Config) -> ConfigError:
+    host, port = settings.server.host, settings.server.port
+    number = error.errno or 0
+    # asyncio tells the address once more around the system's reason. The numbers of errors of names are negative.
+    reason = os.strerror(number) if number > 0 else error.strerror or error
+    remedy = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"cannot listen on {where}: {reason}; try another {remedy}")
 
 
 def _speech_flags(arguments: argparse.Namespace) -> list[str]:

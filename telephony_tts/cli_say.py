@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from telephony_tts.wire.messages import Configure
 
 EXAMPLES = """examples:
-  telephony-tts say "Your balance is $42.50." out.wav       what a caller hears: 8 kHz mu-law
+  telephony-tts say 'Your balance is $42.50.' out.wav       what a caller hears: 8 kHz mu-law
   telephony-tts say "Hello." out.wav --pcm                  the engine's own audio
   telephony-tts say "Hello." out.wav --codec pcm --rate 16000
   telephony-tts say - long.wav < text.txt                   text from standard input

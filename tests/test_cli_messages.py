@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +122,22 @@ def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
     assert (tmp_path / ("my voices" if voices else "the model/voices") / "anna.safetensors").is_file()
 
 
+def test_the_command_for_a_damaged_voice_makes_it_again(
+    model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pinned: it lacked the recording, the model and --replace."""
+    (model / "voices").mkdir()
+    (model / "voices" / "anna.safetensors").write_bytes(b"nothing")
+    assert main(["voices", "--model", str(model)]) == 0
+    command = told(capsys).partition("make it again with telephony-tts ")[2]
+    named = {"FILE": str(recording), "DIR": str(model)}
+    assert main([named.get(word, word) for word in shlex.split(command)]) == 0
+    capsys.readouterr()
+    assert main(["voices", "--model", str(model)]) == 0
+    listed = capsys.readouterr()
+    assert "cosyvoice2/anna " in listed.out and listed.err == ""
+
+
 def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +231,39 @@ def test_the_least_and_the_greatest_seed_are_taken(seed: int, tmp_path: Path) ->
 def test_random_weights_have_no_seed_below_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "random", str(tmp_path / "m"), "--seed", "-1"]) == 2
     assert "--seed is -1" in told(capsys) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_example_is_changed_by_the_shell(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pinned: "Your balance is $42.50." is "Your balance is 2.50." to a shell."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    examples = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  telephony-tts ")]
+    assert examples
+    for line in examples:
+        assert not re.search(r'"[^"]*[$`!\\][^"]*"', line), line
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "told"),
+    [
+        ("::1", OSError(errno.EADDRINUSE, "more words"), "[::1]:8080: Address already in use; try another --port"),
+        ("::1", OSError(errno.EADDRNOTAVAIL, ""), "[::1]:8080: Cannot assign requested address; try another --host"),
+        ("a.invalid", socket.gaierror(-2, "Name not known"), "a.invalid:8080: Name not known; try another --host"),
+        ("127.0.0.1", OSError("of no number"), "127.0.0.1:8080: of no number; try another --host"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_told_with_the_flag_to_change(
+    host: str, error: OSError, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pinned: --port was the remedy for a host that is not this machine's."""
+
+    def run(settings: object, announce: object) -> None:
+        raise BaseExceptionGroup("of a task group", [error])
+
+    monkeypatch.setattr(app, "run", run)
+    assert main(["serve", "--host", host]) == 2
+    assert capsys.readouterr().err == f"telephony-tts: cannot listen on {told}\n"
 
 
 # ------------------------------------------------------------------------------- ready

@@ -7,9 +7,13 @@ import json
 import os
 import pty
 import re
+import signal
+import socket
 import struct
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +249,37 @@ def test_standard_output_that_takes_no_more(ends: str, status: str, words: str, 
     assert last == status and ended.stdout == "", ended.stderr
     assert lines == ([f"telephony-tts: {words}"] if words.startswith("standard output: ") else lines)
     assert words in ended.stderr and len(lines) == bool(words)
+
+
+def test_a_port_that_is_taken_is_told_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = program("serve", "--port", str(port), "--log-level", "error", *TONES)
+    told = f"telephony-tts: cannot listen on 127.0.0.1:{port}: Address already in use; try another --port\n"
+    assert (ended.returncode, ended.stderr.decode()) == (2, told)
+
+
+def test_a_server_goes_on_when_nothing_reads_what_it_tells() -> None:
+    """Pinned: `serve | head -1` could end it with "cannot listen: Broken pipe; try --port"."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    served = subprocess.Popen(
+        [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *TONES],
+        stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(writer)
+    try:
+        assert served.stderr is not None
+        ready = next(line for line in served.stderr if '"ready"' in line)
+        address = urllib.parse.urlsplit(json.loads(ready)["address"])
+        with urllib.request.urlopen(f"http://{address.netloc}/readyz", timeout=10) as answer:
+            assert answer.read() == b"ready\n"
+        served.send_signal(signal.SIGTERM)
+        served.communicate(timeout=20)
+        assert served.returncode == 0
+    finally:
+        served.kill()
+        served.communicate()
 
 
 def test_a_list_that_cannot_be_written_is_told_in_a_line() -> None:
