@@ -10,12 +10,12 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import announced, command_with, self_made_certificate
 from websockets.sync.client import connect
 
 from telephony_tts.audio.wav import read_wav
@@ -23,34 +23,6 @@ from telephony_tts.audio.wav import read_wav
 ENVIRONMENT = Path(sys.prefix)
 SCRIPT = ENVIRONMENT / "bin" / "telephony-tts"
 TOKEN = "open-sesame"
-
-
-@contextmanager
-def announced(
-    started: Sequence[str], *flags: str, cwd: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[list[str]]:
-    """A real server, and the lines that it tells up to the last one."""
-    command = [*started, "serve", "--port", "0", "--set", "engines.default=fake", *flags]
-    served = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd,
-        env={**os.environ, **(environment or {})},
-    )  # fmt: skip
-    try:
-        assert served.stdout is not None
-        lines: list[str] = []
-        while not lines or "Ctrl-C stops" not in lines[-1]:
-            line = served.stdout.readline()
-            assert line, f"it ended with {served.wait(10)}: {lines}"
-            lines.append(line.rstrip("\n"))
-        yield lines
-    finally:
-        served.kill()
-        served.communicate()
-
-
-def command_with(word: str, lines: Sequence[str]) -> str:
-    (command,) = [line for line in lines if line.startswith("    ") and word in line]
-    return command.strip()
 
 
 def typed(command: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -129,14 +101,7 @@ def test_the_printed_command_runs_where_the_server_was_started_and_elsewhere(
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The flags for a certificate of another name that nobody has signed."""
-    folder = tmp_path_factory.mktemp("tls")
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=tts.example.com",
-         "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=folder, capture_output=True, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    return ["--set", f"server.tls.cert={folder}/cert.pem", "--set", f"server.tls.key={folder}/key.pem"]
+    return self_made_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def has_ipv6() -> bool:
