@@ -51,7 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", help="the text; - reads standard input")
     parser.add_argument("out", help="the file to write: .wav, .ulaw, .alaw or .raw; - is standard output, as WAV")
     config_flags(parser)
-    parser.add_argument("--engine", help="engine to use (see `telephony-tts voices`)")
+    parser.add_argument("--engine", help="engine to use, whatever the language (see `telephony-tts voices`)")
     parser.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
     parser.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
     parser.add_argument("--lang", help="language of the text (default: told from it)")
@@ -68,6 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def say(arguments: argparse.Namespace) -> int:
     """Speak and write. Raises ConfigError for flags that do not go together and for what cannot be written."""
     from telephony_tts import app, config
+    from telephony_tts.engines.catalog import Catalog
     from telephony_tts.wire.messages import Configure
     from telephony_tts.wire.native import MAX_SEED
 
@@ -81,7 +82,11 @@ def say(arguments: argparse.Namespace) -> int:
     if not text.strip():
         raise ConfigError("there is no text to speak")
     with _opened(arguments.out) as file:
-        made = asyncio.run(_spoken(text, app.build_catalog(settings), speech, how, arguments.pcm))
+        catalog = app.build_catalog(settings)
+        if arguments.engine is not None:
+            # The engine that is named speaks, whatever the text's language: no other takes its place unsaid.
+            catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})
+        made = asyncio.run(_spoken(text, catalog, speech, how, arguments.pcm))
         file.write(made.payload if ending != ".wav" else made.wav())
     what = "standard output" if arguments.out == STANDARD_OUTPUT else arguments.out
     print(f"{what}: {made.seconds:.2f} s of speech", file=sys.stderr)
