@@ -34,19 +34,19 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
         "",
         f"{PROGRAM} {version} is ready at {served.address}, voice {voice.engine}/{voice.name}",
         "",
-        f"Now, in another terminal, type a sentence; {_frames(settings)} frames come back:",
+        f"In another terminal, type a sentence and get {_frames(settings)} frames:",
         f"    {shlex.join(_client(f'{served.address}/v1/stream', is_tls, has_tokens))}",
-        "the same speech as a file to listen to:",
+        "Write the same speech to a file:",
         f"    {say}",
-        "what the server counts:",
+        "Read the metrics:",
         f"    {_metrics(served.address, is_tls, has_tokens and not server.metrics_without_token)}",
     ]
     if has_tokens:
-        lines.append(f"{TOKEN} is one of the tokens that were set; programs send it as: Authorization: Bearer {TOKEN}")
+        lines.append(f"{TOKEN} stands for one of the server's tokens. Bots send Authorization: Bearer TOKEN.")
     if is_tls:
         lines.append(
-            "The certificate is not checked by these commands, as it may be self-made or for another name; where it is "
-            "neither, leave --no-check and --insecure out."
+            "These commands do not check the certificate, which may be self-made. Leave --no-check and --insecure out "
+            "if a known authority has signed it for the name you use."
         )
     lines += [f"{_for_platforms(served, settings)}; PROTOCOL.md has the rest. Ctrl-C stops.", ""]
     return "\n".join(lines)

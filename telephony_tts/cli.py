@@ -73,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # What is left in Python's buffer goes nowhere: it would fail once more when the program ends.
+        # Discard what is left in Python's buffer: it would fail again when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
-            return 0  # the reader of our output has gone, as in `telephony-tts voices | head`
+            return 0  # the reader has gone, as in `telephony-tts voices | head`
         print(f"telephony-tts: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -171,7 +171,7 @@ def _first(error: BaseException) -> BaseException:
 def _cannot_listen(error: OSError, settings: Config) -> ConfigError:
     host, port = settings.server.host, settings.server.port
     number = error.errno or 0
-    # asyncio tells the address once more around the system's reason. The numbers of errors of names are negative.
+    # asyncio repeats the address around the system's reason. Errors of name resolution have negative numbers.
     reason = os.strerror(number) if number > 0 else error.strerror or error
     remedy = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -84,7 +84,7 @@ def say(arguments: argparse.Namespace) -> int:
     with _opened(arguments.out) as file:
         catalog = app.build_catalog(settings)
         if arguments.engine is not None:
-            # The engine that is named speaks, whatever the text's language: no other takes its place unsaid.
+            # Without this a route, or a voice of another engine, would replace the engine without a word.
             catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})
         made = asyncio.run(_spoken(text, catalog, speech, how, arguments.pcm))
         file.write(made.payload if ending != ".wav" else made.wav())
@@ -97,9 +97,9 @@ def say(arguments: argparse.Namespace) -> int:
 
 
 def _ending(out: str) -> str:
-    """What a name says of its content; a device or a pipe, whatever its name, and standard output get WAV.
+    """The ending that decides the format. Standard output, devices and pipes get ".wav", whatever their name.
 
-    Raises ConfigError where it is none of the formats.
+    Raises ConfigError for an ending that is none of the formats.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT or not path.suffix or (path.exists() and not path.is_file()):
@@ -107,8 +107,8 @@ def _ending(out: str) -> str:
     ending = path.suffix.lower()
     if ending not in _ENDINGS:
         raise ConfigError(
-            f"{out}: {path.suffix} is no format that is written here; name a file that ends with .wav, with .ulaw or "
-            ".alaw (G.711 without a header), or with .raw (samples without a header)"
+            f"{out}: `say` cannot write {path.suffix} files; use .wav, .ulaw or .alaw (G.711 without a header), or "
+            ".raw (samples without a header)"
         )
     return ending
 
@@ -120,21 +120,21 @@ def _with_codec(speech: SessionSettings, arguments: argparse.Namespace, ending: 
         for flag, value in (("--rate", arguments.rate), ("--codec", arguments.codec)):
             if value not in (None, "pcm"):
                 raise ConfigError(
-                    f"{flag} {value} does not go with --pcm, which is the engine's own audio; leave --pcm out, and for "
-                    "another rate give --codec pcm --rate HZ"
+                    f"{flag} {value} does not go with --pcm, which is the engine's own audio; leave --pcm out (16-bit "
+                    "audio of another rate is --codec pcm --rate HZ)"
                 )
     asked = "pcm" if arguments.pcm else arguments.codec
     if of_ending is not None and asked not in (None, of_ending):
         flag = "--pcm" if arguments.pcm else f"--codec {asked}"
         raise ConfigError(
-            f"{arguments.out} is to hold {of_ending}, and {flag} asks for something else; name a .wav or .raw file"
+            f"{arguments.out} means codec {of_ending}, but {flag} is given; name a .wav or .raw file, or omit {flag}"
         )
     codec = asked or of_ending or speech.codec
     rate_hz = arguments.rate or (speech.rate_hz if codec == speech.codec else 8_000)
     if codec != "pcm" and rate_hz != 8_000:
         raise ConfigError(
-            f"--rate {rate_hz} goes with --codec pcm alone, and the codec is {codec}, which has 8000 Hz: give --codec "
-            "pcm and a .wav or .raw file; --pcm is the engine's own audio, at its own rate"
+            f"--rate {rate_hz} needs --codec pcm and a .wav or .raw file: the codec is {codec}, which has 8000 Hz "
+            "(--pcm is the engine's own audio, at its own rate)"
         )
     return replace(speech, codec=codec, rate_hz=rate_hz)
 
@@ -173,15 +173,15 @@ def _standard_output() -> BinaryIO:
         raise ConfigError("standard output is closed; name a file to write")
     if sys.stdout.isatty():
         raise ConfigError(
-            "standard output is a terminal, which would show the bytes of the WAV file as signs; name a file, or send "
-            'it on, such as: telephony-tts say "Hello." - | aplay'
+            "standard output is a terminal, which cannot show audio; name a file, or use a pipe, such as: "
+            'telephony-tts say "Hello." - | aplay'
         )
     return open(sys.stdout.fileno(), "wb", closefd=False)
 
 
 @contextmanager
 def _names(what: str) -> Iterator[None]:
-    """Raises ConfigError with the name of what could not be written. A reader that has gone has had enough."""
+    """Raises ConfigError with the name of what could not be written. BrokenPipeError passes: it is no failure here."""
     try:
         yield
     except BrokenPipeError:

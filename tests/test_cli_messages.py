@@ -335,7 +335,7 @@ def test_paths_of_the_speech_are_told_as_they_are_from_any_directory(
         (["--host", "::"], "A telephony platform connects to ws://tts-7:8080/media/twilio"),
         (["--set", "server.public_url=https://voice.example.com/"], "connects to wss://voice.example.com/media/twilio"),
         (["--host", "::", "--set", "server.public_url=ws://a.example:81"], "connects to ws://a.example:81/media/twilio"),
-        (["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "16 kHz 16-bit PCM frames come back"),
+        (["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "and get 16 kHz 16-bit PCM frames:"),
     ],
 )
 def test_where_a_platform_connects(

@@ -108,8 +108,8 @@ def enrol(
     too_long = transcript_problems(transcript)
     if too_long:
         raise ConfigError(
-            f"voice {name} cannot be stored: {'; '.join(too_long)}. Give only the words of the recording: 30 s of "
-            "speech hold fewer. It is not cut here, as nothing tells which of its words are said"
+            f"voice {name} cannot be stored: {'; '.join(too_long)}, which is more than 30 s of speech hold. Give only "
+            "the words of the recording. The transcript is never cut: nothing tells which of its words to drop"
         )
     for graph in (SPEAKER_ONNX, TOKENS_ONNX):
         if not (model_dir / graph).is_file():
