@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import announced, command_with, self_made_certificate
+from announced import announced, command_with, self_made_certificate
 from websockets.sync.client import connect
 
 from telephony_tts.audio.wav import read_wav

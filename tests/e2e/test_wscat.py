@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from announced import announced, command_with, self_made_certificate
 from rig import decoded
-from served import announced, command_with, process, self_made_certificate
+from served import process
 
 WSCAT = "6.1.0"
 PEERS = Path(__file__).resolve().parents[2] / ".peers"
