@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import ipaddress
 import math
 import ssl
 from collections.abc import Callable, Coroutine
@@ -314,9 +315,24 @@ class Served:
     """What is told to whoever started the server."""
 
     address: str
+    """Where a program on this machine connects, such as "ws://127.0.0.1:8080"."""
     port: int
     voices: tuple[Voice, ...]
     stats: dict[str, EngineStats]
+
+
+def _host_here(host: str) -> str:
+    """The host under which a program on this machine finds a server that listens on `host`, for a URL.
+
+    0.0.0.0 and :: are all addresses of the machine and none to connect to; IPv6 stands in brackets (RFC 3986 §3.2.2).
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if ip.is_unspecified:
+        host = "127.0.0.1" if ip.version == 4 else "::1"
+    return host if ip.version == 4 else f"[{host}]"
 
 
 async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
@@ -340,7 +356,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 event_loop.settle()
                 server.ready = True
                 scheme = "wss" if settings.tls is not None else "ws"
-                address = f"{scheme}://{settings.host}:{server.port}"
+                address = f"{scheme}://{_host_here(settings.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
                 if (why := why_tokens_are_needed(config)) is not None:
                     _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import errno
 import importlib.metadata
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from telephony_tts import cli_bench, cli_cosyvoice2
-from telephony_tts.cli_settings import config_flags, overrides
+from telephony_tts import cli_bench, cli_cosyvoice2, cli_say
+from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
 if TYPE_CHECKING:
     from telephony_tts.app import Served
     from telephony_tts.config import Config
-    from telephony_tts.engines.api import Engine, Voice
 
 _EXAMPLES = """examples:
   telephony-tts serve                                       the embedded voice on 127.0.0.1:8080
@@ -41,18 +38,19 @@ _SERVE_EXAMPLES = """examples:
 Flags override the file. Then, in another terminal:
   npx wscat -c ws://127.0.0.1:8080/v1/stream                and type a sentence
 """
-_SAY_EXAMPLES = """examples:
-  telephony-tts say "Your balance is $42.50." out.wav       what a caller hears: 8 kHz mu-law
-  telephony-tts say "Hello." out.wav --pcm                  the engine's own audio
-  telephony-tts say - long.wav < text.txt                   text from standard input
-  telephony-tts say "Hello." out.wav --engine cosyvoice2 --model DIR --voice anna --instruct "Speak slowly."
-  telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
-"""
 _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
-_LONG_TEXT_CHARS = 400
+_PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices")
+"""The settings of the speech that are paths, which --set takes from the current directory."""
+_SERVE_FLAGS = {
+    "server.host": "--host",
+    "server.port": "--port",
+    "speech.voice": "--voice",
+    "log.level": "--log-level",
+    "log.format": "--log-format",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,17 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(cli_cosyvoice2.with_action(given))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return run(arguments)
+        status = run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, and not when Python ends
+        return status
     except ConfigError as error:
         print(f"telephony-tts: {error.message}", file=sys.stderr)
         return 2
     except TelephonyTTSError as error:
         print(f"telephony-tts: {error.message}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `telephony-tts voices | head`.
-        sys.stderr.close()
-        return 0
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # Discard what is left in Python's buffer: it would fail again when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            return 0  # the reader has gone, as in `telephony-tts voices | head`
+        print(f"telephony-tts: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -117,22 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     serve.add_argument("--log-format", choices=("json", "text"))
 
-    say = command("say", "speak a text into a WAV file, as a caller would hear it", _SAY_EXAMPLES, _say)
-    say.add_argument("text", help="the text; - reads standard input")
-    say.add_argument("out", help="the WAV file to write")
-    config_flags(say)
-    say.add_argument("--engine", help="engine to use (see `telephony-tts voices`)")
-    say.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
-    say.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
-    say.add_argument("--lang", help="language of the text (default: told from it)")
-    say.add_argument("--speed", type=float, help="0.5 to 2, default 1")
-    say.add_argument(
-        "--seed", type=int, help="0 to 4294967295, for engines that sample: the same one gives the same speech again"
-    )
-    say.add_argument("--instruct", help="how to speak, for engines that take an instruction (cosyvoice2)")
-    say.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the WAV holds (default ulaw)")
-    say.add_argument("--rate", type=int, help="sample rate in Hz, with --codec pcm (default 8000)")
-    say.add_argument("--pcm", action="store_true", help="the engine's own audio, before the telephone codec")
+    say = command("say", "speak a text into a file, as a caller would hear it", cli_say.EXAMPLES, cli_say.say)
+    cli_say.add_flags(say)
 
     cli_cosyvoice2.add_voices(command)
 
@@ -150,179 +142,54 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from telephony_tts import app, config
+    from telephony_tts.announcement import announcement
 
-    settings = config.load(
-        arguments.config,
-        {
-            "server.host": arguments.host,
-            "server.port": arguments.port,
-            "speech.voice": arguments.voice,
-            "log.level": arguments.log_level,
-            "log.format": arguments.log_format,
-            **overrides(arguments),
-        },
-    )
+    settings = load(config.load, arguments, _SERVE_FLAGS)
+
+    def tell(served: Served) -> None:
+        # A server goes on when its output has no reader, as in `telephony-tts serve | head -3`.
+        with contextlib.suppress(OSError):
+            print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True)
+
     try:
-        app.run(settings, lambda served: _announce(served, settings, _speech_flags(arguments)))
-    except BaseExceptionGroup as group:
-        raise _first(group) from None
-    except OSError as error:
-        where = f"{settings.server.host}:{settings.server.port}"
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; try --port") from error
+        app.run(settings, tell)
+    except (OSError, BaseExceptionGroup) as error:
+        first = _first(error)
+        if isinstance(first, OSError):
+            raise _cannot_listen(first, settings) from None
+        raise first from None
     return 0
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(error: BaseException) -> BaseException:
     """The one error behind a task group's wrapping: what a person can act on."""
-    error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, OSError):
-        return ConfigError(f"cannot listen: {error.strerror or error}; try --port")
     return error
 
 
-def _announce(served: Served, settings: Config, flags: list[str]) -> None:
-    """Tell that the server is ready, and what to do next; `flags` make `say` speak as a call does."""
-    voice = _voice_of_calls(served, settings)
-    say = shlex.join([".venv/bin/telephony-tts", "say", "Hello there.", "hello.wav", *flags])
-    say = say.replace("'Hello there.'", '"Hello there."', 1)
-    print(
-        f"\ntelephony-tts {_version()} is ready at {served.address}, voice {voice.engine}/{voice.name}\n\n"
-        "Now, in another terminal:\n"
-        f"  npx wscat -c '{served.address}/v1/stream'      type a sentence; 8 kHz mu-law frames come back\n"
-        f"  {say}     the same speech as a file to listen to\n"
-        f"  curl -s http{served.address[2:]}/metrics | grep telephony_tts\n"
-        f"A telephony platform connects to {served.address}/media/twilio; PROTOCOL.md has the rest. Ctrl-C stops.\n",
-        flush=True,
-    )
-
-
-def _voice_of_calls(served: Served, settings: Config) -> Voice:
-    """The voice of a call that asks for none."""
-    from telephony_tts.engines.catalog import Catalog
-
-    # The engines are the server's and their names and voices are all that choosing takes.
-    voices = {name: [voice for voice in served.voices if voice.engine == name] for name in served.stats}
-    engines = [SimpleNamespace(name=name, voices=voices[name]) for name in voices if voices[name]]
-    routes = {lang: name for lang, name in settings.engines.routes.items() if voices.get(name)}
-    catalog = Catalog(cast("list[Engine]", engines), routes)
-    return catalog.resolve(settings.speech.voice, settings.speech.lang, "Hello there.")[1]
+def _cannot_listen(error: OSError, settings: Config) -> ConfigError:
+    host, port = settings.server.host, settings.server.port
+    number = error.errno or 0
+    # asyncio repeats the address around the system's reason. Errors of name resolution have negative numbers.
+    reason = os.strerror(number) if number > 0 else error.strerror or error
+    remedy = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"cannot listen on {where}: {reason}; try another {remedy}")
 
 
 def _speech_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `serve` that decide how it speaks; the others may hold secrets."""
-    flags = ["--config", arguments.config] if arguments.config else []
+    """The flags of `serve` that decide how it speaks; the others may hold secrets. Paths are absolute: the other
+    terminal may be in another directory."""
+    flags = ["--config", os.path.abspath(arguments.config)] if arguments.config else []
     flags += ["--voice", arguments.voice] if arguments.voice else []
     for pair in arguments.set:
-        if pair.strip().startswith(("speech.", "engines.")):
+        key, _, value = pair.strip().partition("=")
+        if key.strip() in _PATHS and overrides(argparse.Namespace(set=[pair]))[key.strip()] is not None:
+            pair = f"{key}={os.path.abspath(value.strip())}"
+        if key.startswith(("speech.", "engines.")):
             flags += ["--set", pair]
     return flags
-
-
-def _say(arguments: argparse.Namespace) -> int:
-    from telephony_tts import app, config
-    from telephony_tts.wire.messages import Configure
-    from telephony_tts.wire.native import MAX_SEED
-
-    if arguments.seed is not None and not 0 <= arguments.seed <= MAX_SEED:
-        raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 to {MAX_SEED}")
-    text = sys.stdin.read() if arguments.text == "-" else arguments.text
-    settings = config.load(
-        arguments.config,
-        {
-            "engines.default": arguments.engine,
-            "engines.cosyvoice2.model": arguments.model,
-            "speech.voice": arguments.voice,
-            "speech.lang": arguments.lang,
-            "speech.speed": arguments.speed,
-            "speech.codec": arguments.codec,
-            "speech.rate_hz": arguments.rate,
-            **overrides(arguments),
-        },
-    )
-    if not text.strip():
-        raise ConfigError("there is no text to speak")
-    catalog = app.build_catalog(settings)
-    out = Path(arguments.out).resolve()
-    if out.is_dir():
-        raise ConfigError(f"{out}: is a directory; expected the name of a file to write")
-    # A device or a pipe is written to; a file is replaced when its successor is whole.
-    partial = out if out.exists() and not out.is_file() else out.with_name(out.name + ".part")
-    speech = app.session_settings(settings)
-    how = Configure(seed=arguments.seed, instruct=arguments.instruct)
-    try:
-        seconds = asyncio.run(_say_to_file(text, partial, catalog, speech, how, arguments.pcm))
-        partial.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if partial != out:
-            partial.unlink(missing_ok=True)
-    print(f"{arguments.out}: {seconds:.2f} s of speech", file=sys.stderr)
-    return 0
-
-
-async def _say_to_file(
-    text: str, out: Path, catalog: object, settings: object, how: object, engine_audio: bool
-) -> float:
-    """Speak into `out`; returns the seconds of speech. Raises OSError where it cannot be written."""
-    import numpy as np
-
-    from telephony_tts import offline
-    from telephony_tts.audio.wav import WavWriter
-    from telephony_tts.engines.api import Chunk
-    from telephony_tts.engines.catalog import Catalog
-    from telephony_tts.session.settings import SessionSettings
-    from telephony_tts.wire.messages import Configure
-
-    assert isinstance(catalog, Catalog) and isinstance(settings, SessionSettings) and isinstance(how, Configure)
-    chunks: list[Chunk] = []
-    n_bytes = 0
-    try:
-        await catalog.start()
-        with _Bar(len(text)) as bar, WavWriter(str(out), settings.codec, settings.rate_hz) as writer:
-
-            def on_frame(payload: bytes) -> None:
-                nonlocal n_bytes
-                n_bytes += len(payload)
-                writer.write(payload)
-
-            await offline.speak(
-                text, catalog, settings, how, on_frame=on_frame, on_chunk=chunks.append if engine_audio else None,
-                progress=bar.show,
-            )
-        if n_bytes == 0:
-            raise ConfigError("there is nothing speakable in this text")
-        if engine_audio:
-            rates = {chunk.sample_rate_hz for chunk in chunks}
-            if len(rates) > 1:
-                raise ConfigError("the text was spoken by engines of different rates; name one --voice for --pcm")
-            with WavWriter(str(out), "pcm", rates.pop()) as writer:
-                writer.write(np.concatenate([chunk.pcm for chunk in chunks]).astype("<i2").tobytes())
-    finally:
-        await catalog.close()
-    return n_bytes / settings.rate_hz / (2 if settings.codec == "pcm" else 1)
-
-
-class _Bar:
-    """A progress line on a terminal, for texts long enough to wait for."""
-
-    def __init__(self, n_chars: int) -> None:
-        self._on = n_chars >= _LONG_TEXT_CHARS and sys.stderr.isatty()
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def show(self, n_done: int, n_chars: int) -> None:
-        if self._on:
-            n_full = 40 * n_done // n_chars
-            bar = "█" * n_full + "·" * (40 - n_full)
-            print(f"\r  {bar} {100 * n_done // n_chars:3d} %", end="", file=sys.stderr, flush=True)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from telephony_tts.cli_settings import config_flags, overrides
+from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _ADD_EXAMPLES = """examples:
 
 The recording: one person, 3 to 30 s (5 to 15 are best), no noise, no echo, 16 kHz or more. With --text the voice takes
 the manner of the recording too (zero-shot); without, only its sound (cross-lingual). Have the speaker's consent.
+A transcript is never cut: nothing tells which of its words belong to a part of the recording.
 """
 _REMOVE_EXAMPLES = """examples:
   telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
@@ -87,7 +88,12 @@ def add_voices(command: Commands) -> None:
     adding = action("add", "make a CosyVoice2 voice of a recording, in seconds", _ADD_EXAMPLES, _add)
     adding.add_argument("name", metavar="NAME", help="what the voice is to be called")
     adding.add_argument("--wav", metavar="FILE", required=True, help="the recording: WAV, FLAC, OGG or MP3")
-    adding.add_argument("--text", metavar="TRANSCRIPT", help="what is said in it, all of it and no more")
+    adding.add_argument(
+        "--text", metavar="TRANSCRIPT", help="what is said in it, all of it and no more; at most 1000 characters"
+    )
+    adding.add_argument(
+        "--trim", action="store_true", help="keep the beginning of a recording of more than 30 s; not with --text"
+    )
     adding.add_argument("--replace", action="store_true", help="in place of a voice of that name")
     removing = action("remove", "remove a stored CosyVoice2 voice", _REMOVE_EXAMPLES, _remove)
     removing.add_argument("name", metavar="NAME", help="the voice")
@@ -148,8 +154,8 @@ def add_models(command: Commands) -> None:
 def _settings(arguments: argparse.Namespace) -> Config:
     from telephony_tts import config
 
-    own = {"engines.cosyvoice2.model": arguments.model, "engines.cosyvoice2.voices": arguments.voices}
-    return config.load(arguments.config, {**own, **overrides(arguments)})
+    flags = {"engines.cosyvoice2.model": "--model", "engines.cosyvoice2.voices": "--voices"}
+    return load(config.load, arguments, flags)
 
 
 def _store(settings: Config) -> VoiceStore:
@@ -199,7 +205,7 @@ def _add(arguments: argparse.Namespace) -> int:
 
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
-        replace=arguments.replace, made_by=f"telephony-tts {_version()}",
+        replace=arguments.replace, trim=arguments.trim, made_by=f"telephony-tts {_version()}",
     )  # fmt: skip
     for warning in made.warnings:
         print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
@@ -238,19 +244,17 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Exit status 1 if no voice could be imported."""
+    """Exit status 1 if no voice could be imported, or one that was named could not."""
     settings = _settings(arguments)
     store = _store(settings)
-    from telephony_tts.engines.cosyvoice2.enrolment import embedding_size, import_speakers
-    from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+    from telephony_tts.engines.cosyvoice2.enrolment import ModelSizes, import_speakers
 
     model = settings.engines.cosyvoice2.model
-    n_embedding = ModelConfig().flow_encoder.d_speaker if model is None else embedding_size(Path(model))
-    n_imported = 0
-    for each in import_speakers(
-        Path(arguments.file), store, n_embedding, tuple(arguments.only), replace=arguments.replace
-    ):
+    sizes = ModelSizes(None if model is None else Path(model))
+    n_imported = n_refused = 0
+    for each in import_speakers(Path(arguments.file), store, sizes, tuple(arguments.only), replace=arguments.replace):
         if each.features is None:
+            n_refused += 1
             print(f"telephony-tts: {each.name}: refused, {each.problem}", file=sys.stderr)
         else:
             n_imported += 1
@@ -259,7 +263,7 @@ def _import(arguments: argparse.Namespace) -> int:
         print(f"telephony-tts: no voice of {arguments.file} could be imported", file=sys.stderr)
         return 1
     print(f"{n_imported} stored in {store.directory}; a running server reads its voices when it starts")
-    return 0
+    return 1 if n_refused and arguments.only else 0
 
 
 # ---------------------------------------------------------------------- models

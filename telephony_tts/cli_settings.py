@@ -1,10 +1,14 @@
-"""The flags by which every command takes settings: --config and --set."""
+"""The flags by which commands take settings: --config and --set, and flags of their own that stand for one setting."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from telephony_tts.errors import ConfigError
+
+Config = TypeVar("Config")
 
 
 def config_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,3 +33,25 @@ def overrides(arguments: argparse.Namespace) -> dict[str, object]:
         except yaml.YAMLError:
             found[key.strip()] = value
     return found
+
+
+def load(
+    read: Callable[[str | None, Mapping[str, object]], Config], arguments: argparse.Namespace, flags: Mapping[str, str]
+) -> Config:
+    """`read` the settings of --config, of the command's own flags and of --set, which counts most.
+
+    `flags` has the flag of each setting that has one, by dotted key. Raises ConfigError, in which a setting goes by
+    the name of its flag where its value is the flag's; where it is not, the flag is named beside it.
+    """
+    given = {key: getattr(arguments, flag.removeprefix("--").replace("-", "_")) for key, flag in flags.items()}
+    by_key = overrides(arguments)
+    try:
+        return read(arguments.config, {**given, **by_key})
+    except ConfigError as error:
+        lines = error.message.split("\n")
+        for n, line in enumerate(lines):
+            key, colon, rest = line.strip().partition(": ")
+            if colon and key in flags:
+                is_of_flag = given[key] is not None and key not in by_key
+                lines[n] = f"  {flags[key] if is_of_flag else f'{key} ({flags[key]})'}: {rest}"
+        raise ConfigError("\n".join(lines)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ from telephony_tts import app, config
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2 import enrolment
+from telephony_tts.engines.cosyvoice2.loading import read_voices
 from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+from telephony_tts.engines.cosyvoice2.weights import load_model_directory
 
 torch.set_num_threads(1)
 
@@ -321,6 +324,118 @@ def test_a_voice_of_another_speaker_network_is_refused(
         error = capsys.readouterr().err
         assert code == (2 if arguments[0] == "add" else 1)
         assert "192 numbers and the model takes 512" in error and not (model / "voices").exists()
+
+
+# ------------------------------------------------------------------------ too long
+
+
+@pytest.mark.parametrize(("n_chars", "code"), [(1000, 0), (1001, 2)])
+def test_a_transcript_past_the_limit_is_refused_with_the_limit_and_nothing_is_stored(
+    n_chars: int, code: int, model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 15, 11: it was stored with exit status 0, and `serve` left it out."""
+    text = ("speak " * 200)[: n_chars - 1] + "s"
+    assert len(text) == n_chars
+    add = ["voices", "add", "anna", "--wav", str(recording), "--text", text, "--model", str(model)]
+    assert main(add) == code
+    told = capsys.readouterr()
+    served = read_voices(load_model_directory(model), VoiceStore(model / "voices"))
+    assert ("anna" in served) is (code == 0) is ("stored" in told.out)
+    if code:
+        assert told.out == "" and told.err.count("\n") == 1
+        assert "1001 characters and may have 1000" in told.err and not (model / "voices").exists()
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values])
+
+
+def lasting(n_tokens: int) -> dict[str, torch.Tensor]:
+    tokens = torch.arange(n_tokens)[None] % 6561
+    return {"flow_prompt_speech_token": tokens, "prompt_speech_feat": torch.zeros(1, 2 * n_tokens, 80)}
+
+
+def worded(text: str) -> dict[str, object]:
+    return {"speech_token": row(1, 2), "speech_feat": torch.zeros(1, 4, 80), "embedding": torch.ones(1, 192),
+            "prompt_text": text}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (worded("a" * 1000), ""),
+        (worded("a" * 1001), "1001 characters and may have 1000"),
+        (worded("a\ud800"), "text in Unicode"),
+        ({"prompt_text": torch.full((1, 1000), 7)}, ""),
+        ({"prompt_text": torch.full((1, 1001), 7)}, "1001 text tokens and may have 1000"),
+        ({"prompt_text": row(5, 511)}, ""),
+        ({"prompt_text": row(5, 512)}, "not all below 512"),
+        ({"prompt_text": row(5, -1)}, "not all whole numbers"),
+        (lasting(750), ""),
+        (lasting(751), "lasts 30.04 s and may last 30 s"),
+        ({"flow_embedding": torch.ones(1, 191)}, "191 numbers and the model takes 192"),
+        ({"flow_embedding": torch.zeros(1, 192)}, "all zero"),
+        ({"flow_embedding": torch.full((1, 192), torch.nan)}, "not finite"),
+        ({"prompt_speech_feat": torch.full((1, 200, 80), torch.inf)}, "the mel is not finite"),
+        ({"flow_prompt_speech_token": torch.full((1, 50), 6561)}, "not all in 0..6560"),
+    ],
+)
+def test_whatever_serve_would_leave_out_is_not_stored(
+    change: dict[str, object], problem: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Each rule of loading, on both sides of its border: import decides as the engine does when it starts."""
+    prompted = torch.load(model / "spk2info.pt", weights_only=True)["prompted"]
+    entry = {} if "speech_token" in change else {k: v for k, v in prompted.items() if not k.endswith("_len")}
+    torch.save({"odd": {**entry, **change}}, tmp_path / "spk.pt")
+    code = main(["voices", "import", str(tmp_path / "spk.pt"), "--model", str(model)])
+    error = capsys.readouterr().err
+    (model / "spk2info.pt").unlink()
+    kept = read_voices(load_model_directory(model), VoiceStore(model / "voices"))
+    assert (code, list(kept), stored(model)) == ((1, [], []) if problem else (0, ["odd"], ["odd.safetensors"])), error
+    assert ("odd: refused, " in error and problem in error) if problem else error == ""
+    if problem:
+        shutil.copy(tmp_path / "spk.pt", model / "spk2info.pt")
+        assert read_voices(load_model_directory(model), None) == {} and problem in caplog.text
+
+
+def test_a_voice_that_was_named_and_cannot_be_imported_is_a_failure(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = torch.load(model / "spk2info.pt", weights_only=True)
+    file = tmp_path / "spk.pt"
+    torch.save({**entries, "long": worded("a" * 1001)}, file)
+    command = ["voices", "import", str(file), "--model", str(model), "--replace"]
+    assert main([*command, "--only", "preset", "long"]) == 1
+    assert "preset: imported" in capsys.readouterr().out and stored(model) == ["preset.safetensors"]
+    assert main(command) == 0, "of all, those that can be"
+
+
+def test_a_long_recording_is_trimmed_only_when_that_is_asked_for_and_never_with_its_words(
+    model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, rate_hz = speech(recording)
+    pause = np.zeros(rate_hz, np.float32)
+    four = np.concatenate([part for _ in range(4) for part in (samples, pause)])
+    path = tmp_path / "long.wav"
+    soundfile.write(path, np.concatenate([four, np.tile(samples, 4)]), rate_hz, subtype="FLOAT")
+    add = ["voices", "add", "anna", "--wav", str(path), "--model", str(model)]
+    assert main(add) == 1
+    assert "should hold 3 to 30 s (without --text, --trim keeps its beginning)" in capsys.readouterr().err
+    assert main([*add, "--trim", "--text", SAID]) == 2
+    assert "--trim does not go with --text" in capsys.readouterr().err and stored(model) == []
+    assert main([*add, "--trim"]) == 0
+    seconds = VoiceStore(model / "voices").load("anna").prompt_s
+    last_pause_s = (len(four) - len(pause) / 2) / rate_hz
+    assert abs(seconds - last_pause_s) < 0.6, "it ends in the last pause before 30 s, not in a word"
+    assert f"{seconds:.0f}." in capsys.readouterr().out
+
+
+def test_trim_leaves_a_recording_that_is_short_enough_as_it_is(model: Path, recording: Path) -> None:
+    for name, flags in (("a", []), ("b", ["--trim"])):
+        assert main(["voices", "add", name, "--wav", str(recording), "--model", str(model), *flags]) == 0
+    first, second = ((model / "voices" / f"{name}.safetensors").read_bytes() for name in "ab")
+    assert first == second
 
 
 # ------------------------------------------------------------------------------ import

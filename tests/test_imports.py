@@ -85,6 +85,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_settings": row("errors", "yaml"),
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.cli_bench": EVERYTHING,
+    "telephony_tts.announcement": EVERYTHING,
+    "telephony_tts.cli_say": EVERYTHING,
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(

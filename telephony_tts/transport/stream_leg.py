@@ -77,7 +77,7 @@ async def serve_stream(
 def _asked_for(options: StreamOptions) -> m.Configure:
     """What a `config` message can say too; the voice comes by itself, as one that nobody has takes the rest with it."""
     return m.Configure(
-        lang=options.lang, inbound=options.inbound, barge_in=options.barge_in,
+        lang=options.lang, speed=options.speed, inbound=options.inbound, barge_in=options.barge_in,
         min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
     )
 

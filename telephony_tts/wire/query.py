@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from telephony_tts.wire.fields import CALL_NAME, MAX_NAME_CHARS, BadField, clean, quote
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.native import AUDIO_FORMS, MAX_HOLD_OFF_MS, MIN_SPEECH_MS, SWITCH
+from telephony_tts.wire.native import AUDIO_FORMS, MAX_HOLD_OFF_MS, MAX_SPEED, MIN_SPEECH_MS, MIN_SPEED, SWITCH
 
 CODECS = ("ulaw", "alaw", "pcm")
 RATES_HZ = (8000, 16000, 24000, 48000)
@@ -19,6 +20,8 @@ MAX_LEAD_MS = 60_000
 MAX_TOKEN_CHARS = 4096
 MAX_OPTIONS = 64
 _MAX_UNKNOWN_CHARS = 40
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+"""A plain decimal number. `float` alone would also read "nan", "1_0" and digits of other scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class StreamOptions:
     lead_ms: int | None = None
     voice: str | None = None
     lang: str | None = None
+    speed: float | None = None
     call: str | None = None
     token: str | None = field(default=None, repr=False)  # a secret: it must not reach a log by way of repr
     inbound: str | None = None
@@ -128,6 +132,15 @@ def _milliseconds(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def _decimal(least: float, most: float) -> Callable[[str], float]:
+    def read(raw: str) -> float:
+        if _DECIMAL.fullmatch(raw) and least <= float(raw) <= most:
+            return float(raw)
+        raise BadField(f"a number from {least} to {most}")
+
+    return read
+
+
 def _name(most: int) -> Callable[[str], str]:
     def read(raw: str) -> str:
         if not 1 <= len(raw) <= most or not raw.isprintable():
@@ -158,6 +171,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lead_ms": ("lead_ms", _milliseconds(0, MAX_LEAD_MS)),
     "voice": ("voice", _name(MAX_NAME_CHARS)),
     "lang": ("lang", _name(35)),
+    "speed": ("speed", _decimal(MIN_SPEED, MAX_SPEED)),
     "call": ("call", _call),
     "token": ("token", _token),
     "inbound": ("inbound", _choice(AUDIO_FORMS)),

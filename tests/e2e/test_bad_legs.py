@@ -165,6 +165,7 @@ def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
         ({"ptime_ms": 25}, "ptime_ms="),
         ({"call": "a%20b"}, "call="),
         ({"inbound": "yes"}, "inbound="),
+        ({"speed": 3}, 'speed="3": expected a number from 0.5 to 2.0'),
     ],
 )
 def test_options_that_cannot_be_served_are_told_and_closed(options: dict[str, Any], named: str) -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
+import re
+import signal
+import socket
+import struct
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +31,13 @@ def said(out: Path) -> tuple[str, int, bytes]:
     return wav.codec, wav.rate_hz, wav.payload
 
 
-def program(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
+def program(
+    *arguments: str, stdin: str | bytes = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
     data = stdin.encode() if isinstance(stdin, str) else stdin
     return subprocess.run(
         [sys.executable, "-m", "telephony_tts.cli", *arguments], input=data, capture_output=True, timeout=60,
-        check=False, env={**os.environ, "PYTHONWARNINGS": "default"},
+        check=False, env={**os.environ, "PYTHONWARNINGS": "default"}, cwd=cwd,
     )  # fmt: skip
 
 
@@ -80,18 +89,33 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["say", "Hello.", "{out}", "--voice", "nobody", *TONES], 1, ["nobody"]),
-        (["say", "Hello.", "{out}", "--speed", "9", *TONES], 2, ["speed"]),
-        (["say", "Hello.", "{out}", "--codec", "ulaw", "--rate", "16000", *TONES], 2, ["rate_hz", "8000"]),
-        (["say", "Hello.", "{out}", "--engine", "siri"], 2, ["siri"]),
+        (["say", "Hello.", "{out}", "--speed", "9", *TONES], 2, ["--speed: 9.0", "0.5 to 2"]),
+        (["say", "Hello.", "{out}", "--codec", "ulaw", "--rate", "16000", *TONES], 2, ["--rate 16000", "--codec pcm"]),
+        (["say", "Hello.", "{out}", "--rate", "16000", *TONES], 2, ["--rate 16000 needs --codec pcm", "--pcm is"]),
+        (["say", "Hello.", "{out}", "--pcm", "--rate", "16000", *TONES], 2, ["--rate 16000 does not go with --pcm"]),
+        (["say", "Hello.", "{out}", "--pcm", "--codec", "alaw", *TONES], 2, ["--codec alaw does not go with --pcm"]),
+        (["say", "Hello.", "{folder}/a.mp3", *TONES], 2, ["cannot write .mp3", ".wav", ".ulaw", ".alaw", ".raw"]),
+        (["say", "Hello.", "{folder}/a.wav.gz", *TONES], 2, ["cannot write .gz files", ".wav"]),
+        (["say", "Hello.", "{folder}/a.ulaw", "--codec", "alaw", *TONES], 2, ["means codec ulaw", "--codec alaw"]),
+        (["say", "Hello.", "{folder}/a.alaw", "--pcm", *TONES], 2, ["means codec alaw", "--pcm"]),
+        (["say", "Hello.", "{folder}/a.ulaw", "--rate", "16000", *TONES], 2, ["--rate 16000", "the codec is ulaw"]),
+        (["say", "Hello.", "{out}", "--voice", "", *TONES], 2, ["--voice: ''"]),
+        (["say", "Hello.", "{out}", "--engine", "cosyvoice2"], 2, ["engines.cosyvoice2.model (--model): missing"]),
+        (["say", "Hello.", "{out}", "--speed", "1", "--set", "speech.speed=9"], 2, ["speech.speed (--speed): 9"]),
+        (["say", "Hello.", "{out}", "--engine", "siri"], 2, ["--engine: 'siri'"]),
         (["say", "", "{out}", *TONES], 2, ["no text"]),
         (["say", "?!", "{out}", *TONES], 2, ["speakable"]),
         (["say", "Hello.", "{folder}/none/out.wav", *TONES], 2, ["cannot be written"]),
         (["say", "Hello.", "{folder}", *TONES], 2, ["is a directory"]),
         (["say", "您好。", "{out}", "--set", "engines.routes={{}}", "--voice", "hibari/heart"], 1, ["English"]),
+        (["say", "您好。", "{out}", "--engine", "hibari"], 1, ["hibari", "English"]),
+        (["say", "Hello.", "{out}", "--engine", "fake", "--voice", "heart"], 1, ["no voice 'heart'", "fake/tone"]),
+        (["say", "Hello.", "{out}", "--engine", "fake", "--voice", "hibari/heart"], 1, ["no voice 'hibari/heart'"]),
         (["say", "Hello.", "{out}", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
         (["say", "Hello.", "{out}", "--set", "limits.calls"], 2, ["KEY=VALUE"]),
         (["say", "Hello.", "{out}", "--set", "no.such=1"], 2, ["no"]),
-        (["serve", "--port", "99999", *TONES], 2, ["port"]),
+        (["serve", "--port", "99999", *TONES], 2, ["--port: 99999"]),
+        (["voices", "--model", ""], 2, ["--model: ''"]),
         (["voices", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
     ],
 )
@@ -105,6 +129,13 @@ def test_what_is_wrong_is_told_in_a_line_and_leaves_no_file(
     assert error.startswith("telephony-tts: ") and error.count("\n") == 1 + ("1 problem" in error), error
     assert all(word in error for word in words), error
     assert os.listdir(tmp_path) == []
+
+
+def test_the_engine_that_is_named_speaks_in_every_language(tmp_path: Path) -> None:
+    """Pinned: Chinese text went to espeak, where the default routes lead, whatever --engine said."""
+    out = tmp_path / "out.wav"
+    assert main(["say", "您好。", str(out), "--engine", "fake"]) == 0
+    assert correlation(decoded([said(out)[2]]), rendering(["您好。"])) >= 0.99
 
 
 def test_an_older_file_survives_what_goes_wrong(tmp_path: Path) -> None:
@@ -166,6 +197,151 @@ def test_text_that_is_not_utf8_on_standard_input(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
+def test_standard_output_gets_the_wav_and_nothing_else(tmp_path: Path) -> None:
+    """Issue 15, 12: `say - -` wrote a file of the name "-"."""
+    ended = program("say", "-", "-", *TONES, stdin="Read to you.", cwd=tmp_path)
+    assert ended.returncode == 0 and os.listdir(tmp_path) == []
+    wav = read_wav(io.BytesIO(ended.stdout))
+    assert (wav.codec, wav.rate_hz) == ("ulaw", 8000)
+    assert struct.unpack_from("<I", ended.stdout, 4)[0] == len(ended.stdout) - 8, "its length is told, pipe or not"
+    assert correlation(decoded([wav.payload]), rendering(["Read to you."])) >= 0.99
+    assert re.fullmatch(rb"standard output: \d\.\d\d s of speech\n", ended.stderr)
+
+
+def test_standard_output_gets_the_engines_own_audio_once() -> None:
+    ended = program("say", "Good morning.", "-", "--pcm", *TONES)
+    wav = read_wav(io.BytesIO(ended.stdout))
+    assert (wav.codec, wav.rate_hz) == ("pcm", 24_000) and ended.stdout.count(b"RIFF") == 1
+    assert np.array_equal(decoded([wav.payload], "pcm"), rendering(["Good morning."], 24_000))
+
+
+@pytest.mark.parametrize("wrong", [["--voice", "nobody"], ["--rate", "16000"], ["--config", "nowhere.yaml"]])
+def test_of_what_goes_wrong_nothing_reaches_standard_output(wrong: list[str]) -> None:
+    ended = program("say", "Hello.", "-", *TONES, *wrong)
+    assert ended.returncode in (1, 2) and ended.stdout == b"" and ended.stderr.startswith(b"telephony-tts: ")
+
+
+def test_a_terminal_is_not_sent_the_bytes_of_a_wav() -> None:
+    controller, terminal = pty.openpty()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "telephony_tts.cli", "say", "Hello.", "-", *TONES],
+            stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+        os.set_blocking(controller, False)
+        with pytest.raises(BlockingIOError):
+            os.read(controller, 1)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert ended.returncode == 2
+    assert b"standard output is a terminal" in ended.stderr and b"| aplay" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "words"),
+    [
+        ("| head -c 1 >/dev/null", "0", ""),
+        ("| true", "0", ""),
+        (">/dev/full", "2", "standard output: cannot be written: No space left on device"),
+        (">&-", "2", "standard output is closed; name a file"),
+    ],
+)
+def test_standard_output_that_takes_no_more(ends: str, status: str, words: str, tmp_path: Path) -> None:
+    """Speech of more than a pipe holds (64 KiB), so that it is being written when its reader goes."""
+    text = tmp_path / "long.txt"
+    text.write_text("A long line is read here to the end of it. " * 60)
+    say = f"{sys.executable} -m telephony_tts.cli say - - --pcm {' '.join(TONES)} <{text} {ends}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{say}; echo ${{PIPESTATUS[0]}} >&2"], capture_output=True, text=True, timeout=60, check=False
+    )
+    *lines, last = ended.stderr.splitlines()
+    assert last == status and ended.stdout == "", ended.stderr
+    assert lines == ([f"telephony-tts: {words}"] if words.startswith("standard output: ") else lines)
+    assert words in ended.stderr and len(lines) == bool(words)
+
+
+def test_a_port_that_is_taken_is_told_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = program("serve", "--port", str(port), "--log-level", "error", *TONES)
+    told = f"telephony-tts: cannot listen on 127.0.0.1:{port}: Address already in use; try another --port\n"
+    assert (ended.returncode, ended.stderr.decode()) == (2, told)
+
+
+def test_a_server_goes_on_when_nothing_reads_what_it_tells() -> None:
+    """Pinned: `serve | head -1` could end it with "cannot listen: Broken pipe; try --port"."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    served = subprocess.Popen(
+        [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *TONES],
+        stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(writer)
+    try:
+        assert served.stderr is not None
+        ready = next(line for line in served.stderr if '"ready"' in line)
+        address = urllib.parse.urlsplit(json.loads(ready)["address"])
+        with urllib.request.urlopen(f"http://{address.netloc}/readyz", timeout=10) as answer:
+            assert answer.read() == b"ready\n"
+        served.send_signal(signal.SIGTERM)
+        served.communicate(timeout=20)
+        assert served.returncode == 0
+    finally:
+        served.kill()
+        served.communicate()
+
+
+def test_a_list_that_cannot_be_written_is_told_in_a_line() -> None:
+    """Pinned: a traceback."""
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "telephony_tts.cli", "voices", *TONES],
+            stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr == b"telephony-tts: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "codec", "rate_hz"),
+    [
+        ("a.ulaw", [], "ulaw", 8000),
+        ("a.alaw", [], "alaw", 8000),
+        ("a.ALAW", ["--codec", "alaw"], "alaw", 8000),
+        ("a.alaw", ["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "alaw", 8000),
+        ("a.raw", [], "ulaw", 8000),
+        ("a.raw", ["--codec", "pcm", "--rate", "16000"], "pcm", 16000),
+        ("a.raw", ["--pcm"], "pcm", 24000),
+        ("a.raw", ["--pcm", "--codec", "pcm"], "pcm", 24000),
+    ],
+)
+def test_the_ending_says_what_is_written_without_a_header(
+    name: str, flags: list[str], codec: str, rate_hz: int, tmp_path: Path
+) -> None:
+    assert main(["say", "Good morning.", str(tmp_path / name), *TONES, *flags]) == 0
+    payload = (tmp_path / name).read_bytes()
+    assert not payload.startswith(b"RIFF")
+    heard, wanted = decoded([payload], codec), rendering(["Good morning."], rate_hz)
+    assert correlation(heard, wanted) >= 0.99 and 0 <= len(heard) - len(wanted) <= rate_hz // 50
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.WAV", "hello", "-"])
+def test_a_file_of_these_names_is_a_wav(name: str, tmp_path: Path) -> None:
+    assert main(["say", "Hello.", f"{tmp_path}/{name}", *TONES]) == 0
+    assert said(tmp_path / name)[:2] == ("ulaw", 8000)
+
+
+def test_a_codec_that_is_given_takes_the_rate_it_has(tmp_path: Path) -> None:
+    """Pinned: with pcm at 16000 Hz in the settings, --codec ulaw was told that speech.rate_hz does not go with it."""
+    wide = ("--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000")
+    for flags, form in (
+        ([], ("pcm", 16000)), (["--codec", "ulaw"], ("ulaw", 8000)), (["--rate", "8000"], ("pcm", 8000))
+    ):  # fmt: skip
+        assert main(["say", "Hello.", str(tmp_path / "a.wav"), *TONES, *wide, *flags]) == 0
+        assert said(tmp_path / "a.wav")[:2] == form
+
+
 def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     """Pinned: both were replaced by a regular file; /dev/null was once."""
     target, link, pipe = tmp_path / "target.wav", tmp_path / "link.wav", tmp_path / "pipe"
@@ -178,6 +354,10 @@ def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert main(["say", "Hello.", str(pipe), *TONES]) == 0
     received, _ = reader.communicate(timeout=10)
     assert pipe.is_fifo() and received[:4] == b"RIFF" and len(received) > 2000
+    ended = program("say", "Hello.", "/dev/stdout", *TONES)
+    assert ended.returncode == 0 and ended.stdout == received, "the path of a pipe leads nowhere when it is resolved"
+    ended = program("say", "Hello.", "/dev/stdout", "--pcm", *TONES)
+    assert ended.stdout.count(b"RIFF") == 1 and read_wav(io.BytesIO(ended.stdout)).codec == "pcm"
 
 
 @pytest.mark.parametrize("out", ["", ".", "/"])

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from rig import FRAME_BYTES, Bot, Tones, correlation, decoded, gather, patient, rendering, run, serving, tones_in
 
+from telephony_tts.engines.fake import MS_PER_CHAR
+
 SENTENCES = "Your parcel is here. It weighs little. Shall I send it on?"
 
 
@@ -276,6 +278,23 @@ def test_an_empty_and_an_unspeakable_turn_end_at_once() -> None:
             await bot.event("warning", code="empty_text", turn="b")
             assert (await bot.event("done", turn="b"))["audio_ms"] == 0
             assert not bot.frames
+
+    run(main)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.2, 2])
+def test_the_speed_in_the_address_is_that_of_every_turn_until_a_config(speed: float) -> None:
+    """Issue 15, 14."""
+
+    async def main() -> None:
+        async with serving() as rig, rig.bot(speed=speed, pace="burst") as bot:
+            for wanted in (speed, speed, 1.0):
+                if wanted != speed:
+                    await bot.send({"type": "config", "speed": wanted})
+                await bot.say("Hello there.")
+                sentence = await bot.event("sentence")
+                assert sentence["end_ms"] == pytest.approx(12 * MS_PER_CHAR / wanted, abs=1)
+                await bot.event("done")
 
     run(main)
 

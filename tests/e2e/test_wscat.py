@@ -7,8 +7,10 @@ import json
 import os
 import pty
 import select
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from announced import announced, command_with, self_made_certificate
 from rig import decoded
 from served import process
 
@@ -145,3 +148,18 @@ def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
                 os.environ[name] = value
 
 
+def test_wscat_takes_the_command_that_a_server_prints(wscat: Path, tmp_path: Path) -> None:
+    """Issue 15, 13: with a token and with a certificate that is self-made."""
+    started = [sys.executable, "-m", "telephony_tts.cli"]
+    flags = ["--host", "0.0.0.0", *self_made_certificate(tmp_path)]
+    environment = {"TELEPHONY_TTS_TOKENS": "open-sesame"}
+    with announced(started, *flags, cwd=tmp_path, environment=environment) as lines:
+        command = command_with("/v1/stream", lines).replace("TOKEN", environment["TELEPHONY_TTS_TOKENS"])
+        npx, name, connect, url, *others = shlex.split(command)
+        assert (npx, name, connect) == ("npx", "wscat", "-c")
+        with typing(wscat, url, *others) as person:
+            assert person.read_until("ready")["voice"] == "tone"
+            person.type("Hello there.")
+            assert person.read_until("done")["underruns"] == 0
+        with typing(wscat, url, "-H", others[-1]) as careful, pytest.raises(AssertionError, match="self-signed"):
+            careful.read_until("ready", within_s=5)

@@ -31,6 +31,10 @@ def test_nothing_given_is_nothing_set(path: str) -> None:
         ("lead_ms=60000", StreamOptions(lead_ms=60000)),
         ("voice=%E4%B8%AD&lang=zh-CN", StreamOptions(voice="中", lang="zh-CN")),
         ("voice=a+b", StreamOptions(voice="a b")),
+        ("speed=1.2", StreamOptions(speed=1.2)),
+        ("speed=0.5", StreamOptions(speed=0.5)),
+        ("speed=2", StreamOptions(speed=2.0)),
+        ("speed=9&speed=1.00", StreamOptions(speed=1.0)),
         ("token=a%2Bb%3D", StreamOptions(token="a+b=")),
         ("token=", StreamOptions(token="")),
         ("token=\ud800", StreamOptions(token="\ufffd")),
@@ -61,6 +65,12 @@ def test_an_option_is_read(query: str, options: StreamOptions) -> None:
         ("lead_ms=-1", 'lead_ms="-1": expected a whole number of milliseconds from 0 to 60000'),
         ("lead_ms=%D9%A1", 'lead_ms="١": expected a whole number of milliseconds from 0 to 60000'),
         ("lead_ms=" + "9" * 5000, "from 0 to 60000"),
+        *(
+            (f"speed={raw}", "expected a number from 0.5 to 2.0")
+            for raw in ("", "fast", "0.49", "2.01", "-1", "+1", "1,2", "1e0", "1.", "nan", "inf", "1_0", "%D9%A1")
+        ),
+        ("speed=3", 'speed="3": expected a number from 0.5 to 2.0'),
+        ("speed=" + "1" * 5000, "expected a number from 0.5 to 2.0"),
         ("voice=", "1 to 128 printable characters"),
         ("voice=" + "v" * 129, "1 to 128 printable characters"),
         ("voice=a%0Ab", "1 to 128 printable characters"),
@@ -99,6 +109,7 @@ OPTION_NAMES = [
     "lead_ms",
     "voice",
     "lang",
+    "speed",
     "call",
     "token",
     "inbound",

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,11 +21,14 @@ from telephony_tts.engines.cosyvoice2.voice import (
     TOKENS_INPUTS,
     PromptFeatures,
     Recording,
+    VoiceSizes,
     extract,
     frame_levels_db,
+    misfits,
     open_graph,
     prepared,
     read_recording,
+    transcript_problems,
 )
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info, unreadable
 from telephony_tts.engines.cosyvoice2.weights import SPEAKER_ONNX, SPEAKERS_FILE, TOKENS_ONNX
@@ -84,22 +88,37 @@ def enrol(
     store: VoiceStore,
     *,
     replace: bool = False,
+    trim: bool = False,
     made_by: str = "",
 ) -> Enrolled:
     """Make a voice of a recording and store it. `transcript` is what is said in it, in words, or "".
 
-    Raises ConfigError for a name that cannot be or is taken and for a folder that cannot be written to, AudioError for
-    a recording that cannot become a voice, EngineUnavailable for a model directory that lacks what is needed.
+    `trim`: of a recording that is too long, keep the beginning. It does not go with a transcript: nothing tells which
+    of the words are said in that beginning, and words that are not said leak into later speech.
+    Raises ConfigError for a name that cannot be or is taken, for a transcript that is too long, and for a folder that
+    cannot be written to; AudioError for a recording that cannot become a voice; EngineUnavailable for a model
+    directory that lacks what is needed.
     """
     store.check_free(name, replace)
+    if trim and transcript:
+        raise ConfigError(
+            "--trim does not go with --text: nothing tells which of the words are said in the part that is kept; "
+            "cut the recording yourself and give the words of that part, or leave --text out"
+        )
+    too_long = transcript_problems(transcript)
+    if too_long:
+        raise ConfigError(
+            f"voice {name} cannot be stored: {'; '.join(too_long)}, which is more than 30 s of speech hold. Give only "
+            "the words of the recording. The transcript is never cut: nothing tells which of its words to drop"
+        )
     for graph in (SPEAKER_ONNX, TOKENS_ONNX):
         if not (model_dir / graph).is_file():
             raise EngineUnavailable(
                 f"{model_dir} has no {graph}, which making a voice needs: fetch the model with telephony-tts models "
                 f"pull {model_dir}"
             )
-    n_embedding = embedding_size(model_dir)
-    kept = prepared(read_recording(recording))
+    sizes = ModelSizes(model_dir)
+    kept = prepared(read_recording(recording), trim)
     origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
     if made_by:
         origin["made_by"] = made_by
@@ -110,7 +129,7 @@ def enrol(
         transcript,
         provenance=origin,
     )
-    check_embedding(name, features, n_embedding)
+    check_fit(name, features, sizes)
     warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
         warnings.append(f"it takes the place of the voice {name} of the model's own {SPEAKERS_FILE}")
@@ -118,7 +137,7 @@ def enrol(
 
 
 def import_speakers(
-    path: Path, store: VoiceStore, n_embedding: int, only: tuple[str, ...] = (), replace: bool = False
+    path: Path, store: VoiceStore, sizes: VoiceSizes, only: tuple[str, ...] = (), replace: bool = False
 ) -> Iterator[Listed]:
     """Store the voices of a spk2info.pt, or those named, and tell of each whether it is in the store now.
 
@@ -135,7 +154,7 @@ def import_speakers(
     absent = [name for name in only if name not in there]
     if absent:
         raise ConfigError(f"{path} has no voice {', '.join(absent)}; it has {', '.join(there) or 'none'}")
-    return _stored([name for name in there if not only or name in only], voices, refused, store, n_embedding, replace)
+    return _stored([name for name in there if not only or name in only], voices, refused, store, sizes, replace)
 
 
 def _stored(
@@ -143,7 +162,7 @@ def _stored(
     voices: Mapping[str, PromptFeatures],
     refused: Mapping[str, str],
     store: VoiceStore,
-    n_embedding: int,
+    sizes: VoiceSizes,
     replace: bool,
 ) -> Iterator[Listed]:
     for name in names:
@@ -151,7 +170,7 @@ def _stored(
             yield Listed(name, None, refused[name])
             continue
         try:
-            check_embedding(name, voices[name], n_embedding)
+            check_fit(name, voices[name], sizes)
             store.save(name, voices[name], replace)
         except ConfigError as error:
             yield Listed(name, None, error.message)
@@ -175,31 +194,45 @@ def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
 def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
     """The model directory's own voices, then those of the store, which hide them; in the order the engine has them."""
     found: dict[str, Listed] = {}
-    n_embedding = ModelConfig().flow_encoder.d_speaker
     if model_dir is not None:
         voices, problems = _speakers(model_dir / SPEAKERS_FILE)
         found = {name: Listed(name, features) for name, features in voices.items()}
         found |= {name: Listed(name, None, problem) for name, problem in _by_name(problems).items()}
-        n_embedding = embedding_size(model_dir)
     for name in store.names():
         try:
             found[name] = Listed(name, store.load(name))
         except EngineError as error:
             found[name] = Listed(name, None, error.message)
-    return [_of_size(listed, n_embedding) for listed in found.values()]
+    sizes = ModelSizes(model_dir)
+    return [_fitting(listed, sizes) for listed in found.values()]
 
 
-def embedding_size(model_dir: Path) -> int:
-    """How many numbers a voice's embedding has for this model: the official 192, but for a model of other sizes.
+class ModelSizes:
+    """What a voice must fit, read from a model directory's weights; None is the official model.
 
-    Raises EngineUnavailable where flow.pt cannot tell.
+    Raises EngineUnavailable where flow.pt cannot tell, or llm.pt when it is asked.
     """
-    path = model_dir / "flow.pt"
-    name = "spk_embed_affine_layer.weight"
+
+    def __init__(self, model_dir: Path | None) -> None:
+        self._model_dir = model_dir
+        if model_dir is None:
+            self.n_embedding = ModelConfig().flow_encoder.d_speaker
+        else:
+            self.n_embedding = _shape(model_dir, "flow.pt", "spk_embed_affine_layer.weight")[1]
+
+    @cached_property
+    def n_text_rows(self) -> int:
+        if self._model_dir is None:
+            return ModelConfig().lm.n_text_rows
+        return _shape(self._model_dir, "llm.pt", "llm.model.model.embed_tokens.weight")[0]
+
+
+def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:
+    path = model_dir / file
     try:
-        # Mapped, so that its names and shapes are read and not 450 MB; files of torch before 1.6 cannot be.
+        # Mapped, so that its names and shapes are read and not gigabytes; files of torch before 1.6 cannot be.
         mapped = zipfile.is_zipfile(path)
-        return int(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape[1])
+        return tuple(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape)
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
         if not path.exists():
             reason = "cannot be read: there is no such file"
@@ -210,12 +243,13 @@ def embedding_size(model_dir: Path) -> int:
         raise EngineUnavailable(f"{path} {reason}; see telephony-tts models check {model_dir}") from error
 
 
-def check_embedding(name: str, features: PromptFeatures, n_embedding: int) -> None:
-    """Raises ConfigError where the voice was made for a model with another speaker network."""
-    if features.embedding.numel() != n_embedding:
+def check_fit(name: str, features: PromptFeatures, sizes: VoiceSizes) -> None:
+    """Raises ConfigError where the voice was made for another model."""
+    unfit = misfits(features, sizes)
+    if unfit:
         raise ConfigError(
-            f"voice {name} does not fit this model: its embedding has {features.embedding.numel()} numbers and the "
-            f"model takes {n_embedding}; make the voice with this model's own {SPEAKER_ONNX}"
+            f"voice {name} does not fit this model: {'; '.join(unfit)}; make the voice with this model's own "
+            f"{SPEAKER_ONNX} and tokenizer"
         )
 
 
@@ -257,11 +291,11 @@ def transcript_warnings(transcript: str, seconds: float) -> list[str]:
 # ------------------------------------------------------------------------------- parts
 
 
-def _of_size(listed: Listed, n_embedding: int) -> Listed:
+def _fitting(listed: Listed, sizes: VoiceSizes) -> Listed:
     if listed.features is None:
         return listed
     try:
-        check_embedding(listed.name, listed.features, n_embedding)
+        check_fit(listed.name, listed.features, sizes)
     except ConfigError as error:
         return Listed(listed.name, None, error.message)
     return listed

@@ -18,7 +18,7 @@ from telephony_tts.engines.cosyvoice2.prompting import Request
 from telephony_tts.engines.cosyvoice2.runner import Runner
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.voice import PromptFeatures, misfits
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
 from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 WARM_UP = "Hello."
 _TELL_EVERY_NS = 5 * NS_PER_S
-MAX_TRANSCRIPT = 1000
-"""Characters, or text tokens: what 30 s of the fastest speech come to, and more."""
 
 
 def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: True) -> Core:
@@ -175,24 +173,18 @@ def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, P
             except EngineError as error:
                 problems.append(str(error))
     for name in list(voices):
-        misfits = misfit(voices[name], checkpoint.config)
-        if misfits:
+        unfit = misfits(voices[name], _Sizes(checkpoint.config))
+        if unfit:
             del voices[name]
-            problems.append(f"{name}: {'; '.join(misfits)}")
+            problems.append(f"{name}: {'; '.join(unfit)}")
     for problem in problems:
         log.warning("cosyvoice2 leaves out a voice: %s", problem)
     return voices
 
 
-def misfit(features: PromptFeatures, config: ModelConfig) -> list[str]:
-    """Why a voice that is good in itself cannot be used with a model of these sizes; empty where it can."""
-    d_speaker, n_rows = config.flow_encoder.d_speaker, config.lm.n_text_rows
-    ids = features.transcript_ids
-    found = []
-    if features.embedding.numel() != d_speaker:
-        found.append(f"its embedding has {features.embedding.numel()} numbers, not {d_speaker}")
-    if not all(0 <= number < n_rows for number in ids):
-        found.append(f"the ids of its transcript are not all below {n_rows}")
-    if max(len(ids), len(features.transcript)) > MAX_TRANSCRIPT:
-        found.append(f"its transcript is longer than {MAX_TRANSCRIPT}")
-    return found
+class _Sizes:
+    """Those of a model in memory, as `misfits` wants them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.n_embedding = config.flow_encoder.d_speaker
+        self.n_text_rows = config.lm.n_text_rows

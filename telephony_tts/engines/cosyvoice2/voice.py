@@ -29,12 +29,16 @@ MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0
 """Less than 3 s says too little about a voice, and the speech tokenizer takes no more than 30 s."""
 MAX_READ_S = 600.0
+MAX_TRANSCRIPT = 1000
+"""Characters of a transcript, or text tokens: more than 30 s of the fastest speech hold."""
 MIN_DBFS = -45.0
 """Level of the loudest 10 ms below which a recording counts as silent."""
 TRIM_DB = 45.0
 """Frames this much below the loudest are silence at the ends."""
 KEEP_BEFORE_S, KEEP_AFTER_S = 0.05, 0.2
 """Silence left at the ends: a model that is prompted with a cut-off word begins with the rest of it."""
+PAUSE_FRAMES = 20
+"""Of 10 ms. A longer recording is cut in the quietest stretch of this length."""
 MAX_CLIPPED = 0.001
 CLIPPED_AT = 0.999
 SPEAKER_INPUTS, TOKENS_INPUTS = 1, 2
@@ -83,6 +87,8 @@ class PromptFeatures:
         transcript: object = self.transcript
         if not _is_text(transcript):
             found.append(f"the transcript is a {type(transcript).__name__} and should be text in Unicode")
+        else:
+            found += transcript_problems(self.transcript, self.transcript_ids)
         if not all(type(number) is int and 0 <= number < MAX_ID for number in self.transcript_ids):
             found.append(f"the ids of the transcript are not all whole numbers below {MAX_ID}")
         about: object = self.provenance
@@ -103,6 +109,41 @@ class PromptFeatures:
         if not bool(mel.isfinite().all()):
             found.append("the mel is not finite")
         return found
+
+
+def transcript_problems(transcript: str, transcript_ids: tuple[int, ...] = ()) -> list[str]:
+    """Why a transcript is too long for a voice, in words; empty where it is not."""
+    found = []
+    for n, unit in ((len(transcript), "characters"), (len(transcript_ids), "text tokens")):
+        if n > MAX_TRANSCRIPT:
+            found.append(f"the transcript has {n} {unit} and may have {MAX_TRANSCRIPT}")
+    return found
+
+
+class VoiceSizes(Protocol):
+    """The sizes of a model that its voices must have too."""
+
+    @property
+    def n_embedding(self) -> int:
+        """Numbers in the embedding of a speaker."""
+
+    @property
+    def n_text_rows(self) -> int:
+        """Text tokens that the language model knows. It is read only for a voice that has ids."""
+
+
+def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
+    """Why a voice without `problems` cannot be used with a model of these sizes; empty where it can.
+
+    Whatever stores a voice and whatever loads one asks here, so that no voice is stored which is left out later.
+    """
+    found = []
+    n_embedding, ids = features.embedding.numel(), features.transcript_ids
+    if n_embedding != sizes.n_embedding:
+        found.append(f"its embedding has {n_embedding} numbers and the model takes {sizes.n_embedding}")
+    if ids and not all(0 <= number < sizes.n_text_rows for number in ids):
+        found.append(f"the ids of its transcript are not all below {sizes.n_text_rows}")
+    return found
 
 
 def _is_text(value: object) -> bool:
@@ -253,8 +294,11 @@ def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = 
 # ------------------------------------------------------------------------------ judge
 
 
-def prepared(recording: Recording) -> Recording:
-    """The recording without the silence at its ends. Raises AudioError with everything that speaks against it."""
+def prepared(recording: Recording, trim: bool = False) -> Recording:
+    """The recording without the silence at its ends; with `trim`, of one that is too long the beginning.
+
+    Raises AudioError with everything that speaks against it.
+    """
     problems = []
     wave, rate_hz = recording.wave, recording.rate_hz
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
@@ -265,10 +309,13 @@ def prepared(recording: Recording) -> Recording:
         problems.append("it is silent, or far too quiet: record it nearer to the microphone")
     else:
         kept = trimmed(wave, rate_hz, levels)
+        if trim and kept.numel() > MAX_S * rate_hz:
+            kept = beginning(kept, rate_hz)
     seconds = kept.numel() / rate_hz if rate_hz > 0 else 0.0
     if not MIN_S <= seconds <= MAX_S:
         problems.append(
             f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
+            + (" (without --text, --trim keeps its beginning)" if seconds > MAX_S else "")
         )
     clipped = float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
     if clipped > MAX_CLIPPED:
@@ -292,6 +339,17 @@ def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
     first = max(int(loud[0]) * n - int(KEEP_BEFORE_S * rate_hz), 0)
     end = (int(loud[-1]) + 1) * n + int(KEEP_AFTER_S * rate_hz)
     return wave[first:end]
+
+
+def beginning(wave: Tensor, rate_hz: int) -> Tensor:
+    """The beginning of a recording that is longer than MAX_S, up to the quietest place of its last third."""
+    n = max(rate_hz // 100, 1)
+    longest = wave[: int(MAX_S * rate_hz)]
+    first = longest.numel() * 2 // 3
+    levels = frame_levels_db(longest[first:], rate_hz)
+    # A pause is longer than a closed lip: the level of 200 ms is what counts.
+    quiet = levels.unfold(0, PAUSE_FRAMES, 1).mean(dim=1).argmin()
+    return longest[: first + (int(quiet) + PAUSE_FRAMES // 2) * n]
 
 
 # ---------------------------------------------------------------------------- extract

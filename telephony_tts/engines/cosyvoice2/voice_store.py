@@ -112,7 +112,8 @@ class VoiceStore:
                 raise ValueError("; ".join(problems))
         except Exception as error:  # a file can be damaged in more ways than the reader has errors for
             reason = f"it has no {error}" if isinstance(error, KeyError) else _line(error)
-            again = f"telephony-tts voices add {name} --voices {shlex.quote(str(self.directory))}"
+            folder = shlex.quote(str(self.directory))
+            again = f"telephony-tts voices add {name} --replace --wav FILE --model DIR --voices {folder}"
             raise EngineUnavailable(
                 f"the voice file {path} cannot be used ({reason}): make it again with {again}"
             ) from error

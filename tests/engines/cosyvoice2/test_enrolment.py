@@ -46,7 +46,7 @@ def test_a_voice_is_described_by_what_is_known_of_it() -> None:
 def test_a_flow_file_of_an_old_torch_tells_the_size_too(tmp_path: Path) -> None:
     state = {"spk_embed_affine_layer.weight": torch.zeros(80, 192)}
     torch.save(state, tmp_path / "flow.pt", _use_new_zipfile_serialization=False)
-    assert enrolment.embedding_size(tmp_path) == 192
+    assert enrolment.ModelSizes(tmp_path).n_embedding == 192
 
 
 def test_a_flow_file_that_was_cut_off_is_named_in_a_line(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_flow_file_that_was_cut_off_is_named_in_a_line(tmp_path: Path) -> None
     data = (tmp_path / "flow.pt").read_bytes()
     (tmp_path / "flow.pt").write_bytes(data[: len(data) // 2])
     with pytest.raises(EngineUnavailable) as caught:
-        enrolment.embedding_size(tmp_path)
+        enrolment.ModelSizes(tmp_path)
     assert caught.value.message == (
         f"{tmp_path}/flow.pt cannot be read: it is cut off or damaged; see telephony-tts models check {tmp_path}"
     )
@@ -63,4 +63,4 @@ def test_a_flow_file_that_was_cut_off_is_named_in_a_line(tmp_path: Path) -> None
 def test_a_flow_file_without_the_shape_is_named(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(1)}, tmp_path / "flow.pt")
     with pytest.raises(EngineUnavailable, match=r"spk_embed_affine_layer.*models check"):
-        enrolment.embedding_size(tmp_path)
+        enrolment.ModelSizes(tmp_path)

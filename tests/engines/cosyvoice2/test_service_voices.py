@@ -13,11 +13,11 @@ from service_rig import core_of, started
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.cosyvoice2.loading import misfit
+from telephony_tts.engines.cosyvoice2.enrolment import ModelSizes
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
 from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.voice import misfits
 from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
 from telephony_tts.errors import UnknownVoice
 
 
@@ -147,12 +147,14 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
     [
         ({"transcript_ids": (512,)}, "not all below 512"),
         ({"transcript_ids": (-1,)}, "not all below 512"),
-        ({"transcript": "a" * 1001}, "longer than 1000"),
-        ({"embedding": torch.ones(7)}, "7 numbers, not"),
+        ({"transcript": "a" * 1001}, "has 1001 characters and may have 1000"),
+        ({"transcript_ids": (5,) * 1001}, "has 1001 text tokens and may have 1000"),
+        ({"embedding": torch.ones(7)}, "7 numbers and the model takes 192"),
     ],
 )
 def test_a_voice_that_does_not_fit_the_model(model_dir: Path, wrong: dict[str, Any], problem: str) -> None:
-    config = load_model_directory(model_dir).config
+    sizes = ModelSizes(model_dir)
     features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
-    assert misfit(features, config) == []
-    assert any(problem in found for found in misfit(replace(features, **wrong), config))
+    assert features.problems() + misfits(features, sizes) == []
+    features = replace(features, **wrong)
+    assert any(problem in found for found in features.problems() + misfits(features, sizes))

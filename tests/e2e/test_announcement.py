@@ -1,0 +1,156 @@
+"""What `serve` tells when it is ready is done as it is told: the commands run, the address takes a connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from announced import announced, command_with, self_made_certificate
+from websockets.sync.client import connect
+
+from telephony_tts.audio.wav import read_wav
+
+ENVIRONMENT = Path(sys.prefix)
+SCRIPT = ENVIRONMENT / "bin" / "telephony-tts"
+TOKEN = "open-sesame"
+
+
+def typed(command: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A line in the shell of another terminal."""
+    return subprocess.run(
+        ["bash", "-c", command], cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+def greeted(command: str) -> dict[str, Any]:
+    """`ready`, as a client gets it that is told what wscat is told."""
+    words = shlex.split(command)
+    assert words[:3] == ["npx", "wscat", "-c"], words
+    headers = dict([words[words.index("-H") + 1].replace("TOKEN", TOKEN).split(": ")]) if "-H" in words else {}
+    context = None
+    if "--no-check" in words:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with connect(words[3], additional_headers=headers, ssl=context, proxy=None, open_timeout=10) as client:
+        ready: dict[str, Any] = json.loads(client.recv(timeout=10))
+    return ready
+
+
+@pytest.fixture
+def npx(tmp_path: Path) -> dict[str, str]:
+    """An environment in which there is an npx, whatever this machine has."""
+    folder = tmp_path / "npx-is-here"
+    folder.mkdir()
+    (folder / "npx").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "npx").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+# ------------------------------------------------------------------------- the program
+
+
+@pytest.mark.parametrize("way", ["path", "absolute", "relative", "linked", "python"])
+def test_the_printed_command_runs_where_the_server_was_started_and_elsewhere(
+    way: str, tmp_path: Path, npx: dict[str, str]
+) -> None:
+    """Issue 15, 13: it named `.venv/bin/telephony-tts`, wherever it was installed and whatever the directory."""
+    here, there = tmp_path / "a project", tmp_path / "elsewhere"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "my server.yaml").write_text("speech: {speed: 2.0}\n")
+    (here / "env").symlink_to(ENVIRONMENT)
+    os.symlink(SCRIPT, there / "telephony-tts")
+    environment = dict(npx)
+    without_it = os.pathsep.join(
+        folder for folder in npx["PATH"].split(os.pathsep) if not (Path(folder) / "telephony-tts").exists()
+    )
+    environment["PATH"] = f"{there}{os.pathsep}{without_it}" if way == "path" else without_it
+    started, word = {
+        "path": (["telephony-tts"], "telephony-tts"),
+        "absolute": ([str(SCRIPT)], str(SCRIPT)),
+        "relative": ([os.path.relpath(SCRIPT, here)], str(SCRIPT)),
+        "linked": (["env/bin/telephony-tts"], f"{here}/env/bin/telephony-tts"),
+        "python": ([sys.executable, "-m", "telephony_tts.cli"], sys.executable),
+    }[way]
+    with announced(["env", *started], "--config", "my server.yaml", cwd=here, environment=environment) as lines:
+        say = command_with(" say ", lines)
+        assert shlex.split(say)[0] == word
+        for folder in (here, there, Path("/")):
+            out = tmp_path / "hello.wav"
+            ended = typed(say.replace(" hello.wav ", f" {out} "), folder, environment)
+            assert ended.returncode == 0, ended.stderr
+            assert len(read_wav(out).payload) == 2880, "12 characters at twice the speed, as the file says"
+            out.unlink()
+        assert typed(say, here, environment).returncode == 0 and (here / "hello.wav").is_file(), "as it stands"
+
+
+# ------------------------------------------------------------------------- the address
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags for a certificate of another name that nobody has signed."""
+    return self_made_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("host", "here"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")]
+)
+def test_the_printed_address_takes_a_connection(
+    host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str]
+) -> None:
+    """Issue 15, 13: `wss://0.0.0.0` was told, and nothing of the token and the certificate."""
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    environment = {**npx, "TELEPHONY_TTS_TOKENS": TOKEN}
+    flags = ["--host", host, "--set", "server.metrics_without_token=false", *(certificate if is_tls else [])]
+    with announced([sys.executable, "-m", "telephony_tts.cli"], *flags, cwd=tmp_path, environment=environment) as lines:
+        scheme = "wss" if is_tls else "ws"
+        assert f"is ready at {scheme}://{here}:" in lines[1] and TOKEN not in "\n".join(lines)
+        wscat = command_with("/v1/stream", lines)
+        assert f"{scheme}://{here}:" in wscat and ("--no-check" in wscat) is is_tls
+        assert greeted(wscat)["voice"] == "tone"
+        if shutil.which("curl") is not None:
+            curl = command_with("curl", lines)
+            assert "telephony_tts_" in typed(curl.replace("TOKEN", TOKEN), tmp_path).stdout
+            assert typed(curl, tmp_path).returncode == 1, "it has to be a token"
+
+
+def test_a_server_without_token_and_tls_is_reached_without_either(tmp_path: Path, npx: dict[str, str]) -> None:
+    with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx) as lines:
+        wscat = command_with("/v1/stream", lines)
+        assert shlex.split(wscat)[4:] == [] and greeted(wscat)["codec"] == "ulaw"
+        assert "TOKEN" not in "\n".join(lines) and "certificate" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_the_client_that_is_printed_where_there_is_no_npx_speaks_with_the_server(
+    is_tls: bool, certificate: list[str], tmp_path: Path
+) -> None:
+    environment = {"PATH": str(tmp_path), "TELEPHONY_TTS_TOKENS": TOKEN}
+    flags = certificate if is_tls else []
+    with announced([sys.executable, "-m", "telephony_tts.cli"], *flags, cwd=tmp_path, environment=environment) as lines:
+        client = command_with("/v1/stream", lines).replace("TOKEN", TOKEN)
+        assert client.startswith(f"{sys.executable} -m websockets ")
+        ended = typed(f"(echo Hi.; sleep 3) | {client}", tmp_path)
+        assert '"type":"ready"' in ended.stdout and '"type":"done"' in ended.stdout, ended
