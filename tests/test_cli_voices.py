@@ -333,7 +333,7 @@ def test_a_voice_of_another_speaker_network_is_refused(
 def test_a_transcript_past_the_limit_is_refused_with_the_limit_and_nothing_is_stored(
     n_chars: int, code: int, model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 15, 11: it was stored with exit status 0, and `serve` left it out."""
+    """It was stored with exit status 0, and `serve` left it out."""
     text = ("speak " * 200)[: n_chars - 1] + "s"
     assert len(text) == n_chars
     add = ["voices", "add", "anna", "--wav", str(recording), "--text", text, "--model", str(model)]

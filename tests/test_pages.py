@@ -33,7 +33,7 @@ def n_cells(row: str) -> int:
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_all_rows_of_a_table_have_as_many_cells(page: Path) -> None:
-    """Issue 15, 14: a stray cell is not shown, and one too few moves the others to the left."""
+    """A stray cell is not shown, and one too few moves the others to the left."""
     for table in tables(page.read_text(encoding="utf-8")):
         head, separator = table[0][1], table[1][1]
         assert _SEPARATOR.fullmatch(separator), f"line {table[1][0]}: the second row of a table parts its head"

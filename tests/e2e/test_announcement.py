@@ -64,7 +64,7 @@ def npx(tmp_path: Path) -> dict[str, str]:
 def test_the_printed_command_runs_where_the_server_was_started_and_elsewhere(
     way: str, tmp_path: Path, npx: dict[str, str]
 ) -> None:
-    """Issue 15, 13: it named `.venv/bin/telephony-tts`, wherever it was installed and whatever the directory."""
+    """It named `.venv/bin/telephony-tts`, wherever it was installed and whatever the directory."""
     here, there = tmp_path / "a project", tmp_path / "elsewhere"
     for folder in (here, there):
         folder.mkdir()
@@ -119,7 +119,7 @@ def has_ipv6() -> bool:
 def test_the_printed_address_takes_a_connection(
     host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str]
 ) -> None:
-    """Issue 15, 13: `wss://0.0.0.0` was told, and nothing of the token and the certificate."""
+    """`wss://0.0.0.0` was told, and nothing of the token and the certificate."""
     if ":" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6")
     environment = {**npx, "TELEPHONY_TTS_TOKENS": TOKEN}

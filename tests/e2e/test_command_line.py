@@ -198,7 +198,7 @@ def test_text_that_is_not_utf8_on_standard_input(tmp_path: Path) -> None:
 
 
 def test_standard_output_gets_the_wav_and_nothing_else(tmp_path: Path) -> None:
-    """Issue 15, 12: `say - -` wrote a file of the name "-"."""
+    """`say - -` wrote a file of the name "-"."""
     ended = program("say", "-", "-", *TONES, stdin="Read to you.", cwd=tmp_path)
     assert ended.returncode == 0 and os.listdir(tmp_path) == []
     wav = read_wav(io.BytesIO(ended.stdout))

@@ -284,7 +284,7 @@ def test_an_empty_and_an_unspeakable_turn_end_at_once() -> None:
 
 @pytest.mark.parametrize("speed", [0.5, 1.2, 2])
 def test_the_speed_in_the_address_is_that_of_every_turn_until_a_config(speed: float) -> None:
-    """Issue 15, 14."""
+    """The option was missing in the address."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(speed=speed, pace="burst") as bot:

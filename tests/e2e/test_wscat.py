@@ -149,7 +149,7 @@ def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
 
 
 def test_wscat_takes_the_command_that_a_server_prints(wscat: Path, tmp_path: Path) -> None:
-    """Issue 15, 13: with a token and with a certificate that is self-made."""
+    """With a token and with a certificate that is self-made."""
     started = [sys.executable, "-m", "telephony_tts.cli"]
     flags = ["--host", "0.0.0.0", *self_made_certificate(tmp_path)]
     environment = {"TELEPHONY_TTS_TOKENS": "open-sesame"}
