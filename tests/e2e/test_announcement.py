@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 from announced import announced, command_with, self_made_certificate
-from websockets.sync.client import connect
+from websockets.asyncio.client import connect
 
 from telephony_tts.audio.wav import read_wav
 
@@ -42,9 +43,13 @@ def greeted(command: str) -> dict[str, Any]:
     if "--no-check" in words:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with connect(words[3], additional_headers=headers, ssl=context, proxy=None, open_timeout=10) as client:
-        ready: dict[str, Any] = json.loads(client.recv(timeout=10))
-    return ready
+    async def main() -> dict[str, Any]:
+        async with connect(words[3], additional_headers=headers, ssl=context, proxy=None) as client:
+            ready: dict[str, Any] = json.loads(await client.recv())
+            return ready
+
+    # Not the synchronous client: it reads and writes a TLS socket in two threads, and one in 400 waits for ever.
+    return asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.fixture
