@@ -40,20 +40,20 @@ _EARLY_NS = 500 * NS_PER_MS
 file that can be played; the rest is for busy machines."""
 
 _PATIENCE_S = 10.0
-"""How long nobody may say anything of a file that should be playing: the other side connects anew in less."""
+"""The longest time without a report of a file that should be playing. The other side connects again in less."""
 
 _ASK_S = 2.0
-"""How often the other side is asked meanwhile: if it was restarted, it does not know the call."""
+"""How often the other side is asked meanwhile: a bridge that was restarted does not know the call."""
 
 _N_ASKED = 3
-"""After so many questions what it should play is sent again. One that is older than this question cannot answer it, and
-one that lives has reported by then that it cannot play."""
+"""After so many questions the files are sent again. An older bridge does not answer them, and a bridge that works has
+reported by then that it cannot play."""
 
 _MOST_SENDS = 5
 """A file that was sent so often and is still not reported as played cannot be played."""
 
 _SLACK_NS = 200 * NS_PER_MS
-"""By how much reports may differ in the time they take."""
+"""By how much the delays of two reports may differ."""
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class FreeSwitchLeg(MediaLeg):
         self._marks.clear()
 
     def _send_held_if_due(self) -> None:
-        """Send what is held if FreeSWITCH has little left to play; else look again when it has."""
+        """Send what is held if FreeSWITCH has little left to play; else look again when it has, or begins to play."""
         if self._hold_timer is not None:
             self._hold_timer.cancel()
             self._hold_timer = None
@@ -195,7 +195,7 @@ class FreeSwitchLeg(MediaLeg):
         wait_ns = self._left_ns(monotonic_ns()) - _EARLY_NS
         if wait_ns <= 0:
             self._send_held()
-        else:
+        elif self._files[0].begun_ns is not None:
             self._hold_timer = self._loop.call_later(wait_ns / NS_PER_S, self._send_held_if_due)
 
     def _left_ns(self, now_ns: int) -> int:
@@ -241,7 +241,7 @@ class FreeSwitchLeg(MediaLeg):
             self._cannot_play("playback_failed", f"file {message.file} is reported as failed")
             return
         while str(self._files[0].number) != message.file:
-            # Files are played in order: this one is over. If it was heard, only the report of its end was lost.
+            # Files are played in order, so this one is over. If it was heard, only the report of its end is missing.
             file = self._files[0]
             if file.begun_ns is None or now_ns - file.begun_ns < self._duration_ns(len(file.pcm)) - _SLACK_NS:
                 self._send_again(f"file {message.file} is reported, and file {file.number} was not heard")
@@ -260,9 +260,10 @@ class FreeSwitchLeg(MediaLeg):
 
     def _begins(self, file: _File, now_ns: int) -> None:
         if file.begun_ns is not None and self.call is not None:
-            self.call.receive(m.MediaLost())  # something has broken it, and it begins anew
+            self.call.receive(m.MediaLost())  # it was broken, and is played again from its beginning
         file.begun_ns = now_ns
         self._expect(self._duration_ns(len(file.pcm)))
+        self._send_held_if_due()
         if (following := self._following_mark()) is not None and self.call is not None:
             n_bytes, name = following
             self.call.receive(m.MediaBegun(name, n_bytes // 2))
@@ -329,14 +330,14 @@ class FreeSwitchLeg(MediaLeg):
         files = self._files
         if not files:
             return
-        if max(file.n_sends for file in files) >= _MOST_SENDS:
+        if files[0].n_sends >= _MOST_SENDS:
             self._cannot_play("playback_failed", f"a file was sent {_MOST_SENDS} times and not heard: {why}")
             return
         self.connection.log.warning("speech_sent_again", files=len(files), why=why)
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        # A file of before may still be on its way to the other side, which would play it, and play it twice.
+        # A file may still be on its way to the other side, which would play it and then play it again.
         self.connection.send_now(*self._codec.clear(self._next))
         self._files = []
         now_ns = monotonic_ns()
@@ -345,7 +346,7 @@ class FreeSwitchLeg(MediaLeg):
             n_heard = max([0, *(at for at in file.joints if self._duration_ns(at) <= now_ns - begun_ns)])
             marks = [(max(0, at - n_heard), name) for at, name in file.marks]
             joints = [at - n_heard for at in file.joints if at > n_heard]
-            n_sends = 1 if n_heard else file.n_sends + 1
+            n_sends = 1 if n_heard else file.n_sends + (file is files[0])
             self._send(_File(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
         if self.call is not None:
             self.call.receive(m.MediaLost())

@@ -350,6 +350,28 @@ def test_again_asked_for_twice_sends_twice_and_the_old_numbers_are_nobodys() -> 
     play(act)
 
 
+def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
+    """What waits behind it is sent again with it, and had no chance yet."""
+
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(20, "one", 1)
+        line.sentence(20, "two", 2, ends_turn=True)
+        for _ in range(4):
+            line.hears(esl="again")
+        line.hears(esl="playing", file="9")
+        line.hears(esl="played", file="9")
+        for _ in range(4):
+            line.hears(esl="again")
+        assert line.closed is None
+        line.hears(esl="again")
+        assert line.closed is not None and [name for _, name in line.marks] == ["one"]
+        assert line.leg.reason == "playback_failed"
+
+    play(act)
+
+
 def test_a_side_that_reports_nothing_is_asked_whether_it_knows_the_call() -> None:
     async def act() -> None:
         line = Line()
