@@ -52,7 +52,7 @@ Join = Callable[[ServerSettings], Awaitable[s.ServerLeg]]
 class Call:
     """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so.
 
-    `strangers` is the log as long as it is no call. When it has a name, `may_begin` is asked whether it is one.
+    `strangers` is the logger until this is a call. When it has a name, `may_begin` decides whether it is one.
     """
 
     def __init__(

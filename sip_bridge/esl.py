@@ -54,7 +54,7 @@ class EslConnection(asyncio.Protocol):
         self._on_event = on_event
 
     def send(self, command: str, then: OnReply | None = None) -> None:
-        """Send one command. FreeSWITCH does it before the next one. Raises ValueError for one that would be two."""
+        """Send one command. FreeSWITCH runs commands in order. Raises ValueError for what would be two commands."""
         if not _FORBIDDEN.isdisjoint(command):
             raise ValueError("a command may not contain a line's end")
         self._write(command, then)

@@ -240,7 +240,7 @@ class FreeSwitchApplication:
 
 
 def _code(body: str) -> int | None:
-    """In mod_audio_stream's ::disconnect the close code, in its ::error its own; mod_audio_fork tells none."""
+    """The close code in mod_audio_stream's ::disconnect, or the code of its ::error; None for mod_audio_fork."""
     try:
         code = json.loads(body)["message"]["code"]
     except (ValueError, RecursionError, KeyError, TypeError):

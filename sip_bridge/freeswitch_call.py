@@ -25,7 +25,7 @@ _MAX_DIGITS_PER_S = 20
 
 
 class Orders(Protocol):
-    """What FreeSWITCH is told, in this order. Without a connection it is lost, and `then` is not called."""
+    """Commands to FreeSWITCH, which runs them in order. Without a connection they are lost; `then` is not called."""
 
     def api(self, command: str, then: OnReply | None = None) -> None: ...
     def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None: ...

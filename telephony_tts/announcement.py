@@ -25,7 +25,7 @@ TOKEN = "TOKEN"
 
 
 def announcement(served: Served, settings: Config, version: str, speech_flags: Sequence[str]) -> str:
-    """The lines. `speech_flags` make `say` speak as a call does. A line of four spaces is a command."""
+    """The lines to print. `speech_flags` make `say` speak as a call does. A line indented by 4 spaces is a command."""
     server = settings.server
     voice = voice_of_calls(served, settings)
     is_tls, has_tokens = server.tls.cert is not None, bool(server.tokens)
@@ -45,15 +45,15 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
         lines.append(f"{TOKEN} stands for one of the server's tokens. Bots send Authorization: Bearer TOKEN.")
     if is_tls:
         lines.append(
-            "These commands do not check the certificate, which may be self-made. Leave --no-check and --insecure out "
-            "if a known authority has signed it for the name you use."
+            "These commands do not check the certificate, which may be self-signed. Leave --no-check and --insecure "
+            "out if a known authority has signed it for the name you use."
         )
     lines += [f"{_for_platforms(served, settings)}; PROTOCOL.md has the rest. Ctrl-C stops.", ""]
     return "\n".join(lines)
 
 
 def program() -> list[str]:
-    """How this program is called from any directory: by its bare name where that finds it, else by its path."""
+    """The command that runs this program from any directory: its bare name if PATH has it, else its path."""
     started = shutil.which(sys.argv[0]) or sys.argv[0]
     found = shutil.which(PROGRAM)
     if Path(started).name != PROGRAM or not os.access(started, os.X_OK):
@@ -81,7 +81,7 @@ def _frames(settings: Config) -> str:
 
 
 def _client(url: str, is_tls: bool, has_tokens: bool) -> list[str]:
-    """A WebSocket client to type into: wscat, or where there is no npx that of the package websockets."""
+    """A WebSocket client to type into: wscat, or the client of the package websockets if there is no npx."""
     if shutil.which("npx") is not None:
         command = ["npx", "wscat", "-c", url]
         command += ["--no-check"] if is_tls else []

@@ -32,7 +32,7 @@ _MAX_PASSPHRASE_BYTES = 1024
 """OpenSSL's own limit."""
 
 _WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
-"""The reasons OpenSSL gives for a key that the passphrase does not open: none, in most versions."""
+"""The reasons that OpenSSL gives for a wrong passphrase. Most versions give none."""
 
 
 def build_catalog(config: Config) -> Catalog:
@@ -255,7 +255,7 @@ def transport_settings(config: Config) -> TransportSettings:
 
 
 def why_tokens_are_needed(config: Config) -> str | None:
-    """What makes a server without tokens a public one; None for a server that has tokens or is local."""
+    """What makes the server public, if it is public and has no tokens; else None."""
     server = config.server
     if server.tokens:
         return None
@@ -322,9 +322,9 @@ class Served:
 
 
 def _host_here(host: str) -> str:
-    """The host under which a program on this machine finds a server that listens on `host`, for a URL.
+    """The host part of the URL at which a program on this machine reaches a server that listens on `host`.
 
-    0.0.0.0 and :: are all addresses of the machine and none to connect to; IPv6 stands in brackets (RFC 3986 §3.2.2).
+    0.0.0.0 and :: mean all addresses; a client needs one of them. IPv6 stands in brackets (RFC 3986 §3.2.2).
     """
     try:
         ip = ipaddress.ip_address(host)

@@ -244,7 +244,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Exit status 1 if no voice could be imported, or one that was named could not."""
+    """Exit status 1 if no voice could be imported, or if a voice named by --only could not be."""
     settings = _settings(arguments)
     store = _store(settings)
     from telephony_tts.engines.cosyvoice2.enrolment import ModelSizes, import_speakers

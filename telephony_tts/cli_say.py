@@ -141,7 +141,7 @@ def _with_codec(speech: SessionSettings, arguments: argparse.Namespace, ending: 
 
 @contextmanager
 def _opened(out: str) -> Iterator[BinaryIO]:
-    """Where the speech goes. A file is replaced when its successor is whole.
+    """Open what the speech is written to. An existing file is replaced only when the new one is complete.
 
     Raises ConfigError where it cannot be written, BrokenPipeError where the reader of a pipe has gone.
     """
@@ -168,7 +168,7 @@ def _opened(out: str) -> Iterator[BinaryIO]:
 
 
 def _standard_output() -> BinaryIO:
-    """It apart from Python's own buffer, so that nothing is left to fail when the program ends."""
+    """Standard output without Python's own buffer, so that no write can fail when the program ends."""
     if sys.stdout is None:
         raise ConfigError("standard output is closed; name a file to write")
     if sys.stdout.isatty():
@@ -204,7 +204,7 @@ class _Spoken:
         return len(self.payload) / self.rate_hz / (2 if self.codec == "pcm" else 1)
 
     def wav(self) -> bytes:
-        """As a whole file: one whose length is told at the end cannot go through a pipe."""
+        """The whole WAV file. Its header has the length, which cannot be filled in later in a pipe."""
         from telephony_tts.audio.wav import write_wav
 
         file = io.BytesIO()

@@ -38,10 +38,10 @@ def overrides(arguments: argparse.Namespace) -> dict[str, object]:
 def load(
     read: Callable[[str | None, Mapping[str, object]], Config], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> Config:
-    """`read` the settings of --config, of the command's own flags and of --set, which counts most.
+    """`read` the settings of --config, of the command's own flags and of --set; the last of them wins.
 
-    `flags` has the flag of each setting that has one, by dotted key. Raises ConfigError, in which a setting goes by
-    the name of its flag where its value is the flag's; where it is not, the flag is named beside it.
+    `flags` maps the dotted key of a setting to its flag. Raises ConfigError. Its message names the flag if the value
+    came from the flag; otherwise it names the key, with the flag beside it.
     """
     given = {key: getattr(arguments, flag.removeprefix("--").replace("-", "_")) for key, flag in flags.items()}
     by_key = overrides(arguments)

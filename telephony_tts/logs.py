@@ -130,8 +130,8 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
         return EventLogger(self.logger, self.bound, limit)
 
     def summary(self, event: str, **fields: Any) -> None:
-        """The last line of what the limit is for, such as a call. It is never left out, and it says how many lines
-        were: `lines_left_out`, where there are any."""
+        """Write the last line about what the limit is for, such as a call. It is never left out. Its field
+        `lines_left_out` says how many lines were, if any."""
         n_left_out = 0 if self.limit is None else self.limit.n_left_out
         EventLogger(self.logger, self.bound).info(event, **fields, lines_left_out=n_left_out or None)
 
@@ -142,7 +142,7 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
                 return
             if n_left_out:
                 kwargs["left_out"] = n_left_out
-        # The record's place is the caller's, not this method.
+        # The record must name the place of the caller, not this method.
         super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

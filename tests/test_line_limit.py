@@ -98,7 +98,7 @@ def test_the_summary_is_always_written_and_counts_all(caplog: pytest.LogCaptureF
     assert len(lines(caplog, "warning")) == 30
 
 
-def test_what_is_not_written_anyway_is_not_left_out_and_debug_lines_never_are(
+def test_lines_below_the_level_are_not_counted_and_debug_lines_are_never_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = logs.get("test").limited(LineLimit(20, 1, Clock()))

@@ -21,8 +21,8 @@ Pcm = npt.NDArray[np.int16]
 
 
 LangSource = Literal["bot", "words", "letters"]
-"""What a text's language was told from: what the bot (or the server's `speech.lang`) says, the words of Latin text, or
-its letters alone, which make all Latin text English."""
+"""Where a text's language comes from: the bot (or the server's `speech.lang`), the words of Latin text, or the letters
+alone. By its letters all Latin text is English."""
 
 
 def language_prefix(tag: str) -> str:

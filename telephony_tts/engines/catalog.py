@@ -115,8 +115,9 @@ class Catalog:
         """The engine and voice for a text.
 
         The language is the one that the text's script asks for, else `lang`. A voice is named `name` or
-        `engine/name`; of two with one name the earlier engine's is meant. It is kept unless it does not have
-        the language and a route exists for that; a `lang` told from Latin letters alone moves no voice.
+        `engine/name`; if two engines have the name, the first engine's voice is used. A named voice is kept, unless
+        it does not have the language and a route exists for that. A `lang` told from Latin letters alone never
+        replaces a named voice.
         Without a voice, the language's route decides, else the first engine that has it, else the default
         engine. Where the language was told from Latin words, only its route leads away from the default
         engine. Raises UnknownVoice. Whether the engine can say the text is for `choose`.
@@ -137,8 +138,8 @@ class Catalog:
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
         """The engine and voice that speak an utterance, as `resolve` has them.
 
-        Raises UnknownVoice, and UnsupportedText with the voices that accept the text, of all engines here; where
-        none does, with what would.
+        Raises UnknownVoice or UnsupportedText. The latter names voices of all engines that accept the text; if there
+        are none, it says what would help.
         """
         engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text, utterance.lang_source)
         try:
@@ -148,9 +149,9 @@ class Catalog:
         return engine, voice
 
     def mismatch(self, utterance: Utterance, voice: Voice) -> str | None:
-        """What to tell a bot whose Latin text is in a language that `voice` does not have; None where it has.
+        """The warning for a bot whose Latin text is in a language that `voice` does not have; None if there is none.
 
-        It is only told where the words of the text say what language it is in.
+        There is a warning only if the language was told from the words of the text.
         """
         language = utterance.lang
         if utterance.lang_source != "words" or language is None or language_of(utterance.text) is not None:

@@ -24,7 +24,7 @@ MAX_CHARS = 400
 """No more of a sentence is read: the time it takes is bounded."""
 
 _ENGLISH = frozenset({"the", "and", "with", "your", "you"})
-"""Words that hardly stand in a sentence of another language."""
+"""Words that hardly occur in other languages."""
 _NORWEGIAN = {"no": "nb", "nn": "nb"}
 """py3langid's two codes; voices are tagged `nb`."""
 _NO_LANGUAGE = "zxx"

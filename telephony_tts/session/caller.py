@@ -47,12 +47,12 @@ _STILL_MS = 64
 """One whose last voice is no longer ago is speaking."""
 _QUIET_WINDOWS = 10
 """After so many that are no more than noise the network is not asked until one is,"""
-_MISSED_MS = 40
-"""What FreeSWITCH drops of the caller where a file begins, and again where it ends."""
-_HOLE_MS = 120
-"""The longest hole of both, with late packets around it. Nobody knows whether the caller was silent in a hole."""
 _BEFORE_WINDOWS = 4
 """and then begins anew, with so many before it: of a voice without its onset it is less sure."""
+_MISSED_MS = 40
+"""What FreeSWITCH drops of the caller's audio where a file begins, and again where it ends."""
+_HOLE_MS = 120
+"""The longest hole: both of them, with late packets around. It is not known whether the caller was silent in it."""
 
 
 class Caller:

@@ -12,7 +12,7 @@ TellLanguage = Callable[[str], str | None]
 
 
 class CallLanguage:
-    """One call's. A sentence that does not show its language, such as "OK.", is in that of the last one that did."""
+    """For one call. A sentence that does not show its language, such as "OK.", takes that of the last one that did."""
 
     def __init__(self, tell: TellLanguage | None = None) -> None:
         """Without `tell` all Latin text counts as English."""

@@ -241,8 +241,8 @@ class Sender:
             turn.resolved.extendleft(reversed(back))
 
     def _keep_reached(self, turn: Turn, heard_samples: int) -> None:
-        """A peer that plays sentences reports nothing of what it was told to forget. What it has played stays heard,
-        and the marks in there are ours to report. Where it begins again it tells."""
+        """A peer that plays files does not report files that it was told to forget. What it has played still counts as
+        heard, and we report the marks in it. The peer tells where it begins again."""
         reached = list(turn.announced)
         self._withdraw(turn, reached)
         turn.passed += [mark for mark in reached if mark.name is not None]

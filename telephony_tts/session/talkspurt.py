@@ -13,7 +13,7 @@ _COVERED_LEAK = 0.25
 
 
 _MISSED_NEAR_MS = 100
-"""A piece that is missing is told about when it happens, not where in the audio it was."""
+"""A missing piece is reported when it happens; its place in the audio is only known to within this."""
 
 
 class Change(Enum):
@@ -35,7 +35,7 @@ class TalkSpurt:
         self._missed_ms = self._missed_until_ms = 0
 
     def missed(self, n_ms: int, at_ms: int) -> None:
-        """About here, `n_ms` of the caller are missing. Next to voice they were voice."""
+        """Near `at_ms`, `n_ms` of the caller's audio are missing. Next to voice they count as voice."""
         self._missed_ms, self._missed_until_ms = n_ms, at_ms + _MISSED_NEAR_MS
 
     def feed(self, probability: float, is_open: bool, window_ms: int, at_ms: int) -> Change | None:

@@ -44,7 +44,7 @@ class Part:
     is_open: bool = False
     spans: list[Span] = field(default_factory=list)
     language: tuple[str, LangSource] | None = None
-    """Of an open part, as its beginning shows it: all of it is read so."""
+    """The language of an open part, told from its beginning. The whole part is read in it."""
     utterance: Utterance | None = None
     submitted_ns: int | None = None
     begun_ns: int | None = None
@@ -122,7 +122,7 @@ class Turn:
         self.anchor: tuple[int, int] | None = None
         """(sample, time) at which the peer last told us where it was; None also where it has lost its place."""
         self.heard_samples = 0
-        """Heard before the peer lost its place: less will not be told, though it may play some of it again."""
+        """Heard before the peer lost its place. We never report less, though the peer may play some of it again."""
         self.recent: deque[bytes] = deque()
         self.again: deque[bytes] = deque()
         """Frames to send once more, because a clear of an earlier turn emptied the peer's buffer."""

@@ -77,7 +77,7 @@ class DirectConnection(Connection):
         self._slow_timer: asyncio.TimerHandle | None = None
         self.left: asyncio.Future[None] = self.loop.create_future()
         self.log = _log
-        """The call's, once it is a leg of one."""
+        """The call's logger, once the connection is a leg of a call."""
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
         """Deliver messages from now on, first those that came with the handshake."""

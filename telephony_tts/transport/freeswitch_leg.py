@@ -5,8 +5,9 @@ FreeSWITCH has `_EARLY_NS` left to play, or until their turn is complete, and al
 FreeSWITCH drops some of the caller's audio at each begin and end of a file.
 
 The side that holds the event socket says when a file begins and ends; between the two FreeSWITCH plays on its own
-clock, so a mark inside a file comes back by ours. A file counts as heard when its begin and its end were reported, or
-when its begin was and a later file began after all the time it takes. Any other file is lost, and is sent again.
+clock, so a mark inside a file comes back by ours. A file counts as heard if its begin and its end were reported, or
+if its begin was reported and a later file began after its whole length had passed. Any other file is lost, and is sent
+again.
 """
 
 from __future__ import annotations
@@ -324,8 +325,8 @@ class FreeSwitchLeg(MediaLeg):
     # ---------------------------------------------------------- what is not played
 
     def _send_again(self, why: str) -> None:
-        """What is at FreeSWITCH and was not heard is stopped there, and goes once more under new numbers. A file that
-        had begun goes from the sentence on that it was in."""
+        """Stop the files at FreeSWITCH that were not heard, and send them once more under new numbers. A file that had
+        begun is sent from the sentence that was being played."""
         self._report_due()
         files = self._files
         if not files:
@@ -367,7 +368,7 @@ class FreeSwitchLeg(MediaLeg):
         n_asked = round(silent_s / _ASK_S)
         if silent_s >= _PATIENCE_S - 0.001:
             hint = "is telephony-sip-bridge running, with freeswitch.enabled and connected to the event socket?"
-            self._cannot_play("nobody_plays", "nothing is reported of what is said", hint=hint)
+            self._cannot_play("nobody_plays", "no report of a file came", hint=hint)
             return
         if n_asked == _N_ASKED:
             self._send_again("nothing is reported of it")

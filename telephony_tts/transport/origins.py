@@ -49,11 +49,11 @@ def is_allowed(origin: str, host: str, local_address: str, listed: Sequence[str]
     named = _HOST.fullmatch(host.lower())
     if named is None or named["host"] != page.host:
         return False
-    # A Host without a port names the default one. Which of the two, http's or https's, a proxy in front may know alone.
+    # A Host without a port means the default port. Only a proxy in front may know whether that is 80 or 443.
     if page.port not in ((int(named["port"]),) if named["port"] else _PORTS.values()):
         return False
-    # A page of evil.example can let that name mean 127.0.0.1, and is then of the host that its requests name. So behind
-    # a loopback address only loopback's own names count.
+    # DNS rebinding: evil.example can resolve to 127.0.0.1, and its page then has the same host as its requests. So on a
+    # loopback address only names of loopback count.
     return not is_loopback(local_address) or is_loopback(page.host)
 
 

@@ -37,7 +37,7 @@ class Flaw:
 
 CUT_OFF = Flaw(HTTPStatus.BAD_REQUEST, "the request ends before its head is complete\n")
 
-_NO_HTTP = Flaw(HTTPStatus.BAD_REQUEST, "this is no HTTP request; expected such as GET /healthz HTTP/1.1\n")
+_NO_HTTP = Flaw(HTTPStatus.BAD_REQUEST, "this is not an HTTP request; expected a line such as GET /healthz HTTP/1.1\n")
 _BAD_HEADER = Flaw(HTTPStatus.BAD_REQUEST, "a header cannot be parsed; expected NAME: VALUE and CR LF at its end\n")
 _BODY = Flaw(HTTPStatus.BAD_REQUEST, "a request with a body is not accepted; send GET without one\n")
 _METHOD = Flaw(HTTPStatus.METHOD_NOT_ALLOWED, f"the method is not allowed; allowed are {' and '.join(METHODS)}\n")
@@ -53,8 +53,8 @@ _LARGE = Flaw(
 class RequestHead:
     """Takes bytes until the head is complete or has a flaw.
 
-    `begun`: a byte has arrived. `flaw`: what is wrong, once it is known. Of a complete head without a flaw, `whole` has
-    the bytes, and `behind` what came with it and is none of it.
+    `begun`: a byte has arrived. `flaw`: what is wrong, once it is known. For a complete head without a flaw, `whole`
+    has its bytes, and `behind` has the bytes that came after it.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ _LAG_PERIOD_S = 0.1
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
 _LOGGED_CHARS = 200
-"""Of what a refusal says: it may name the Host header, which is the stranger's."""
+"""The most of a refusal's text that is logged: it may quote a header, whose length the peer chooses."""
 _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
 
@@ -95,7 +95,7 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls can be taken: told so, and the default engine neither stalls nor restarts."""
+        """Whether calls can be taken: `ready` is set, and the default engine is neither stalled nor restarting."""
         return self.ready and self.catalog.is_ready
 
     @asynccontextmanager

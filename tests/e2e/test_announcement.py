@@ -35,7 +35,7 @@ def typed(command: str, cwd: Path, environment: Mapping[str, str] | None = None)
 
 
 def greeted(command: str) -> dict[str, Any]:
-    """`ready`, as a client gets it that is told what wscat is told."""
+    """`ready`, received by a client that gets the same options as wscat."""
     words = shlex.split(command)
     assert words[:3] == ["npx", "wscat", "-c"], words
     headers = dict([words[words.index("-H") + 1].replace("TOKEN", TOKEN).split(": ")]) if "-H" in words else {}

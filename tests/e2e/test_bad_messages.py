@@ -138,7 +138,7 @@ def test_fragments_without_end_close_with_1009(path: str, between: bytes) -> Non
 
 
 @pytest.mark.parametrize("n", [4096, 4097])
-def test_so_many_fragments_are_a_message_and_one_more_is_none(n: int) -> None:
+def test_as_many_fragments_as_the_limit_are_a_message_and_one_more_is_refused(n: int) -> None:
     async def main() -> None:
         async with serving() as rig, raw_peer(rig.port, "/v1/stream?audio=none") as peer:
             message = json.dumps({"type": "ping", "id": "whole"}).ljust(n).encode()

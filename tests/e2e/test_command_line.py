@@ -216,7 +216,7 @@ def test_standard_output_gets_the_engines_own_audio_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", [["--voice", "nobody"], ["--rate", "16000"], ["--config", "nowhere.yaml"]])
-def test_of_what_goes_wrong_nothing_reaches_standard_output(wrong: list[str]) -> None:
+def test_an_error_writes_nothing_to_standard_output(wrong: list[str]) -> None:
     ended = program("say", "Hello.", "-", *TONES, *wrong)
     assert ended.returncode in (1, 2) and ended.stdout == b"" and ended.stderr.startswith(b"telephony-tts: ")
 

@@ -238,7 +238,7 @@ def test_an_upgrade_and_a_half_close_is_answered_and_over(caplog: pytest.LogCapt
     no_warnings(caplog)
 
 
-def test_who_never_stops_sending_behind_its_request_is_cut_off() -> None:
+def test_a_peer_that_never_stops_sending_after_its_request_is_cut_off() -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig):
             reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)

@@ -223,7 +223,7 @@ def test_a_full_socket_says_so_and_says_when_it_has_room_again() -> None:
     run(main)
 
 
-def test_that_a_peer_reads_nothing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_reads_nothing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """All that became due at once was written to the aborted connection: twelve lines for one peer."""
 
     async def main() -> None:

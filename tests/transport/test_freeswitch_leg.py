@@ -295,7 +295,7 @@ def test_an_end_without_a_begin_is_believed_when_the_file_can_have_been_played()
 
 
 def test_a_file_that_begins_twice_has_its_marks_by_its_last_begin() -> None:
-    """A break of somebody else's: the bridge lets FreeSWITCH play the file once more."""
+    """Another program has broken it: the bridge lets FreeSWITCH play the file once more."""
 
     async def act() -> None:
         line = Line()
@@ -329,7 +329,7 @@ def test_again_after_a_clear_sends_nothing() -> None:
     play(act)
 
 
-def test_again_asked_for_twice_sends_twice_and_the_old_numbers_are_nobodys() -> None:
+def test_again_asked_for_twice_sends_twice_and_reports_of_old_numbers_are_ignored() -> None:
     async def act() -> None:
         line = Line()
         line.begin()

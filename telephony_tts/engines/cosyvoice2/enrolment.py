@@ -210,7 +210,7 @@ def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
 class ModelSizes:
     """What a voice must fit, read from a model directory's weights; None is the official model.
 
-    Raises EngineUnavailable where flow.pt cannot tell, or llm.pt when it is asked.
+    Raises EngineUnavailable if flow.pt cannot be read; `n_text_rows` raises it if llm.pt cannot be read.
     """
 
     def __init__(self, model_dir: Path | None) -> None:
@@ -230,7 +230,7 @@ class ModelSizes:
 def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:
     path = model_dir / file
     try:
-        # Mapped, so that its names and shapes are read and not gigabytes; files of torch before 1.6 cannot be.
+        # Memory-mapped: only names and shapes are read, not gigabytes. Files of torch before 1.6 cannot be mapped.
         mapped = zipfile.is_zipfile(path)
         return tuple(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape)
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for

@@ -143,7 +143,7 @@ def _how_it_ended(code: int) -> str:
 
 
 class _Hung(Exception):
-    """The process is to be killed; why."""
+    """The process must be killed. The message says why."""
 
 
 class ProcessHost:
@@ -295,7 +295,7 @@ class ProcessHost:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, process: _Process, first: asyncio.Future[None], begun_s: float) -> str:
-        """Take in what it says until it ends; why. Raises _Hung for one that is to be killed."""
+        """Handle its messages until it ends; return why it ended. Raises _Hung if it must be killed."""
         reader = await process.connect()
         judge = StallJudge(self._now_ns())
         try:
@@ -366,7 +366,7 @@ class ProcessHost:
         return round(self._loop.time() * NS_PER_S)
 
     def _plan_restart(self) -> float:
-        """The process has failed: seconds to pause before the next start."""
+        """Plan the next start of a process that failed. Returns how long to pause before it, in seconds."""
         now_s = self._loop.time()
         if self._is_ready and now_s - self._ready_s >= STEADY_S:
             self._n_failed = 0

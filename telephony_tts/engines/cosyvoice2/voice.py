@@ -30,7 +30,7 @@ MIN_S, MAX_S = 3.0, 30.0
 """Less than 3 s says too little about a voice, and the speech tokenizer takes no more than 30 s."""
 MAX_READ_S = 600.0
 MAX_TRANSCRIPT = 1000
-"""Characters of a transcript, or text tokens: more than 30 s of the fastest speech hold."""
+"""The most characters, and the most text tokens, of a transcript. 30 s of the fastest speech have fewer."""
 MIN_DBFS = -45.0
 """Level of the loudest 10 ms below which a recording counts as silent."""
 TRIM_DB = 45.0
@@ -135,7 +135,7 @@ class VoiceSizes(Protocol):
 def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
     """Why a voice without `problems` cannot be used with a model of these sizes; empty where it can.
 
-    Whatever stores a voice and whatever loads one asks here, so that no voice is stored which is left out later.
+    Storing and loading use this same check, so that no stored voice is left out later.
     """
     found = []
     n_embedding, ids = features.embedding.numel(), features.transcript_ids
@@ -295,9 +295,9 @@ def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = 
 
 
 def prepared(recording: Recording, trim: bool = False) -> Recording:
-    """The recording without the silence at its ends; with `trim`, of one that is too long the beginning.
+    """The recording without the silence at its ends; with `trim`, only the beginning of one that is too long.
 
-    Raises AudioError with everything that speaks against it.
+    Raises AudioError that lists everything that is wrong with the recording.
     """
     problems = []
     wave, rate_hz = recording.wave, recording.rate_hz

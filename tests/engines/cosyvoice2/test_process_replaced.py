@@ -380,7 +380,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_one_asked_for_meanwhile_waits_for_the_next_process(made: list[Staged]) -> None:
+def test_an_utterance_asked_for_in_a_restart_waits_for_the_next_process(made: list[Staged]) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         running = asked(engine)
         await some_turns()
@@ -404,7 +404,7 @@ def test_one_asked_for_meanwhile_waits_for_the_next_process(made: list[Staged]) 
     engine_of(made, 3.0, use)
 
 
-def test_one_whose_process_is_not_expected_in_time_is_refused_at_once(made: list[Staged]) -> None:
+def test_an_utterance_is_refused_at_once_if_the_process_is_not_expected_in_time(made: list[Staged]) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         made[0].dies()
         await some_turns()
@@ -421,7 +421,7 @@ def test_one_whose_process_is_not_expected_in_time_is_refused_at_once(made: list
     engine_of(made, 12.0, use)
 
 
-def test_one_whose_process_does_not_come_waits_no_longer_than_it_may(made: list[Staged]) -> None:
+def test_an_utterance_waits_no_longer_than_restart_wait_s(made: list[Staged]) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         made[0].dies()
         await some_turns()
@@ -433,7 +433,7 @@ def test_one_whose_process_does_not_come_waits_no_longer_than_it_may(made: list[
     engine_of(made, 3.0, use)
 
 
-def test_one_is_refused_as_soon_as_a_failed_start_makes_the_wait_too_long(made: list[Staged]) -> None:
+def test_an_utterance_is_refused_as_soon_as_a_failed_start_makes_the_wait_too_long(made: list[Staged]) -> None:
     """The third start in a row is paused for, so that the fourth cannot come in time."""
 
     async def use(engine: CosyVoice2Engine) -> None:
@@ -453,8 +453,8 @@ def test_one_is_refused_as_soon_as_a_failed_start_makes_the_wait_too_long(made: 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed", "closed in a pause"])
-def test_one_that_waits_is_free_at_once(made: list[Staged], how: str) -> None:
-    """Of its listener, and of an engine that is closed; no process hears of it."""
+def test_a_waiting_utterance_can_be_ended_at_once(made: list[Staged], how: str) -> None:
+    """Its listener cancels it, or the engine is closed; no process hears of it."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         made[0].dies()
@@ -484,7 +484,7 @@ def test_one_that_waits_is_free_at_once(made: list[Staged], how: str) -> None:
     engine_of(made, 3.0, use)
 
 
-def test_one_whose_voice_is_gone_with_the_old_process(made: list[Staged]) -> None:
+def test_an_utterance_whose_voice_is_gone_after_the_restart_is_refused(made: list[Staged]) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         made[0].dies()
         await some_turns()
