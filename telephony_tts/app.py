@@ -261,6 +261,8 @@ def why_tokens_are_needed(config: Config) -> str | None:
         return None
     if not server.is_on_loopback:
         return f"server.host is {server.host}, which other machines can reach"
+    if server.is_public_elsewhere:
+        return f"server.public_url is {server.public_url}, so other machines can reach this server"
     if config.twilio.auth_token is not None:
         # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
         return "twilio.auth_token is set, which is for a server on the internet"

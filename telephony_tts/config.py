@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from telephony_tts.schema import Between, OneOf, Spelt, Url, read_section, show
 from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
@@ -74,15 +75,24 @@ class Server:
     @property
     def is_on_loopback(self) -> bool:
         """Whether only this machine can connect to `host`. Any name but localhost counts as public."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host.lower() == "localhost"
+        return _is_loopback(self.host)
+
+    @property
+    def is_public_elsewhere(self) -> bool:
+        """Whether `public_url` says that a proxy or a tunnel leads here from other machines."""
+        return self.public_url is not None and not _is_loopback(urlsplit(self.public_url).hostname or "")
 
     def conflicts(self) -> Iterator[str]:
         for origin in self.origins:
             if origin != "*" and not ORIGIN.accepts(origin):
                 yield f"origins: {show(origin)} is wrong; expected {ORIGIN.expected('text')}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +338,11 @@ def _gather_tokens(server: Server, environ: Mapping[str, str], problems: list[st
             problems.append(f"server.tokens_file: cannot read {server.tokens_file}")
         else:
             lines = [line.strip() for line in lines]
-            found += [("server.tokens_file", line) for line in lines if line and not line.startswith("#")]
+            in_file = [("server.tokens_file", line) for line in lines if line and not line.startswith("#")]
+            if not in_file:
+                # A server without tokens is open to everyone, and an operator who names a file wants the opposite.
+                problems.append(f"server.tokens_file: {server.tokens_file} has no token; expected one per line")
+            found += in_file
     listed = environ.get("TELEPHONY_TTS_TOKENS", "").split(",")
     found += [("TELEPHONY_TTS_TOKENS", token.strip()) for token in listed if token.strip()]
     for source, token in found:

@@ -120,6 +120,14 @@ def test_tokens_are_the_union_of_list_file_and_environment(tmp_path: Path) -> No
     assert config.server.tokens == ("listed", "twice", "from-file", "from-env")
 
 
+@pytest.mark.parametrize("text", ["", "\n \n", "# none yet\n"])
+def test_a_file_for_tokens_that_has_none_is_a_problem(text: str, tmp_path: Path) -> None:
+    """An empty or truncated secret opened the server to everyone who reaches it."""
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ConfigError, match=r"server\.tokens_file: .*tokens has no token; expected one per line"):
+        loaded("server: {tokens_file: tokens}\n", tmp_path, TELEPHONY_TTS_TOKENS="from-env")
+
+
 def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ LOCAL = ("127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST")
 
 def settings(environ: dict[str, str], **server: Any) -> Config:
     return load(None, {f"server.{name}": value for name, value in server.items()}, environ)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """`serve` sends the log to the standard error of its test, which is closed afterwards."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +62,17 @@ def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str)
     assert "of-the-carrier" not in refused.value.message
     assert app.transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio_auth_token == "of-the-carrier"
     assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio_auth_token == "of-the-carrier"
+
+
+@pytest.mark.parametrize("public_url", ["wss://voice.example.com", "https://192.0.2.7:8443/x"])
+def test_a_public_url_makes_a_local_server_a_public_one(public_url: str) -> None:
+    """A proxy or a tunnel leads to it."""
+    with pytest.raises(ConfigError, match=r"^server\.public_url is .*server\.tokens_file"):
+        app.transport_settings(settings({}, public_url=public_url))
+    assert app.transport_settings(settings(TOKEN, public_url=public_url)).public_url == public_url
+    assert app.transport_settings(settings({}, public_url=public_url, open=True)).tokens == ()
+    for local in ("ws://localhost:8080", "http://127.0.0.1:9000", "ws://[::1]:8080"):
+        assert app.transport_settings(settings({}, public_url=local)).public_url == local
 
 
 def test_no_host_at_all_is_a_public_one() -> None:

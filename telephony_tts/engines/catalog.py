@@ -109,6 +109,13 @@ class Catalog:
         """The language of a sentence in Latin letters, None where it is not certain or nothing here can tell."""
         return self._detector.tell(sentence) if self._detector is not None else None
 
+    def has_voice(self, voice: str | None, language: str) -> bool:
+        """Whether Latin text whose words tell its language is spoken by a voice that has it, if `voice` was named."""
+        try:
+            return self.resolve(voice, language, "", "words")[1].speaks(language)
+        except UnknownVoice:
+            return False
+
     def resolve(
         self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
     ) -> tuple[Engine, Voice]:

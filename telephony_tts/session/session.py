@@ -21,7 +21,7 @@ from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
-from telephony_tts.session.language import CallLanguage, TellLanguage
+from telephony_tts.session.language import CallLanguage, HasVoice, TellLanguage
 from telephony_tts.session.marks import Marks
 from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
@@ -45,9 +45,11 @@ class Session:
         media: bool = True,
         voice_model: FindModel | None = None,
         tell_language: TellLanguage | None = None,
+        has_voice: HasVoice | None = None,
     ) -> None:
         """`voice_model` finds the network that tells the caller's voice, for barge-in; without it there is none.
-        `tell_language` tells the language of Latin text; without it all of that counts as English."""
+        `tell_language` tells the language of Latin text; without it all of that counts as English.
+        `has_voice` tells whether the voice of a text has a language."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -57,7 +59,7 @@ class Session:
         self._media = media
         self._media_clears = False
         self._marks = Marks(settings, self._sender, self._out)
-        self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(tell_language))
+        self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(tell_language, has_voice))
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
         self.finished = False

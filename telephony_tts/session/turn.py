@@ -261,7 +261,7 @@ class Turn:
         if not settled_spans(text, self.speaking.lang, self.settings.control_tokens):
             return None
         language = self._language.of(text, self.speaking.lang)
-        spans = settled_spans(text, _known(language), self.settings.control_tokens)
+        spans = settled_spans(text, self._known(language), self.settings.control_tokens)
         if not spans:
             return None
         start, n_settled = self.n_chars - len(pending), spans[-1].end
@@ -280,7 +280,7 @@ class Turn:
             return None
         start, n_fed = part.sentence.start, len(part.sentence.text)
         text = self.text[start : start + n_fed + _OPEN_CHARS]
-        more = behind(settled_spans(text, _known(part.language), self.settings.control_tokens), n_fed)
+        more = behind(settled_spans(text, self._known(part.language), self.settings.control_tokens), n_fed)
         if not more:
             return None
         n_settled = more[-1].end
@@ -292,7 +292,7 @@ class Turn:
         n_fed = len(part.sentence.text)
         whole = self.text[part.sentence.start : end]
         self._language.of(whole, self.speaking.lang)  # the sentences after it may not show theirs
-        lang = _known(part.language) or detect_lang(whole)
+        lang = self._known(part.language) or detect_lang(whole)
         rest = behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
         self._last_text = self._say_more(part, rest)
         part.sentence = Sentence(whole, part.sentence.start, end)
@@ -307,6 +307,12 @@ class Turn:
         part.utterance = replace(part.utterance, text=part.utterance.text + text)
         return text
 
+    def _known(self, language: tuple[str, LangSource] | None) -> str | None:
+        """The language that a sentence is read in whatever follows; None where its letters decide."""
+        if language is None or language[1] == "letters":
+            return None
+        return self._language.reading(language, self.speaking.voice)
+
     @property
     def waits_for_bot(self) -> bool:
         """The engine speaks a sentence whose end it was not given yet: it cannot be blamed for silence."""
@@ -316,15 +322,16 @@ class Turn:
         """Normalise the sentence and make the utterance of it; what settled of an open one was normalised already."""
         speaking = self.speaking
         text = part.sentence.text
-        lang, source = part.language or self._language.of(text, speaking.lang)
+        language = part.language or self._language.of(text, speaking.lang)
         if not part.is_open:
+            lang = self._language.reading(language, speaking.voice)
             part.spans = normalize_spans(text, lang, self.settings.control_tokens)
         part.utterance = Utterance(
             id=f"{self.settings.session}/{self.seq}/{part.index}" + "'" * self._n_beginnings,
             text="".join(span.spoken for span in part.spans),
             voice=speaking.voice,
-            lang=lang,
-            lang_source=source,
+            lang=language[0],
+            lang_source=language[1],
             speed=speaking.speed,
             seed=speaking.seed,
             instruct=speaking.instruct,
@@ -415,11 +422,6 @@ class Turn:
     def ready_ns(self) -> int:
         """Playing time of what is encoded and not yet sent."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
-
-
-def _known(language: tuple[str, LangSource] | None) -> str | None:
-    """The language that a sentence is read in whatever follows; None where its letters decide."""
-    return language[0] if language is not None and language[1] != "letters" else None
 
 
 def _behind(sentence: Sentence, offset: int) -> Sentence | None:

@@ -30,11 +30,14 @@ def parse_origin(text: str) -> Page | None:
     return Page(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
 
 
-def is_allowed(origin: str, host: str, local_address: str, listed: Sequence[str], public_url: str | None) -> bool:
+def is_allowed(
+    origin: str, host: str, local_address: str, listed: Sequence[str], public_url: str | None, *, has_tokens: bool
+) -> bool:
     """Whether a page may open this connection.
 
     `origin` and `host` are the request's headers, `local_address` is the server's own end of the connection. `listed`
     has origins, or "*" for all of them. Pages of the host that the request names and of `public_url` may as well.
+    `has_tokens`: the server asks for a token too.
     """
     if "*" in listed:
         return True
@@ -52,9 +55,20 @@ def is_allowed(origin: str, host: str, local_address: str, listed: Sequence[str]
     # A Host without a port means the default port. Only a proxy in front may know whether that is 80 or 443.
     if page.port not in ((int(named["port"]),) if named["port"] else _PORTS.values()):
         return False
-    # DNS rebinding: evil.example can resolve to 127.0.0.1, and its page then has the same host as its requests. So on a
-    # loopback address only names of loopback count.
-    return not is_loopback(local_address) or is_loopback(page.host)
+    # DNS rebinding: evil.example can resolve to any address of the server, and its page then has the same host as its
+    # requests. So its name proves nothing on loopback, nor to a server that asks for no token.
+    if is_loopback(page.host):
+        return True
+    return not is_loopback(local_address) and (has_tokens or _is_address(page.host))
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -258,26 +258,30 @@ class Server:
         return response
 
     def _refuse_page(self, connection: CallConnection, request: Request) -> Response | None:
-        """A refusal if the request comes from a web page that may not use the server. Programs send no Origin."""
+        """A refusal if the request comes from a web page that may not use the server.
+
+        Most programs send no Origin. Others name the host that they dial, which a proxy may hide; so a token in
+        `Authorization: Bearer` counts first, a header that no page can set on a WebSocket.
+        """
         if "Origin" not in request.headers:
+            return None
+        settings = self.settings
+        if settings.tokens and (bearer := _bearer(request)) is not None and settings.knows(bearer):
             return None
         origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
         here = connection.local_address[0]
-        if origins.is_allowed(origin, host, here, self.settings.origins, self.settings.public_url):
+        listed, public_url, has_tokens = settings.origins, settings.public_url, bool(settings.tokens)
+        if origins.is_allowed(origin, host, here, listed, public_url, has_tokens=has_tokens):
             return None
         shown = origin[:_MAX_SHOWN_CHARS]
         message = f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
         return self._refuse("origin", HTTPStatus.FORBIDDEN, message)
 
     def _authorised(self, request: Request) -> bool:
-        scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
-        if scheme.lower() in ("bearer", "token"):
-            # Headers are bytes, which the library shows as Latin-1 (before its version 16 as ASCII with surrogates).
-            given = credential.strip().encode("iso-8859-1", "surrogateescape")
-        elif scheme.lower() == "basic":
-            given = _password(credential)
-        else:
-            given = (token_in(request.path) or "").encode()
+        given = _bearer(request)
+        if given is None:
+            scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
+            given = _password(credential) if scheme.lower() == "basic" else (token_in(request.path) or "").encode()
         return self.settings.knows(given)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
@@ -346,6 +350,15 @@ _LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
     "/media/freeswitch": lambda connection, _: FreeSwitchLeg(connection),
     "/media/native": lambda connection, _: NativeLeg(connection),
 }
+
+
+def _bearer(request: Request) -> bytes | None:
+    """The token of `Authorization: Bearer` or `Token`; None if the request has no such header."""
+    scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
+    if scheme.lower() not in ("bearer", "token"):
+        return None
+    # Headers are bytes, which the library shows as Latin-1.
+    return credential.strip().encode("iso-8859-1", "surrogateescape")
 
 
 def _password(credential: str) -> bytes:

@@ -92,6 +92,7 @@ def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
         media=kind == "stream",
         voice_model=VOICE_MODEL.find,
         tell_language=catalog.tell_language,
+        has_voice=catalog.has_voice,
     )
     return Call(session, catalog, kind)
 

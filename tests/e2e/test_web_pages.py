@@ -70,6 +70,23 @@ def test_a_page_needs_the_token_as_well_and_learns_nothing_without_its_origin() 
     run(main)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_program_with_a_token_in_its_header_is_no_page(path: str) -> None:
+    """Some programs send an Origin of the host that they dial, and a proxy before us hides that host."""
+    async def main() -> None:
+        async with serving(tokens=("sesame",), media_start_s=0.2) as rig:
+            for word in ("Bearer", "token"):
+                head = {"Authorization": f"{word} sesame"}
+                assert await status(rig, path, "http://tts.example.com", additional_headers=head) == 101
+            assert await status(rig, path, EVIL, additional_headers={"Authorization": "Bearer open"}) == 403
+            basic = {"Authorization": "Basic OnNlc2FtZQ=="}  # which a browser sends by itself
+            assert await status(rig, path, EVIL, additional_headers=basic) == 403
+        async with serving(media_start_s=0.2) as rig:
+            assert await status(rig, path, EVIL, additional_headers={"Authorization": "Bearer sesame"}) == 403
+
+    run(main)
+
+
 def test_plain_http() -> None:
     async def main() -> None:
         async with serving() as rig:

@@ -115,3 +115,25 @@ def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() 
     world.send(m.End())
     world.run(8000)
     assert [(lang, source) for _, lang, source in utterances(world)] == [("en", "letters"), ("de", "words")]
+
+
+@pytest.mark.parametrize("text_mode", ["sentence", "interleaved"])
+def test_a_voice_without_the_language_gets_numbers_in_english(text_mode: str) -> None:
+    """German rules leave digits to the voice, and later English sentences of the call lost their numbers too."""
+    german, english = "Sie kommen um 14:30 Uhr.", "It is $42.50."
+    asked: list[tuple[str | None, str]] = []
+
+    def has_voice(voice: str | None, language: str) -> bool:
+        asked.append((voice, language))
+        return False
+
+    settings = SessionSettings(first_clause_chars=0, text_mode=text_mode, voice="anna")
+    world = World(settings, tell_language={german: "de"}.get, has_voice=has_voice)
+    for text in (german, english):
+        world.send(m.Say(text))
+        world.run(8000)
+    assert utterances(world) == [
+        ("Sie kommen um fourteen thirty Uhr.", "de", "words"),
+        ("It is forty two dollars and fifty cents.", "de", "words"),
+    ]
+    assert set(asked) == {("anna", "de")}

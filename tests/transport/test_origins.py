@@ -12,8 +12,10 @@ from telephony_tts.transport.origins import is_allowed, is_loopback, parse_origi
 PUBLIC, LOOPBACK = "192.0.2.7", "127.0.0.1"
 
 
-def allowed(origin: str, host: str, here: str = PUBLIC, *listed: str, public_url: str | None = None) -> bool:
-    return is_allowed(origin, host, here, listed, public_url)
+def allowed(
+    origin: str, host: str, here: str = PUBLIC, *listed: str, public_url: str | None = None, has_tokens: bool = True
+) -> bool:
+    return is_allowed(origin, host, here, listed, public_url, has_tokens=has_tokens)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,14 @@ def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) 
     assert not allowed("http://evil.example:8080", "evil.example:8080", here)
     for host in ("127.0.0.1:8080", "localhost:8080", "[::1]:8080", "tts.localhost:8080"):
         assert allowed(f"http://{host}", host, here)
+
+
+@pytest.mark.parametrize("here", [PUBLIC, "172.17.0.2"])
+def test_a_server_without_a_token_believes_no_name_at_any_address(here: str) -> None:
+    """A port that a container engine publishes on 127.0.0.1 is reached at the container's own address."""
+    assert not allowed("http://evil.example:8080", "evil.example:8080", here, has_tokens=False)
+    for host in ("127.0.0.1:8080", "localhost:8080", "192.0.2.7:8080", "[2001:db8::7]:8080"):
+        assert allowed(f"http://{host}", host, here, has_tokens=False)
 
 
 @pytest.mark.parametrize("host", ["localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]"])
