@@ -71,9 +71,9 @@ class Bridge:
         self._empty = asyncio.Event()
         self._empty.set()
         self._at_once = asyncio.Event()
-        self._ari = AriApplication(config.ari, config.server, self._begin) if config.ari.enabled else None
+        self._ari = AriApplication(config.ari, config.server, self._begin, self._limit) if config.ari.enabled else None
         switch = config.freeswitch
-        self._freeswitch = FreeSwitchApplication(switch, self._begin) if switch.enabled else None
+        self._freeswitch = FreeSwitchApplication(switch, self._begin, self._limit) if switch.enabled else None
         self.draining = False
 
     @property

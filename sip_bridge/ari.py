@@ -39,7 +39,8 @@ class NoRoom(Exception):
 class AriApplication:
     """`run` it for as long as there are calls; `begin` gets each."""
 
-    def __init__(self, ari: Ari, server: Server, begin: Begin) -> None:
+    def __init__(self, ari: Ari, server: Server, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` is for the lines that callers cause before they are calls."""
         self._ari = ari
         self._server = server
         self._begin = begin
@@ -50,8 +51,7 @@ class AriApplication:
         self._n_begun = 0
         self._instance = f"{ari.app}-{secrets.token_hex(4)}"
         self._leftovers = Leftovers(ari.app, self._instance)
-        self._log = _log.limited(logs.LineLimit.of_strangers())
-        """For what callers cause."""
+        self._log = _log.limited(limit)
         self.draining = False
         """No new calls: their dialplan goes on."""
 

@@ -163,6 +163,8 @@ class FilePlayer:
         self._waiting.clear()
         if self._current is not None:
             self._remove(self._current)
+            if not self._current.is_cleared:
+                self.deadline_ns = None  # what becomes of it is not waited for
 
     def lost_touch(self, now_ns: int) -> None:
         """Events and orders were lost. What may be playing is stopped; the server sends again what was not heard."""

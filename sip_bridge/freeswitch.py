@@ -47,14 +47,14 @@ Begin = Callable[[FreeSwitchCall, Callable[[], None]], None]
 class FreeSwitchApplication:
     """`run` it for as long as there are calls; `begin` gets each."""
 
-    def __init__(self, settings: FreeSwitch, begin: Begin) -> None:
+    def __init__(self, settings: FreeSwitch, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` is for the lines that FreeSWITCH's events cause."""
         self._settings = settings
         self._begin = begin
         self._connection: EslConnection | None = None
         self._why_lost = "not connected yet"
         self._calls: dict[str, FreeSwitchCall] = {}
-        self._log = _log.limited(logs.LineLimit.of_strangers())
-        """For what FreeSWITCH's events cause."""
+        self._log = _log.limited(limit)
         self.draining = False
         """No new calls."""
 

@@ -75,6 +75,8 @@ class DirectConnection(Connection):
         self._held: deque[bytes] = deque()
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
+        self.max_unsent_bytes = _MAX_UNSENT_BYTES
+        """With more unsent than this the peer is dropped: it reads nothing."""
         self.left: asyncio.Future[None] = self.loop.create_future()
         self.log = _log
         """The call's logger, once the connection is a leg of a call."""
@@ -138,7 +140,7 @@ class DirectConnection(Connection):
         super().send_data()
         if self.paused and not self.transport.is_closing():
             unsent_bytes = self.transport.get_write_buffer_size()
-            if unsent_bytes > _MAX_UNSENT_BYTES:
+            if unsent_bytes > self.max_unsent_bytes:
                 self.log.warning("reads_nothing", unsent_bytes=unsent_bytes)
                 self.transport.abort()
 

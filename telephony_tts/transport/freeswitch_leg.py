@@ -53,6 +53,9 @@ reported by then that it cannot play."""
 _MOST_SENDS = 5
 """A file that was sent so often and is still not reported as played cannot be played."""
 
+_MAX_UNSENT_BYTES = 8 << 20
+"""Lost files are sent again at once: up to minutes of speech at 16 kHz. A silent reader is dropped by time."""
+
 _SLACK_NS = 200 * NS_PER_MS
 """By how much the delays of two reports may differ."""
 
@@ -84,6 +87,7 @@ class FreeSwitchLeg(MediaLeg):
         }
         self._codec = FreeSwitchCodec(connection.subprotocol == FORK_PROTOCOL, call, rate_hz, caller)
         super().__init__(connection, self._codec)  # type: ignore[arg-type]  # it says files, where others say frames
+        connection.max_unsent_bytes = _MAX_UNSENT_BYTES
         self._loop = asyncio.get_running_loop()
         self._gathered = bytearray()
         self._marks: list[tuple[int, str]] = []
@@ -262,6 +266,8 @@ class FreeSwitchLeg(MediaLeg):
     def _begins(self, file: _File, now_ns: int) -> None:
         if file.begun_ns is not None and self.call is not None:
             self.call.receive(m.MediaLost())  # it was broken, and is played again from its beginning
+            if not self._files or self._files[0] is not file:
+                return  # the session has interrupted the turn
         file.begun_ns = now_ns
         self._expect(self._duration_ns(len(file.pcm)))
         self._send_held_if_due()
@@ -363,6 +369,7 @@ class FreeSwitchLeg(MediaLeg):
         self._watch = self._loop.call_later(wait_s, self._is_unheard)
 
     def _is_unheard(self) -> None:
+        assert self._files, "without a file nothing is waited for"
         due_ns = self._due_ns
         silent_s = (monotonic_ns() - due_ns) / NS_PER_S
         n_asked = round(silent_s / _ASK_S)

@@ -290,6 +290,19 @@ def test_a_call_that_is_over_leaves_no_file() -> None:
     assert world.removed == ["/f2", "/f3", "/f1"], "each once"
 
 
+def test_a_file_is_not_reported_as_failed_while_the_event_socket_is_away() -> None:
+    """Its time ran on, and the server ended the call just before it would have sent the file again."""
+    world = World()
+    world.add(1)
+    assert world.player.deadline_ns is not None, "it should begin soon"
+    world.taken()
+    world.player.forget_files()
+    world.pass_ms(60_000)
+    assert world.taken() == []
+    world.player.lost_touch(world.now_ns)
+    assert world.taken() == ["stop", "again"]
+
+
 def test_what_is_not_ours_is_nothing_to_us() -> None:
     world = World()
     world.begun(9)

@@ -243,6 +243,24 @@ def test_a_peer_that_reads_nothing_is_logged_once(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["reads_nothing"] and 1 << 20 < line["unsent_bytes"] < (1 << 20) + 70_000
 
 
+def test_a_peer_that_reads_may_be_owed_more_where_that_is_allowed() -> None:
+    """What a FreeSWITCH leg sends again at once may be more than other legs ever owe."""
+
+    async def main() -> None:
+        async def handler(connection: CallConnection) -> None:
+            connection.listen(lambda payload, is_text: None, lambda flag: None)
+            connection.max_unsent_bytes = 4 << 20
+            for n in range(3):
+                connection.send_now(bytes([n]) * (1 << 20), False)
+            await connection.left
+
+        async with served(handler) as port, client(port) as socket:
+            got = [await socket.recv() for _ in range(3)]
+            assert got == [bytes([n]) * (1 << 20) for n in range(3)]
+
+    run(main)
+
+
 @pytest.mark.parametrize("how", ["slow", "endless"])
 def test_who_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:

@@ -266,14 +266,14 @@ def ends_of(phone: Telephone, sentence: str) -> float:
 
 @pytest.mark.parametrize("asks", [True, False], ids=["the bridge asks", "an older bridge plays on"])
 @pytest.mark.parametrize("away_ms", [300, 1500, 3000])
-@pytest.mark.parametrize("killed_ms", [50, 1200, 4000, 8000])
-@pytest.mark.parametrize("n_sentences", [1, 4])
+@pytest.mark.parametrize(
+    ("n_sentences", "killed_ms"), [(1, 50), (1, 1200), (4, 50), (4, 1200), (4, 4000), (4, 8000)]
+)
 def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
     asks: bool, away_ms: float, killed_ms: float, n_sentences: int
 ) -> None:
     sentences = SENTENCES[:n_sentences]
-    if killed_ms > n_sentences * SENTENCE_MS:
-        pytest.skip("the turn is over by then")
+    assert killed_ms < n_sentences * SENTENCE_MS, "within the turn"
 
     async def act(call: Call, bot: Bot, phone: Telephone) -> None:
         say(call, *sentences)

@@ -39,6 +39,7 @@ class Line:
         """What the session is told of where FreeSWITCH is."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
+        self.max_unsent_bytes = 0
         self.subprotocol = protocol
         self.request = Request(path, Headers({name.replace("_", "-"): value for name, value in headers.items()}))
         self.leg = FreeSwitchLeg(cast(CallConnection, self))
@@ -90,6 +91,43 @@ class Line:
 
     def words(self) -> list[Any]:
         return [said["data"] for said in self.sent if said["type"] == "json"]
+
+
+def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for() -> None:
+    """Ten seconds later a healthy call was ended: nobody had played a file that was no more."""
+
+    async def act() -> None:
+        line = Line()
+        line.begin()
+        line.sentence(50, "end")
+        line.hears(esl="playing", file="1")
+
+        def interrupt(message: Any) -> None:
+            if isinstance(message, m.MediaLost):
+                line.say(m.MediaClear())
+
+        line.receive = interrupt  # type: ignore[method-assign]
+        line.hears(esl="playing", file="1")
+        await at(60_000)
+        assert line.closed is None
+        line.end(1000, "")
+
+    play(act)
+
+
+def test_the_leg_may_owe_all_that_it_sends_again() -> None:
+    async def act() -> None:
+        line = Line("/media/freeswitch?rate=16000")
+        line.begin()
+        for n in range(12):
+            line.sentence(250, str(n), ends_turn=True)
+            line.hears(esl="playing", file=str(n + 1))
+        n_before = len(json.dumps(line.sent))
+        line.hears(esl="again")
+        assert 1 << 20 < len(json.dumps(line.sent)) - n_before < line.max_unsent_bytes
+        line.end(1000, "")
+
+    play(act)
 
 
 def test_frames_are_gathered_up_to_the_end_of_their_sentence() -> None:
