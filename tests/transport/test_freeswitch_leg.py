@@ -94,7 +94,7 @@ class Line:
 
 
 def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for() -> None:
-    """Ten seconds later a healthy call was ended: nobody had played a file that was no more."""
+    """The other side was asked about a file that was no more."""
 
     async def act() -> None:
         line = Line()
@@ -108,8 +108,9 @@ def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for(
 
         line.receive = interrupt  # type: ignore[method-assign]
         line.hears(esl="playing", file="1")
+        n_said = len(line.sent)
         await at(60_000)
-        assert line.closed is None
+        assert line.closed is None and line.sent[n_said:] == []
         line.end(1000, "")
 
     play(act)
