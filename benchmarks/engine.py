@@ -27,6 +27,7 @@ from harness import report
 from harness.process import give_back_unused, resident_kib
 from harness.synthesis import Rig, Speaker, Watch, build, chunk_work, progress, sayable
 
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -35,11 +36,10 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
 )
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 _EXAMPLES = """examples:
   python benchmarks/engine.py                                the full size, 8 s, a quarter of an hour on one core

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _tiny(folder: Path) -> Path:
-    from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+    from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
     write_random_checkpoint(folder)
     return folder

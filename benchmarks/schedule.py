@@ -18,8 +18,8 @@ from harness.cost import NS_PER_MS, Cost
 from harness.simulated import NS_PER_S, Planner, Simulation
 
 from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Stage, Widths, plan
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Stage, Widths, plan
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from sip_bridge import metrics
-from sip_bridge.ari import AriApplication
-from sip_bridge.audiosocket import CallerSocket
-from sip_bridge.call import Call
+from sip_bridge.ari.application import AriApplication
+from sip_bridge.ari.originate import Originator
+from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.connection import CallerSocket
 from sip_bridge.config import Config
-from sip_bridge.freeswitch import FreeSwitchApplication
+from sip_bridge.freeswitch.application import FreeSwitchApplication
 from sip_bridge.health import HealthServer, serve_health
-from sip_bridge.originate import Originator
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 # Before numpy is imported anywhere: the bridge multiplies no matrices, and OpenBLAS would start a thread per core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from sip_bridge.ari_config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE
+from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE
 from sip_bridge.config import TOKEN_VARIABLE, Config, load
 from telephony_tts.cli_settings import overrides
 from telephony_tts.errors import TelephonyTTSError

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sip_bridge.ari_config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, Ari
-from sip_bridge.freeswitch_config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, Ari
+from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitch
 from telephony_tts.schema import Between, OneOf, Url, read_section, show
 from telephony_tts.settings_tree import put_given, raise_problems, read_tree
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from sip_bridge.audiosocket_frames import BAD_KINDS
+from sip_bridge.audiosocket.frames import BAD_KINDS
 from telephony_tts.metrics import LATENESS_BUCKETS_MS, LoopHistogram
 
 REGISTRY = CollectorRegistry()

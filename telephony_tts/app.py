@@ -141,10 +141,10 @@ def _cosyvoice2(config: Config) -> Engine:
 
 def _stored_voices(config: Config) -> tuple[list[Voice], list[str]]:
     need_torch()
-    from telephony_tts.engines.cosyvoice2 import enrolment
     from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
     from telephony_tts.engines.cosyvoice2.service import LANGUAGES
-    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+    from telephony_tts.engines.cosyvoice2.voices import enrolment
+    from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
     model, directory = config.engines.cosyvoice2.model, voice_directory(config)
     assert directory is not None

@@ -17,7 +17,7 @@ from telephony_tts.errors import ConfigError
 
 if TYPE_CHECKING:
     from telephony_tts.config import Config
-    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+    from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
 Run = Callable[[argparse.Namespace], int]
 Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
@@ -166,7 +166,7 @@ def _store(settings: Config) -> VoiceStore:
     if directory is None:
         raise ConfigError("which voices? give --model DIR or --voices DIR, or --config with engines.cosyvoice2.model")
     app.need_torch()
-    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
+    from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
     return VoiceStore(directory)
 
@@ -201,7 +201,7 @@ def _add(arguments: argparse.Namespace) -> int:
         if not transcript:
             raise ConfigError("--text says nothing: give the words of the recording, or leave it out")
     store = _store(settings)
-    from telephony_tts.engines.cosyvoice2.enrolment import enrol
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import enrol
 
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
@@ -236,7 +236,7 @@ def _explained(mode: str) -> str:
 def _remove(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     store, model = _store(settings), settings.engines.cosyvoice2.model
-    from telephony_tts.engines.cosyvoice2.enrolment import remove_voice
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import remove_voice
 
     remove_voice(arguments.name, store, None if model is None else Path(model))
     print(f"{arguments.name}: removed from {store.directory}; a running server has it until it starts again")
@@ -247,7 +247,7 @@ def _import(arguments: argparse.Namespace) -> int:
     """Exit status 1 if no voice could be imported, or if a voice named by --only could not be."""
     settings = _settings(arguments)
     store = _store(settings)
-    from telephony_tts.engines.cosyvoice2.enrolment import ModelSizes, import_speakers
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import ModelSizes, import_speakers
 
     model = settings.engines.cosyvoice2.model
     sizes = ModelSizes(None if model is None else Path(model))
@@ -277,7 +277,7 @@ def _need_torch() -> None:
 def _check(arguments: argparse.Namespace) -> int:
     """Exit status 0 if the directory is good, 1 with one line per problem and one of what to do."""
     _need_torch()
-    from telephony_tts.engines.cosyvoice2.weights import check_model_directory, how_to_mend
+    from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, how_to_mend
 
     directory = Path(arguments.dir)
     problems = check_model_directory(directory)
@@ -292,7 +292,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _random(arguments: argparse.Namespace) -> int:
     _need_torch()
-    from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+    from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
     if arguments.seed < 0:
         raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 on")
@@ -303,8 +303,8 @@ def _random(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     """Exit status 0 if the directory is complete and good, 130 if broken off by Ctrl-C."""
-    from telephony_tts.engines.cosyvoice2.download import OFFICIAL_REPOS, ProgressLine, pull
-    from telephony_tts.engines.cosyvoice2.hubs import open_hub
+    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, ProgressLine, pull
+    from telephony_tts.engines.cosyvoice2.checkpoint.hubs import open_hub
 
     directory = Path(arguments.dir)
     repo = arguments.repo or OFFICIAL_REPOS[arguments.source]

@@ -92,7 +92,7 @@ def _gpus(device: str) -> Iterator[tuple[str, str, str]]:
     try:
         import torch
 
-        from telephony_tts.engines.cosyvoice2.loading import device_problem
+        from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
     except (ImportError, OSError) as error:  # a library of its own is missing, or made for another machine
         yield "broken", "gpu", f"PyTorch cannot be imported: {error}; install it again: make model TORCH=..."
         return
@@ -129,10 +129,10 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
-    from telephony_tts.engines.cosyvoice2.enrolment import list_voices
+    from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK, check_model_directory, how_to_mend
     from telephony_tts.engines.cosyvoice2.settings import how_to_add_a_voice
-    from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
-    from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK, check_model_directory, how_to_mend
+    from telephony_tts.engines.cosyvoice2.voices.enrolment import list_voices
+    from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
     problems = check_model_directory(Path(model))
     for problem in problems:

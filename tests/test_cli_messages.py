@@ -18,7 +18,7 @@ import torch
 from telephony_tts import app, cli_bench
 from telephony_tts.cli import main
 from telephony_tts.engines.api import EngineStats, Voice
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
 torch.set_num_threads(1)
 

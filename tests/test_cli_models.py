@@ -17,9 +17,9 @@ import pytest
 from hub_rig import COMMIT, FakeHub, serving
 
 from telephony_tts.cli import main
-from telephony_tts.engines.cosyvoice2 import download
-from telephony_tts.engines.cosyvoice2.download import NEEDED, OFFICIAL_REPOS
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint import download
+from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
 SOURCES = ("huggingface", "modelscope")
 UNWANTED = ("CosyVoice-BlankEN/model.safetensors", "flow.decoder.estimator.fp32.onnx", "README.md")

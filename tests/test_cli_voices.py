@@ -19,11 +19,11 @@ import torch
 from telephony_tts import app, config
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli import main
-from telephony_tts.engines.cosyvoice2 import enrolment
-from telephony_tts.engines.cosyvoice2.loading import read_voices
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.hosting.loading import read_voices
+from telephony_tts.engines.cosyvoice2.voices import enrolment
+from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
 torch.set_num_threads(1)
 

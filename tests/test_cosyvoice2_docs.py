@@ -19,7 +19,7 @@ from telephony_tts.bench.load import Load
 from telephony_tts.bench.runs import run
 from telephony_tts.cli import main
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.cosyvoice2.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.fake import FakeEngine
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "cosyvoice2.md"
@@ -122,6 +122,15 @@ def test_what_the_engine_counts_is_documented(measured: dict[str, Any]) -> None:
     assert row["cancelled"] > 0
     assert set(row["counters"]) == counted()
     assert set(listed("stage")) == {stage.name.lower() for stage in Stage}
+
+
+def test_the_table_of_files_has_each_file_of_the_engine_once() -> None:
+    folder = DOCUMENT.parents[1] / "telephony_tts" / "engines" / "cosyvoice2"
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*.py")} - {"__init__.py"}
+    there = {name for name in there if not name.endswith("/__init__.py")}
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([a-z0-9_/]+\.py)`", row.split(" | ")[0])]
+    assert sorted(named) == sorted(there)
 
 
 def test_the_engines_metrics_are_documented_with_their_labels() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from telephony_tts import app
 from telephony_tts.cli import main
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
 torch.set_num_threads(1)
 
@@ -132,7 +132,7 @@ def test_doctor_tells_gpus_and_their_driver(
 def test_doctor_says_nothing_of_gpus_without_pytorch_and_what_keeps_it_from_being_imported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "telephony_tts.engines.cosyvoice2.loading", None)
+    monkeypatch.setitem(sys.modules, "telephony_tts.engines.cosyvoice2.hosting.loading", None)
     (wrong,) = gpu_lines(capsys)
     assert wrong.startswith("broken gpu PyTorch cannot be imported: ")
     found: Callable[..., Any] = importlib.util.find_spec

@@ -14,9 +14,9 @@ import pytest
 from hub_rig import FakeHub, serving
 
 from telephony_tts.cli import main
-from telephony_tts.engines.cosyvoice2 import download
-from telephony_tts.engines.cosyvoice2.download import NEEDED, OFFICIAL_REPOS, ProgressLine, pull
-from telephony_tts.engines.cosyvoice2.hubs import CHUNK_BYTES, HubFile, Listing, Sink
+from telephony_tts.engines.cosyvoice2.checkpoint import download
+from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, ProgressLine, pull
+from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 MODEL = "llm.pt"

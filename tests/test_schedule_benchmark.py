@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmark_here import run_here
 
-from telephony_tts.engines.cosyvoice2.scheduler import Widths
+from telephony_tts.engines.cosyvoice2.core.scheduler import Widths
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
 

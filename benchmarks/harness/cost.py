@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telephony_tts.engines.cosyvoice2.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 
 NS_PER_MS = 1_000_000
 

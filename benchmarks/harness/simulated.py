@@ -19,18 +19,9 @@ from typing import Any, cast
 import numpy as np
 
 from harness.cost import NS_PER_MS, Cost
-from telephony_tts.engines.cosyvoice2.counters import Counters
-from telephony_tts.engines.cosyvoice2.generation import Feed
-from telephony_tts.engines.cosyvoice2.jobs import Job
-from telephony_tts.engines.cosyvoice2.model.config import (
-    EOS,
-    FRAMES_PER_TOKEN,
-    SAMPLE_RATE_HZ,
-    SAMPLES_PER_FRAME,
-)
-from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.scheduler import (
+from telephony_tts.engines.cosyvoice2.core.counters import Counters
+from telephony_tts.engines.cosyvoice2.core.jobs import Job
+from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Ahead,
     Lane,
     Need,
@@ -42,7 +33,16 @@ from telephony_tts.engines.cosyvoice2.scheduler import (
     newcomers_due_later_ns,
     plan,
 )
-from telephony_tts.engines.cosyvoice2.stream import Piece, Stream, UnderWay
+from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream, UnderWay
+from telephony_tts.engines.cosyvoice2.model.config import (
+    EOS,
+    FRAMES_PER_TOKEN,
+    SAMPLE_RATE_HZ,
+    SAMPLES_PER_FRAME,
+)
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
+from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 NS_PER_S = 1_000_000_000
 N_EULER = 10

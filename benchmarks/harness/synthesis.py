@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.core import Core
-from telephony_tts.engines.cosyvoice2.generation import MAX_TOKENS_PER_TEXT
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size, write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.core.core import Core
+from telephony_tts.engines.cosyvoice2.core.orders import Cancel, Ended, Event, Submit
+from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.device.runner import Runner
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     N_MELS,
@@ -26,16 +31,11 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     TOKENS_PER_S,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.orders import Cancel, Ended, Event, Submit
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.prompting import Request, with_end
-from telephony_tts.engines.cosyvoice2.random_checkpoint import Size, write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.runner import Runner
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
+from telephony_tts.engines.cosyvoice2.text.prompting import Request, with_end
+from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 VOICE = "measured"
 TAKES_ALL = Ahead(audio_ms=10**9)

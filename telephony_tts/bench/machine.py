@@ -27,7 +27,7 @@ def need_gpu(device: str) -> None:
     if not device.startswith("cuda"):
         return
     # PyTorch comes with it, which a run on a CPU is not to import before the engine does.
-    from telephony_tts.engines.cosyvoice2.loading import device_problem
+    from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
 
     problem = device_problem(device, cpu="--device cpu")
     if problem is not None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telephony_tts.engines.cosyvoice2.generation import MAX_TOKENS_PER_TEXT
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size, write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK
 from telephony_tts.engines.cosyvoice2.model.config import TOKENS_PER_S
-from telephony_tts.engines.cosyvoice2.random_checkpoint import Size, write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.weights import RANDOM_MARK
+from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
 from telephony_tts.errors import ConfigError
 
 SECONDS_PER_WORD, SECONDS_PER_HAN = 0.36, 0.23

@@ -16,7 +16,7 @@ from dataclasses import replace
 from telephony_tts.audio.encoder import silent_frame
 from telephony_tts.engines.api import Chunk
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.caller import Caller, FindModel
+from telephony_tts.session.caller.caller import Caller, FindModel
 from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from telephony_tts.text import abbreviations
 from telephony_tts.text.characters import CLOSING, PAIRS, is_cjk
+from telephony_tts.text.english import abbreviations
 
 _ADDRESS = re.compile(r"://|www\.|[@/]")
 _SCHEME = re.compile(

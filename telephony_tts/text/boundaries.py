@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from telephony_tts.text import abbreviations
-from telephony_tts.text.abbreviations import Kind
 from telephony_tts.text.characters import CLAUSE, CONTENT, DASHES, PAIRS, is_cjk, is_hangul
+from telephony_tts.text.english import abbreviations
+from telephony_tts.text.english.abbreviations import Kind
 from telephony_tts.text.lookahead import Run, View
 from telephony_tts.text.nesting import Role
 

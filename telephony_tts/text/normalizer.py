@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from telephony_tts.text import markdown
-from telephony_tts.text.chinese_rules import CHINESE
-from telephony_tts.text.english_rules import ENGLISH
+from telephony_tts.text.chinese.rules import CHINESE
+from telephony_tts.text.english.rules import ENGLISH
 from telephony_tts.text.japanese_rules import JAPANESE
 from telephony_tts.text.korean_rules import KOREAN
 from telephony_tts.text.scanner import readings

@@ -14,7 +14,7 @@ import torch
 
 from telephony_tts.bench import machine
 from telephony_tts.bench.machine import Meter, Rapl
-from telephony_tts.engines.cosyvoice2.loading import device_problem
+from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
 from telephony_tts.errors import EngineUnavailable
 
 

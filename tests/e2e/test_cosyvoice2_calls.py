@@ -27,9 +27,9 @@ from twilio_peer import calling
 from websockets.asyncio.client import connect
 
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
-from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
 CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
 ALIKE = 0.998

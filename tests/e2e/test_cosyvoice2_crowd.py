@@ -19,8 +19,8 @@ from served import process
 
 from telephony_tts import event_loop, metrics, offline
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.cosyvoice2 import random_checkpoint
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.wire.messages import Configure
 

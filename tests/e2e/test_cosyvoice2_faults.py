@@ -21,8 +21,8 @@ from rig import Bot, gather, get
 from served import process
 from websockets.asyncio.client import connect
 
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 
 WAIT_S = 30.0
 BAD, GOOD = "Zebras.", "Your parcel left the depot on Tuesday morning."

@@ -20,7 +20,7 @@ from served import process
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
 pytestmark = pytest.mark.timed
 

@@ -316,7 +316,7 @@ def test_a_bridge_that_is_told_to_stop_lets_the_call_finish(pbx: Asterisk, media
 def test_a_call_outlives_a_killed_bridge_and_the_next_one_puts_it_away(
     pbx: Asterisk, media: RtpExchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sip_bridge.ari._TIDY_S", 0.5)
+    monkeypatch.setattr("sip_bridge.ari.application._TIDY_S", 0.5)
     with speaking_server() as server:
         pbx.configure(MEDIA_URI=server.media_uri)
         with bridge_process(pbx, server, tmp_path) as process, calling(media, pbx.sip_port, "ari") as (phone,):
@@ -339,7 +339,7 @@ def test_a_caller_whose_media_died_with_its_bridge_is_let_go_on_by_the_next_one(
     pbx: Asterisk, media: RtpExchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On `rtp` the media go by the bridge itself. Here the dialplan goes on to hang up."""
-    monkeypatch.setattr("sip_bridge.ari._TIDY_S", 0.5)
+    monkeypatch.setattr("sip_bridge.ari.application._TIDY_S", 0.5)
     with (
         speaking_server() as server,
         bridge_process(pbx, server, tmp_path, "rtp") as process,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from telephony_tts.session.echo_gate import EchoGate
+from telephony_tts.session.caller.echo_gate import EchoGate
+from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
 from telephony_tts.session.settings import BargeIn
-from telephony_tts.session.talkspurt import Change, TalkSpurt
 
 MS = 1_000_000
 WINDOW_MS = 32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
 from telephony_tts.session.settings import BargeIn
-from telephony_tts.session.talkspurt import Change, TalkSpurt
 
 WINDOW_MS = 32
 

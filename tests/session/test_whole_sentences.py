@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import MS, STEP, World
 
-from telephony_tts.session.echo_gate import EchoGate
+from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 

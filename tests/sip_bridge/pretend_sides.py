@@ -11,9 +11,9 @@ from typing import Any, cast
 import virtual_loop
 
 from sip_bridge import server_leg as s
-from sip_bridge.audiosocket import CallerSocket, OnItems
-from sip_bridge.audiosocket_frames import Audio, FrameReader, Item, Named
-from sip_bridge.call import Call
+from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.connection import CallerSocket, OnItems
+from sip_bridge.audiosocket.frames import Audio, FrameReader, Item, Named
 from sip_bridge.config import load
 
 CALL = uuid.UUID("40325ec2-5efd-4bd3-805f-53576e581d13")

@@ -14,7 +14,8 @@ from standin_ari import APP, SETTINGS, StandinAri, standin_ari
 from standin_server import ServedCall, StandinServer, standin_server
 from websockets.asyncio.client import connect
 
-from sip_bridge import ari, metrics
+from sip_bridge import metrics
+from sip_bridge.ari import application as ari
 
 pytestmark = pytest.mark.timed
 

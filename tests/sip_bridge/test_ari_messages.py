@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge import ari_messages as a
-from sip_bridge.ari_leftovers import Bridge, Leftovers, bridges_of, channels_of, rtp_end_of
-from sip_bridge.ari_media import dial_url
+from sip_bridge.ari import messages as a
+from sip_bridge.ari.leftovers import Bridge, Leftovers, bridges_of, channels_of, rtp_end_of
+from sip_bridge.ari.media import dial_url
 from sip_bridge.config import load
 from telephony_tts.errors import ConfigError
 

@@ -17,10 +17,11 @@ from standin_ari import APP, SETTINGS, StandinAri, standin_ari
 from standin_asterisk import phone
 from standin_server import ServedCall, StandinServer, standin_server
 
-from sip_bridge import ari, metrics
-from sip_bridge.ari_config import Ari
+from sip_bridge import metrics
+from sip_bridge.ari import application as ari
+from sip_bridge.ari.config import Ari
 from sip_bridge.config import Server
-from sip_bridge.rtp_media import RtpMedia, is_port_free
+from sip_bridge.rtp.media import RtpMedia, is_port_free
 
 pytestmark = pytest.mark.timed
 

@@ -14,7 +14,7 @@ from standin_asterisk import Phone, phone, read_to_end, stranger
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import metrics
-from sip_bridge.call import Call
+from sip_bridge.audiosocket.call import Call
 
 pytestmark = pytest.mark.timed
 

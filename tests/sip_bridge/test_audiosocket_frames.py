@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.audiosocket_frames import (
+from sip_bridge.audiosocket.frames import (
     DIGITS,
     HANGUP_FRAME,
     KIND_OF_RATE,

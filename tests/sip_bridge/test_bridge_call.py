@@ -13,7 +13,7 @@ from pretend_sides import CALL, SILENCE_8K, Stage, at, now_ms, play
 
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
-from sip_bridge.audiosocket_frames import Audio, Bad, Digit, Hangup, Named, PeerError
+from sip_bridge.audiosocket.frames import Audio, Bad, Digit, Hangup, Named, PeerError
 
 
 def speech(value: int, rate_hz: int = 8000) -> s.Speech:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import virtual_loop
 
-from sip_bridge.audiosocket import CallerSocket
-from sip_bridge.audiosocket_frames import Audio, Item, Named
+from sip_bridge.audiosocket.connection import CallerSocket
+from sip_bridge.audiosocket.frames import Audio, Item, Named
 
 
 class PretendTransport:

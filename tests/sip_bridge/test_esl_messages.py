@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.esl_messages import MAX_HEAD_BYTES, EslGarbage, EslMessage, EslReader, event, execute
+from sip_bridge.freeswitch.esl_messages import MAX_HEAD_BYTES, EslGarbage, EslMessage, EslReader, event, execute
 
 GREETING = b"Content-Type: auth/request\n\n"
 REPLY = b"Content-Type: command/reply\nReply-Text: +OK accepted\n\n"

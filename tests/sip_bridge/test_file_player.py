@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.file_player import FilePlayer
+from sip_bridge.freeswitch.file_player import FilePlayer
 
 MS = 1_000_000
 

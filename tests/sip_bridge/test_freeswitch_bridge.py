@@ -12,8 +12,8 @@ from bridge_rig import Ended, run, until
 from freeswitch_rig import UUID, bridged, said, speech, together, told
 from standin_freeswitch import StandinFreeSwitch
 
-from sip_bridge.esl_messages import is_uuid
-from sip_bridge.speech_files import is_speech_file
+from sip_bridge.freeswitch.esl_messages import is_uuid
+from sip_bridge.freeswitch.speech_files import is_speech_file
 
 # ------------------------------------------------------------------------ a call
 

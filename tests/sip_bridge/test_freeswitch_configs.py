@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sip_bridge.config import load
-from sip_bridge.freeswitch_config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitch
 from telephony_tts.errors import ConfigError
 from telephony_tts.transport.server import _LEGS
 from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS

@@ -17,7 +17,8 @@ from standin_asterisk import phone
 from standin_freeswitch import Channel, StandinFreeSwitch
 from standin_server import standin_server
 
-from sip_bridge import esl, metrics
+from sip_bridge import metrics
+from sip_bridge.freeswitch import esl
 
 pytestmark = pytest.mark.timed
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.rtp import RtpReceiver, RtpSender
+from sip_bridge.rtp.packets import RtpReceiver, RtpSender
 
 MS = 1_000_000
 SILENCE = b"\xff" * 160

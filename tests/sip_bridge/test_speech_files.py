@@ -12,7 +12,7 @@ from bridge_rig import run, until
 from freeswitch_rig import UUID, bridged, speech
 from standin_freeswitch import StandinFreeSwitch
 
-from sip_bridge import speech_files
+from sip_bridge.freeswitch import speech_files
 
 HOUR_S = 3600.0
 

@@ -17,11 +17,10 @@ from typing import Protocol
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
+from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
+from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
-from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
-from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.settings import (
     DTYPES,
     FLOW_DTYPES,
@@ -32,7 +31,8 @@ from telephony_tts.engines.cosyvoice2.settings import (
     Settings,
     Timeouts,
 )
-from telephony_tts.engines.cosyvoice2.tokenizer import CONTROL_TOKENS
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.engines.cosyvoice2.text.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.words import is_speakable, scripts
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
 
@@ -327,9 +327,9 @@ class CosyVoice2Engine:
 def _host(isolation: str, settings: Settings, told: Told, timeouts: Timeouts) -> Host:
     """Threads import torch into this process, and a process of its own does not."""
     if isolation == "process":
-        from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
+        from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost
 
         return ProcessHost(settings, told, timeouts)
-    from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
+    from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 
     return ThreadHost(settings, told)

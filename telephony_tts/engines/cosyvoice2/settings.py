@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead
 
 DTYPES = ("float32", "float16", "bfloat16")
 INT8, INT4, MIXED = "int8", "int4", "mixed"

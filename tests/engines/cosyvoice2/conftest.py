@@ -11,10 +11,10 @@ from pretend_device import Pretence
 from speaking import FEW_EULER, REQUESTS, VOICES, Rig, spoken, with_steps
 
 from telephony_tts.engines.api import Pcm
-from telephony_tts.engines.cosyvoice2 import loading
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.hosting import loading
+from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,8 +7,8 @@ from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
 
 CALLS = ((27, 1, 3), (80, 2, 2), (0, 1, 5), (27, 1, 4), (53, 3, 6))
 """Tokens of a call's prompt, blocks of its first chunk, steps it is ahead of the first call."""

@@ -15,10 +15,10 @@ from parity_flow import flow_config
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_batch import FlowBatches
-from telephony_tts.engines.cosyvoice2.model.flow_pages import WASTE
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.batch import FlowBatches
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.pages import WASTE
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
 
 N_STEPS = 6
 """As few as leave each of `CALLS` at a step of its own. Every one more is a hundred operations of a slow device."""

@@ -18,10 +18,10 @@ from parity_flow import flow_config, steps
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_decoder import fixed_noise, time_sinusoids
-from telephony_tts.engines.cosyvoice2.model.flow_encoder import relative_sinusoids
-from telephony_tts.engines.cosyvoice2.model.flow_layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import fixed_noise, time_sinusoids
+from telephony_tts.engines.cosyvoice2.model.flow.encoder import relative_sinusoids
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
 
 N_PROMPT, N_TOKENS, N_VOCABULARY, D_SPEAKER, D_MODEL, N_MELS = 30, 95, 97, 24, 32, 80
 SIZES = {

@@ -22,9 +22,9 @@ from reference_lm import SlowLm, interleaved, nucleus_draw, prompt, sentence
 from reference_vocoder import Parts, SlowHift, SlowStream, fade
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.layout import checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import random_state
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
-from telephony_tts.engines.cosyvoice2.random_checkpoint import random_state
 
 FRONT = Path(__file__).parent / "vectors" / "front"
 EOS, N_ROWS = 6561, 6564

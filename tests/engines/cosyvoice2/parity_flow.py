@@ -32,10 +32,10 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FlowEncoderConfig,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow_decoder import time_sinusoids
-from telephony_tts.engines.cosyvoice2.model.flow_encoder import FlowEncoder, relative_sinusoids
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import time_sinusoids
+from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder, relative_sinusoids
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream
 
 LAYER, SOLVED = 1e-4, 5e-4
 """Tolerances: one network, all Euler steps of it."""

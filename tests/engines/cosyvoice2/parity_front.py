@@ -13,9 +13,10 @@ from typing import Any
 from parity_rows import EXACT, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2 import text_rules
-from telephony_tts.engines.cosyvoice2.features import centred, flow_mel, kaldi_fbank, resample, whisper_mel
-from telephony_tts.engines.cosyvoice2.layout import LM_HEAD, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import byte_letters
+from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import TOKENIZER_DIR, tensor_problems
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     BLOCK_TOKENS,
@@ -28,11 +29,10 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     TOKENS_PER_S,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import UPSTREAM_FRAMES, UPSTREAM_SAMPLES
-from telephony_tts.engines.cosyvoice2.random_checkpoint import byte_letters
-from telephony_tts.engines.cosyvoice2.sizes import model_config
-from telephony_tts.engines.cosyvoice2.tokenizer import SPECIAL_TOKENS, TextTokenizer
-from telephony_tts.engines.cosyvoice2.weights import TOKENIZER_DIR, tensor_problems
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import UPSTREAM_FRAMES, UPSTREAM_SAMPLES
+from telephony_tts.engines.cosyvoice2.text import text_rules
+from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
+from telephony_tts.engines.cosyvoice2.voices.features import centred, flow_mel, kaldi_fbank, resample, whisper_mel
 
 LOG_TOLERANCE, WAVE_TOLERANCE = 1e-4, 1e-5
 

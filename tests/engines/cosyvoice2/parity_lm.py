@@ -12,15 +12,15 @@ import torch
 from parity_rows import EXACT, Absent, Row, Stage, error, guarded, measure, read_json, read_npz, read_state
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.generation import (
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, draw
+from telephony_tts.engines.cosyvoice2.model.config import EOS, LmConfig, SamplingConfig
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.text.generation import (
     BiStreamDecoding,
     Decoding,
     SentenceDecoding,
     whole_prompt,
 )
-from telephony_tts.engines.cosyvoice2.model.config import EOS, LmConfig, SamplingConfig
-from telephony_tts.engines.cosyvoice2.model.lm import KvCache, LanguageModel
-from telephony_tts.engines.cosyvoice2.sampling import Sampler, draw
 
 HIDDEN_TOLERANCE = LOGITS_TOLERANCE = 1e-4
 PROBABILITY_TOLERANCE = 1e-6

@@ -16,8 +16,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
     VocoderConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.vocoder import Noise, Vocoder
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import UPSTREAM_FRAMES, UpstreamJoint, cross_fade
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import UPSTREAM_FRAMES, UpstreamJoint, cross_fade
+from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, Vocoder
 
 Check = Row
 F0_TOLERANCE, SOURCE_TOLERANCE, TOLERANCE, AUDIO_TOLERANCE = 1e-2, 2e-3, 1e-4, 1e-3

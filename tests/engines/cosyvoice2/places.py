@@ -8,12 +8,12 @@ from pathlib import Path
 from speaking import FEW_EULER, with_steps
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 
 N_SLOTS = 8
 VOICES = ("prompted", "preset")

@@ -8,10 +8,10 @@ from typing import Any
 
 from conformance import Subject
 
-from telephony_tts.engines.cosyvoice2.core import Core
-from telephony_tts.engines.cosyvoice2.process_host import ProcessHost
+from telephony_tts.engines.cosyvoice2.core.core import Core
+from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost
+from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
-from telephony_tts.engines.cosyvoice2.thread_host import ThreadHost
 
 WAIT_S = 60.0
 BRIEF = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from telephony_tts.engines.cosyvoice2 import engine_process, loading
+from telephony_tts.engines.cosyvoice2.hosting import engine_process, loading
 
 STEP_S = 4.0
 

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
-from telephony_tts.engines.cosyvoice2.core import Core
-from telephony_tts.engines.cosyvoice2.generation import Decoding, Feed
-from telephony_tts.engines.cosyvoice2.model.flow_stream import Solve
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import CounterNoise
-from telephony_tts.engines.cosyvoice2.orders import Began, Cancel, Ended, Event, Push, Submit, Took
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
+from telephony_tts.engines.cosyvoice2.core.core import Core
+from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Push, Submit, Took
+from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Lane, Widths
+from telephony_tts.engines.cosyvoice2.core.stream import Block
+from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.runner import Drawn, Row, Runner, Sound, Track
-from telephony_tts.engines.cosyvoice2.scheduler import Ahead, Lane, Widths
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.stream import Block
-from telephony_tts.engines.cosyvoice2.voice import PromptFeatures
-from telephony_tts.engines.cosyvoice2.voice_store import read_spk2info
-from telephony_tts.engines.cosyvoice2.weights import Checkpoint, load_model_directory
+from telephony_tts.engines.cosyvoice2.text.generation import Decoding, Feed
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 
 torch.set_num_threads(1)
 

@@ -21,10 +21,11 @@ from service_rig import BRIEF, WAIT_S, core_of, host_of, started, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.cosyvoice2 import core, process_host
+from telephony_tts.engines.cosyvoice2.core import core
+from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
-from telephony_tts.engines.cosyvoice2.tokenizer import TextTokenizer
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
+from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6

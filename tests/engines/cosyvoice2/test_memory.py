@@ -11,8 +11,11 @@ import torch
 from speaking import FEW_EULER, Rig, Stepped, live_storages
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
-from telephony_tts.engines.cosyvoice2.jobs import Job
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.core.jobs import Job
+from telephony_tts.engines.cosyvoice2.core.stream import Block, Piece, Stream
+from telephony_tts.engines.cosyvoice2.device.runner import Track
+from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -22,16 +25,13 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LmConfig,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow import GROWTH_FRAMES
-from telephony_tts.engines.cosyvoice2.model.flow_cache import Cache, KeyValues
-from telephony_tts.engines.cosyvoice2.model.flow_stream import FlowStream, Solve
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache, KeyValues
+from telephony_tts.engines.cosyvoice2.model.flow.flow import GROWTH_FRAMES
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.prompting import Request
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.runner import Track
-from telephony_tts.engines.cosyvoice2.speech_model import PromptInTheMaking, SpeakerPrompt
-from telephony_tts.engines.cosyvoice2.stream import Block, Piece, Stream
+from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 SENTENCE = "a the account number today please."
 N_SLOTS = 2

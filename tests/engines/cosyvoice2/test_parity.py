@@ -17,7 +17,6 @@ import torch
 from make_golden import Maker, Recipe
 from parity_rows import Row, Skipped, Stage
 
-from telephony_tts.engines.cosyvoice2 import text_rules
 from telephony_tts.engines.cosyvoice2.model.config import (
     FlowDecoderConfig,
     FlowEncoderConfig,
@@ -26,7 +25,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SamplingConfig,
     VocoderConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.vocoder import Vocoder
+from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
+from telephony_tts.engines.cosyvoice2.text import text_rules
 
 RECIPES = {
     "shared prompt": Recipe(

@@ -11,10 +11,10 @@ import torch
 from speaking import NEIGHBOUR, SENTENCE, Rig, Stepped, spoken
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.generation import SentenceDecoding
-from telephony_tts.engines.cosyvoice2.model.vocoder_stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.prompting import Request
+from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 

@@ -14,11 +14,11 @@ from speaking import SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.cosyvoice2 import generation
-from telephony_tts.engines.cosyvoice2.loading import build_problem
-from telephony_tts.engines.cosyvoice2.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
+from telephony_tts.engines.cosyvoice2.hosting.loading import build_problem
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
-from telephony_tts.engines.cosyvoice2.speech_model import SpeechModel
+from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 

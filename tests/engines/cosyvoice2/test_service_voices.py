@@ -13,11 +13,11 @@ from service_rig import core_of, started
 from speaking import SENTENCE
 
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.cosyvoice2.enrolment import ModelSizes
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
-from telephony_tts.engines.cosyvoice2.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.voice import misfits
-from telephony_tts.engines.cosyvoice2.voice_store import VoiceStore, read_spk2info
+from telephony_tts.engines.cosyvoice2.voices.enrolment import ModelSizes
+from telephony_tts.engines.cosyvoice2.voices.voice import misfits
+from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import UnknownVoice
 
 

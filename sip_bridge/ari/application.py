@@ -1,0 +1,239 @@
+"""A Stasis application: Asterisk gives it calls, it gives them to the server, and puts everything back.
+
+It connects to Asterisk and stays so: lost, it comes back, and its calls live on if their channels do. What an Asterisk
+still has of calls that are over, by a fault, a lost connection or a bridge that was killed, is found by its name and
+removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+
+from sip_bridge import metrics
+from sip_bridge.ari import messages as a
+from sip_bridge.ari.call import AriCall, Order
+from sip_bridge.ari.config import Ari
+from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused, connect_ari
+from sip_bridge.ari.leftovers import Leftovers, bridges_of, channels_of, rtp_end_of
+from sip_bridge.config import Server
+from sip_bridge.rtp.media import is_port_free
+from telephony_tts import logs
+
+_log = logs.get(__name__)
+_FIRST_RETRY_S = 0.2
+_MAX_RETRY_S = 5.0
+_TIDY_S = 10.0
+_LOOK_S = 1.0
+
+Begin = Callable[[AriCall], None]
+"""Run the call, whose `run` is not awaited here."""
+
+
+class NoRoom(Exception):
+    """A call cannot begin; says why."""
+
+
+class AriApplication:
+    """`run` it for as long as there are calls; `begin` gets each."""
+
+    def __init__(self, ari: Ari, server: Server, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` is for the lines that callers cause before they are calls."""
+        self._ari = ari
+        self._server = server
+        self._begin = begin
+        self._connection: AriConnection | None = None
+        self._why_lost = "not connected yet"
+        self._live: set[AriCall] = set()
+        self._by_channel: dict[str, AriCall] = {}
+        self._n_begun = 0
+        self._instance = f"{ari.app}-{secrets.token_hex(4)}"
+        self._leftovers = Leftovers(ari.app, self._instance)
+        self._log = _log.limited(limit)
+        self.draining = False
+        """No new calls: their dialplan goes on."""
+
+    def why_not_ready(self) -> str | None:
+        if self._connection is None:
+            return f"asterisk: {self._why_lost}"
+        return f"asterisk: {self._why_replaced}" if self._connection.replaced.done() else None
+
+    @property
+    def _why_replaced(self) -> str:
+        return f"another client has taken the application {self._ari.app}: each needs an ari.app of its own"
+
+    # ---------------------------------------------------------------- the connection
+
+    async def run(self) -> None:
+        """Connect, serve, and connect again, until cancelled. Raises nothing else."""
+        pause_s = _FIRST_RETRY_S
+        forgets: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                try:
+                    connection, version = await connect_ari(self._ari)
+                except AriLost as error:
+                    self._is_lost(str(error))
+                    metrics.ARI_CONNECT_RETRIES.inc()
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                    continue
+                pause_s = _FIRST_RETRY_S
+                if forgets is not None:
+                    forgets.cancel()
+                _log.info("asterisk_connected", version=version, app=self._ari.app)
+                await self._stay(connection)
+                if connection.replaced.done():
+                    await self._stay_away()
+                self._is_lost(connection.why_left)
+                forgets = asyncio.get_running_loop().call_later(self._ari.lost_timeout_s, self._forget_calls)
+                await asyncio.sleep(pause_s)
+        finally:
+            if forgets is not None:
+                forgets.cancel()
+
+    async def _stay(self, connection: AriConnection) -> None:
+        """Until the connection is lost."""
+        self._connection = connection
+        self._why_lost = ""
+        metrics.ARI_CONNECTED.set(1)
+        connection.listen(self._on_event)
+        await self._choose_events(connection)
+        tidying = asyncio.get_running_loop().create_task(self._tidy(connection))
+        try:
+            await asyncio.wait((connection.left,))
+        finally:
+            self._connection = None
+            metrics.ARI_CONNECTED.set(0)
+            tidying.cancel()
+            await asyncio.wait((tidying,))
+            await connection.close()
+
+    async def _choose_events(self, connection: AriConnection) -> None:
+        """Of some thirty events a call, most tell of nothing that is used here. Answers pass by the same filter."""
+        wanted = {"allowed": [{"type": kind} for kind in (*a.EVENTS, "RESTResponse", "ApplicationReplaced")]}
+        with suppress(AriRefused, AriLost):
+            await connection.request("PUT", "applications", self._ari.app, "eventFilter", body=wanted)
+
+    async def _stay_away(self) -> None:
+        """Two that take the application from each other would both lose calls: who was first does not come back."""
+        self._is_lost(self._why_replaced)
+        for call in list(self._live):
+            call.end("asterisk_lost")
+        await asyncio.Event().wait()
+
+    def _is_lost(self, why: str) -> None:
+        if why != self._why_lost:
+            self._why_lost = why
+            _log.warning("asterisk_lost", why=why, calls=len(self._live))
+
+    def _forget_calls(self) -> None:
+        for call in list(self._live):
+            call.end("asterisk_lost", f"Asterisk has not been there for {self._ari.lost_timeout_s:g} s")
+
+    # --------------------------------------------------------------------- the calls
+
+    def _ask(self) -> AriConnection:
+        if self._connection is None:
+            raise AriLost(f"Asterisk is not connected: {self._why_lost}")
+        return self._connection
+
+    def _on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
+        channel_id = event.channel.id if isinstance(event, a.Started) else event.channel_id
+        call = self._by_channel.get(channel_id)
+        # A channel that has left may come again, by its dialplan, while the call it was is being put away.
+        if call is not None and not (call.is_over and isinstance(event, a.Started)):
+            call.on_event(event)
+        elif isinstance(event, a.Started) and not self._leftovers.is_made_here(channel_id):
+            call = AriCall(event.channel, self._new_key(), self._ari, self._server, self._ask)
+            refusal = self._why_no_room()
+            if refusal is not None:
+                metrics.REFUSED.labels(refusal).inc()
+                setting = "ari.max_calls" if refusal == "busy" else None
+                self._log.warning("refused", reason=refusal, channel=channel_id, setting=setting)
+                call.end("refused")
+            self._take(call)
+
+    async def originate(self, order: Order) -> AriCall:
+        """Make a call; returns once Asterisk has agreed to. Raises NoRoom, AriLost, AriRefused, NotAnswered."""
+        if self._ask().replaced.done():
+            raise NoRoom(self._why_replaced)
+        refusal = self._why_no_room()
+        if refusal is not None:
+            metrics.REFUSED.labels(refusal).inc()
+            raise NoRoom("ari.max_calls calls are live" if refusal == "busy" else "the bridge is stopping")
+        if any(call.name == order.call for call in self._live):
+            raise NoRoom(f"there is a call of the name {order.call}")
+        key = self._new_key()
+        call = AriCall(a.Channel(f"{key}-out"), key, self._ari, self._server, self._ask, order)
+        self._take(call)
+        await asyncio.shield(call.accepted)
+        return call
+
+    def _why_no_room(self) -> str | None:
+        """One of metrics.REFUSALS."""
+        if self.draining:
+            return "draining"
+        n_calls = sum(not call.is_over for call in self._live)
+        return "busy" if n_calls >= self._ari.max_calls else None
+
+    def _new_key(self) -> str:
+        self._n_begun += 1
+        return f"{self._instance}-{self._n_begun}"
+
+    def _take(self, call: AriCall) -> None:
+        self._live.add(call)
+        self._by_channel[call.caller.id] = self._by_channel[call.media_id] = call
+        call.ended.add_done_callback(lambda _: self._drop(call))
+        self._begin(call)
+
+    def _drop(self, call: AriCall) -> None:
+        self._live.discard(call)
+        if call.is_abandoned:
+            self._leftovers.abandon(call.caller.id)
+        for channel_id in (call.caller.id, call.media_id):
+            if self._by_channel.get(channel_id) is call:
+                del self._by_channel[channel_id]
+
+    # ------------------------------------------------------------------ the leftovers
+
+    async def _tidy(self, connection: AriConnection) -> None:
+        """Now and then compare what Asterisk has with what there should be. Raises nothing."""
+        while True:
+            try:
+                await self._compare(connection)
+            except AriLost:
+                pass  # the connection ends, or is slow: then another time
+            except (AriRefused, ValueError) as error:
+                _log.warning("not_tidied", why=str(error))
+            except Exception:
+                _log.exception("tidying_crashed")
+            if not connection.replaced.done():
+                await asyncio.wait((connection.replaced,), timeout=_TIDY_S)
+                if connection.replaced.done():
+                    _log.error("application_taken", why=self._why_replaced, calls=len(self._live))
+            else:
+                # Its calls go on; that one has ended is seen here alone.
+                await asyncio.sleep(_LOOK_S)
+
+    async def _compare(self, connection: AriConnection) -> None:
+        set_up = [call for call in self._live if call.is_set_up]
+        channels = channels_of(await connection.request("GET", "channels"))
+        bridges = bridges_of(await connection.request("GET", "bridges"))
+        there = {channel.id for channel in channels}
+        for call in set_up:
+            for channel_id in (call.caller.id, call.media_id):
+                if channel_id not in there:
+                    call.on_event(a.Gone(channel_id))  # while the connection was lost
+        if connection.replaced.done():
+            return  # what is left over is for the other to remove
+        live = {name for call in self._live for name in (call.caller.id, call.media_id, call.bridge_id)}
+        ends = ((channel.id, rtp_end_of(channel)) for channel in channels if channel.id not in live)
+        unheard = {channel_id for channel_id, end in ends if end is not None and is_port_free(*end)}
+        for request in self._leftovers.requests(channels, bridges, live, unheard):
+            metrics.ARI_LEFTOVERS.inc()
+            _log.info("leftover", request=" ".join(request[:2]), name=request[2])
+            with suppress(AriRefused):
+                await connection.request(*request)

@@ -1,0 +1,319 @@
+"""One call that ARI rules: the caller's channel, the media channel and the bridge that joins them.
+
+    caller ──► Stasis ──► answer ──► external media ──► bridge of both ──► the server, and its bot
+    order  ──► originate ──► answered ──► the same
+
+Whoever leaves first, `run` returns when none of the three is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from sip_bridge import metrics
+from sip_bridge.ari import messages as a
+from sip_bridge.ari.config import Ari
+from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused
+from sip_bridge.ari.media import Media, media_of
+from sip_bridge.config import Server
+from sip_bridge.rtp.media import OnOver
+from telephony_tts import logs
+from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.wire.fields import CALL_NAME, clean
+
+_log = logs.get(__name__)
+_MAX_PARAMETER_CHARS = 256
+_NOT_FOUND = 404
+_ANSWER_GRACE_S = 5.0
+"""Asterisk itself ends a call that nobody takes; this is for one that forgets to."""
+
+CAUSES = {17: "busy", 18: "no answer", 19: "no answer", 21: "rejected", 1: "no such number", 3: "no route",
+          20: "not registered", 27: "not reachable"}  # fmt: skip
+"""Q.850, for whom a call was made."""
+
+MakeMedia = Callable[[Ari, Server, OnOver], Media]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A call to be made. `call` is its name, `ring_timeout_s` how long it may ring."""
+
+    endpoint: str
+    call: str
+    ring_timeout_s: int
+    caller_id: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class NotAnswered(Exception):
+    """A call that was made has found nobody. `cause` is Q.850's, 0 where it is not known."""
+
+    def __init__(self, reason: str, message: str, cause: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.cause = cause
+
+
+class AriCall:
+    """`ask` gives the connection of the moment. `caller` is a channel that has come, or is named by an `order`."""
+
+    def __init__(
+        self,
+        caller: a.Channel,
+        key: str,
+        ari: Ari,
+        server: Server,
+        ask: Callable[[], AriConnection],
+        order: Order | None = None,
+        make_media: MakeMedia = media_of,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.caller = caller
+        self.bridge_id = key
+        self.media_id = f"{key}-media"
+        self.name = order.call if order is not None else caller.id
+        self.accepted: asyncio.Future[None] = loop.create_future()
+        """Asterisk calls whom it was told to; or an exception of why not."""
+        self.answered: asyncio.Future[None] = loop.create_future()
+        """Whom was called has answered; or NotAnswered."""
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Nothing is left of it."""
+        self._ari = ari
+        self._ask = ask
+        self._order = order
+        self._over: asyncio.Future[str] = loop.create_future()
+        self._media_started: asyncio.Future[None] = loop.create_future()
+        self._media = make_media(ari, server, self.end)
+        self.is_abandoned = False
+        """The caller could not be let go, because Asterisk could not be asked."""
+        self._caller_is_here = order is None
+        self._media_is_here = False
+        self._bridged = False
+        self._cause = 0
+        for future in (self.accepted, self.answered):
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to whoever asks
+        self.log = _log.bind(call=self.name, channel=caller.id).limited(logs.LineLimit.of_call())
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.done()
+
+    @property
+    def is_set_up(self) -> bool:
+        """Both channels are in the bridge, so in Asterisk's lists as well."""
+        return self._bridged
+
+    async def run(self) -> None:
+        """Live until the call is over and nothing is left of it. Raises nothing: a fault here is this call's alone."""
+        begun_ns = monotonic_ns()
+        metrics.CALLS_LIVE.inc()
+        self.log.info("call_started", outgoing=self._order is not None)
+        try:
+            await self._serve()
+        except Exception:
+            self.log.exception("call_crashed")
+            self.end("failed")
+        finally:
+            self.end("failed")  # cancelled; else it has a reason already
+            reason = self._over.result()
+            self._tell_who_waits(reason)
+            try:
+                await self._clean(reason)
+            finally:
+                metrics.CALLS.labels(reason).inc()
+                metrics.CALLS_LIVE.dec()
+                self.log.summary("call_ended", reason=reason, ms=(monotonic_ns() - begun_ns) // NS_PER_MS)
+                self.ended.set_result(None)
+
+    def end(self, reason: str, why: str | None = None) -> None:
+        """End the call now, for one of metrics.ENDS. The first reason counts."""
+        if not self._over.done():
+            self._over.set_result(reason)
+            if why is not None:
+                self.log.warning(reason, why=why)
+
+    # --------------------------------------------------------- what happens to it
+
+    def on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
+        """What Asterisk tells of one of the two channels."""
+        match event:
+            case a.Started(channel=channel) if channel.id == self.media_id:
+                if not self._media_started.done():
+                    self._media_started.set_result(None)
+            case a.Started(channel=channel):
+                self.caller = channel
+                if not self.answered.done():
+                    self.answered.set_result(None)
+            case a.Gone(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
+                self._media_is_here = False
+                if self._media_started.done():
+                    self.end("finished")
+                else:
+                    self.end("media_failed", self._why_no_media(cause, why))
+            case a.Gone(cause=cause):
+                self._caller_is_here = False
+                self._cause = cause
+                self.end("hangup" if self._order is None or self.answered.done() else "not_answered")
+            case a.Digit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
+                self._media.digit(digit)
+
+    def _why_no_media(self, cause: int, why: str) -> str:
+        hint = ""
+        if self._ari.media == "websocket_client":
+            hint = f"; see [{self._ari.websocket_client}] in websocket_client.conf, and the server's log"
+        return f"Asterisk has not reached the server for media: cause {cause} {why}{hint}"
+
+    def _tell_who_waits(self, reason: str) -> None:
+        cause = self._cause
+        said = CAUSES.get(cause) or ("no answer" if reason == "not_answered" and cause in (0, 16) else reason)
+        for future in (self.accepted, self.answered):
+            if not future.done():
+                future.set_exception(NotAnswered(reason, said, cause))
+
+    # --------------------------------------------------------------- its beginning
+
+    async def _serve(self) -> None:
+        begun = asyncio.get_running_loop().create_task(self._begin())
+        try:
+            await asyncio.wait((begun, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if not self._over.done():
+                begun.result()
+                await asyncio.wait((self._over,))
+        except AriLost as error:
+            self.end("asterisk_lost", str(error))
+        except AriRefused as error:
+            # What is not found is a caller who has hung up meanwhile; its event is on the way.
+            self.end("hangup" if error.status == _NOT_FOUND else "asterisk_refused", str(error))
+        except (OSError, ValueError) as error:
+            self.end("media_failed", str(error))
+        finally:
+            begun.cancel()
+            await asyncio.wait((begun,))
+
+    async def _begin(self) -> None:
+        if self._order is not None:
+            await self._dial(self._order)
+        try:
+            async with asyncio.timeout(self._ari.setup_timeout_s):
+                await self._set_up()
+        except TimeoutError:
+            self.end("media_failed", f"the call was not set up within {self._ari.setup_timeout_s:g} s")
+
+    async def _dial(self, order: Order) -> None:
+        """Have somebody called, and wait for the answer."""
+        query = {
+            "endpoint": order.endpoint,
+            "app": self._ari.app,
+            "timeout": str(order.ring_timeout_s),
+            "channelId": self.caller.id,
+        }
+        if order.caller_id:
+            query["callerId"] = order.caller_id
+        self._caller_is_here = True
+        try:
+            await self._ask().request("POST", "channels", query=query, body={"variables": order.variables})
+        except (AriRefused, AriLost) as error:
+            self._caller_is_here = isinstance(error, AriLost)  # unanswered it may be calling all the same
+            if not self.accepted.done():
+                self.accepted.set_exception(error)
+            raise
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+        await asyncio.wait((self.answered,), timeout=order.ring_timeout_s + _ANSWER_GRACE_S)
+        if not self.answered.done():
+            self.end("not_answered", f"Asterisk has not ended it after {order.ring_timeout_s} s of ringing")
+            await asyncio.Event().wait()  # for the end, which cancels
+
+    async def _set_up(self) -> None:
+        parameters = await self._learn()
+        if self._order is None:
+            await self._ask().request("POST", "channels", self.caller.id, "answer")
+        query = await self._media.open()
+        query |= {"app": self._ari.app, "channelId": self.media_id}
+        # From here on there may be a channel, whatever becomes of the answer.
+        self._media_is_here = True
+        body = await self._ask().request(
+            "POST", "channels", "externalMedia", query=query, body={"variables": parameters}
+        )
+        self._media.created(body, self.name, parameters)
+        self._bridged = True
+        await self._ask().request("POST", "bridges", query={"type": "mixing", "bridgeId": self.bridge_id})
+        await self._join(self.caller.id)
+        await self._media_started
+        await self._join(self.media_id)
+        self.log.info("joined", media=self._ari.media, media_channel=self.media_id)
+
+    async def _join(self, channel_id: str) -> None:
+        await self._ask().request("POST", "bridges", self.bridge_id, "addChannel", query={"channel": channel_id})
+
+    async def _learn(self) -> dict[str, str]:
+        """What is told of the call, as channel variables of the media channel; also finds the call's name."""
+        wanted = (self._ari.call_variable, *self._ari.variables)
+        values = await asyncio.gather(*(self._variable(name) for name in wanted))
+        found = {name: value for name, value in zip(wanted, values, strict=True) if value}
+        if self._order is None:
+            self.name = self._named(found.get(self._ari.call_variable, ""))
+            self.log = self.log.bind(call=self.name)
+        told = {
+            **(self._order.variables if self._order is not None else {}),
+            **found,
+            "TTS_CALL": self.name,
+            "TTS_CHANNEL": self.caller.id,
+            "TTS_FROM": self.caller.number,
+            "TTS_FROM_NAME": self.caller.caller,
+            "TTS_TO": self.caller.extension if self._order is None else self._order.endpoint,
+            "TTS_DIRECTION": "in" if self._order is None else "out",
+        }
+        return {name: clean(value)[:_MAX_PARAMETER_CHARS] for name, value in told.items() if value}
+
+    async def _variable(self, name: str) -> str:
+        query = {"variable": name}
+        try:
+            body = await self._ask().request("GET", "channels", self.caller.id, "variable", query=query)
+        except AriRefused:
+            return ""  # not set; a caller who is gone is found out about by what follows
+        value = body.get("value") if isinstance(body, dict) else None
+        return value if isinstance(value, str) else ""
+
+    def _named(self, asked: str) -> str:
+        if CALL_NAME.fullmatch(asked):
+            return asked
+        if asked:
+            self.log.warning("bad_call_name", variable=self._ari.call_variable, why="the channel's id is taken instead")
+        # Asterisk's ids begin with a name that its administrator chose.
+        return "".join(char if CALL_NAME.fullmatch(char) else "_" for char in self.caller.id)[:128]
+
+    # --------------------------------------------------------------------- its end
+
+    async def _clean(self, reason: str) -> None:
+        """Free the caller, end the media, remove the bridge: each whatever becomes of the others."""
+        goes_on = self._order is None and self._ari.after_bot == "continue"
+        work: list[Awaitable[object]] = []
+        if self._caller_is_here:
+            work.append(self._let_go() if goes_on else self._asked("DELETE", "channels", self.caller.id))
+        if self._media_is_here:
+            work.append(self._asked("DELETE", "channels", self.media_id))
+        if self._bridged:
+            work.append(self._asked("DELETE", "bridges", self.bridge_id))
+        done = await asyncio.gather(self._media.close(reason), *work, return_exceptions=True)
+        for error in done:
+            if isinstance(error, Exception):
+                self.log.error("not_cleaned", why=f"{type(error).__name__}: {error}")
+
+    async def _let_go(self) -> None:
+        """The caller goes on in the dialplan."""
+        try:
+            await self._ask().request("POST", "channels", self.caller.id, "continue")
+        except AriRefused as error:
+            if error.status != _NOT_FOUND:
+                await self._asked("DELETE", "channels", self.caller.id)
+        except AriLost:
+            self.is_abandoned = True  # and let go when Asterisk can be asked again (ari.py)
+
+    async def _asked(self, method: str, *path: str) -> None:
+        with suppress(AriRefused, AriLost):
+            await self._ask().request(method, *path)
+

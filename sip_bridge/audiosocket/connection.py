@@ -1,0 +1,144 @@
+"""One connection of Asterisk, used synchronously: frames arrive in a callback and leave in a call that never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from sip_bridge.audiosocket.frames import HANGUP_FRAME, FrameReader, Item
+from telephony_tts import logs
+from telephony_tts.clock import monotonic_ns
+
+_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
+
+_READ_BYTES = 8_192
+"""What is read at one time: one frame of the highest rate, or a flood of the smallest for some milliseconds."""
+
+_MAX_KERNEL_UNSENT_BYTES = 16_384
+"""What the kernel may hold that is not yet on the network. By its own default, megabytes, a peer that does not read
+would be noticed after minutes."""
+
+_GOODBYE_S = 1.0
+"""How long Asterisk may take to close its side once it was told that the call is over."""
+
+OnItems = Callable[[list[Item], int], None]
+"""(what was read, when in ns)"""
+
+
+class CallerSocket(asyncio.BufferedProtocol):
+    """`accept` is called with each connection and may `abort` it. `listen` starts the delivery.
+
+    `lost` is done when Asterisk has closed or the connection is gone; its result says how.
+    """
+
+    def __init__(self, accept: Callable[[CallerSocket], None]) -> None:
+        self._accept = accept
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._reader = FrameReader()
+        self._on_items: OnItems | None = None
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        self.peer = ""
+
+    # -------------------------------------------------------- for the call
+
+    def listen(self, on_items: OnItems) -> None:
+        """Deliver what is read from now on. Before that nothing is read: `accept` must call it, or abort."""
+        self._on_items = on_items
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and the kernel has not taken: more than nothing is a peer that does not read."""
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        return self._transport.get_write_buffer_size()
+
+    def write(self, frame: bytes) -> None:
+        """Write one whole frame at once: where more than 5 ms lie between a header and its payload Asterisk ends the
+        call. Nothing happens on a closing connection."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def abort(self) -> None:
+        """Cut the connection; nothing more is delivered."""
+        self._on_items = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Tell Asterisk that the call is over, wait a little until it has closed, and close. Idempotent.
+
+        Our side is closed first and the other read to its end: what Asterisk says meanwhile would otherwise make the
+        kernel reset the connection, and the goodbye could be lost.
+        """
+        self._on_items = None
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            if self.unsent_bytes:
+                await asyncio.sleep(0)  # uvloop writes when the loop has been round, not at once
+            if not transport.is_closing() and not self.unsent_bytes:
+                with contextlib.suppress(OSError, RuntimeError):
+                    transport.write(HANGUP_FRAME)
+                    transport.write_eof()
+                await asyncio.wait((self._closed,), timeout=_GOODBYE_S)
+        finally:
+            transport.abort()
+        await asyncio.wait((self._closed,))
+
+    # -------------------------------------------------- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MAX_KERNEL_UNSENT_BYTES)
+        self._accept(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now_ns = monotonic_ns()
+        if self._on_items is None:
+            return
+        try:
+            items = self._reader.feed(self._buffer[:nbytes])
+            if items:
+                self._on_items(items, now_ns)
+        except Exception:
+            _log.exception("frames_crashed", peer=self.peer)
+            self.abort()
+        if nbytes == len(self._buffer) and self._transport is not None and not self._transport.is_closing():
+            # A flood: the other calls get their turn before the next read.
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        self._is_lost("closed")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_items = None
+        self._is_lost("closed" if exc is None else f"lost: {exc}")
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _is_lost(self, how: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(how)

@@ -1,0 +1,249 @@
+"""FreeSWITCH's event socket: the bridge hears of files of speech, plays them, and tells the server how far they got.
+
+Lost, the connection is made again; calls live on meanwhile, silent, and the server then sends again what was not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+
+from sip_bridge import metrics
+from sip_bridge.freeswitch import speech_files
+from sip_bridge.freeswitch.call import FreeSwitchCall
+from sip_bridge.freeswitch.config import FreeSwitch
+from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_esl
+from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
+from telephony_tts import logs
+from telephony_tts.clock import unix_s
+
+_log = logs.get(__name__)
+_FIRST_RETRY_S = 0.2
+_MAX_RETRY_S = 5.0
+_LEFTOVER_S = 600.0
+"""Files of this age whose channel is gone are removed. This is also how often they are looked for."""
+
+_COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
+_FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
+_WORDS = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
+_LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"})
+_UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_failed"})
+_REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
+"""Close codes of our server for a leg that never became a call's (PROTOCOL.md)."""
+_RESET = 1
+"""The code in mod_audio_stream's ::error when a connection is reset, as by a server that is killed in mid-call."""
+EVENTS = " ".join(
+    (
+        "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
+        *sorted(_FILES | _WORDS | _LEFT | _UNREACHED),
+    )
+)  # fmt: skip
+
+Begin = Callable[[FreeSwitchCall, Callable[[], None]], None]
+"""Run the call, whose `run` is not awaited here; the second is called when it is over."""
+
+
+class FreeSwitchApplication:
+    """`run` it for as long as there are calls; `begin` gets each."""
+
+    def __init__(self, settings: FreeSwitch, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` is for the lines that FreeSWITCH's events cause."""
+        self._settings = settings
+        self._begin = begin
+        self._connection: EslConnection | None = None
+        self._why_lost = "not connected yet"
+        self._calls: dict[str, FreeSwitchCall] = {}
+        self._log = _log.limited(limit)
+        self.draining = False
+        """No new calls."""
+
+    def why_not_ready(self) -> str | None:
+        return None if self._connection is not None else f"freeswitch: {self._why_lost}"
+
+    # ---------------------------------------------------------------- the connection
+
+    async def run(self) -> None:
+        """Connect, serve, and connect again, until cancelled. Raises nothing else."""
+        pause_s = _FIRST_RETRY_S
+        while True:
+            try:
+                connection = await connect_esl(self._settings, EVENTS)
+            except EslLost as error:
+                self._is_lost(str(error))
+                metrics.ESL_CONNECT_RETRIES.inc()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                continue
+            pause_s = _FIRST_RETRY_S
+            sweep: asyncio.Task[None] | None = None
+            try:
+                self._found(connection)
+                if self._settings.remove_files:
+                    sweep = asyncio.create_task(self._sweep(connection))
+                await asyncio.wait((connection.lost,))
+                self._is_lost(connection.lost.result())
+            finally:
+                self._connection = None
+                if sweep is not None:
+                    sweep.cancel()
+                await connection.leave()
+            await asyncio.sleep(pause_s)
+
+    def _found(self, connection: EslConnection) -> None:
+        _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)
+        self._connection = connection
+        connection.listen(self._on_event)
+        for call in list(self._calls.values()):
+            connection.send(f"api uuid_exists {call.uuid}", partial(self._exists, call))
+
+    def _exists(self, call: FreeSwitchCall, reply: str) -> None:
+        if reply == "false":
+            call.end("hangup")
+        else:
+            call.lost_touch()
+
+    def _is_lost(self, why: str) -> None:
+        if self._connection is not None or why != self._why_lost:
+            _log.warning("freeswitch_lost", why=why, calls=len(self._calls))
+        self._why_lost = why
+        if self._connection is not None:
+            self._connection = None
+            for call in self._calls.values():
+                call.socket_lost()
+
+    async def _sweep(self, connection: EslConnection) -> None:
+        """Remove files of calls that are over, as they stay after FreeSWITCH and the bridge were killed."""
+        try:
+            while True:
+                folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
+                if folder != "/" and speech_files.is_folder(folder):
+                    await self._sweep_folder(connection, folder)
+                await asyncio.sleep(_LEFTOVER_S)
+        except EslLost:
+            pass
+        except Exception:
+            _log.exception("sweep_crashed")
+
+    async def _sweep_folder(self, connection: EslConnection, folder: str) -> None:
+        found = await asyncio.to_thread(speech_files.leftovers, folder, unix_s() - _LEFTOVER_S)
+        for uuid, paths in found.items():
+            if uuid not in self._calls and await connection.ask(f"api uuid_exists {uuid}") == "false":
+                for path in paths:
+                    speech_files.remove(path)
+                _log.info("leftover_files_removed", call=uuid, n=len(paths))
+
+    def api(self, command: str, then: OnReply | None = None) -> None:
+        """Run a command of FreeSWITCH's API. Without a connection it is lost: a new connection makes up for it."""
+        if self._connection is not None:
+            self._connection.send(f"api {command}", then)
+
+    def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
+        """Queue an application on a channel. Without a connection it is lost: a new connection makes up for it."""
+        if self._connection is not None:
+            self._connection.execute(uuid, application, argument, then)
+
+    # ---------------------------------------------------------------------- events
+
+    def _on_event(self, event: EslEvent, _now_ns: int) -> None:
+        uuid = event.get("Unique-ID")
+        call = self._calls.get(uuid)
+        if call is not None and call.is_over:
+            return
+        try:
+            if event.name in _FILES or event.name in _WORDS:
+                self._on_word(event, uuid, call)
+            elif event.name in _LEFT or event.name in _UNREACHED:
+                self._on_left(event, uuid, call)
+            elif call is not None:
+                self._on_channel(event, call)
+        except Exception:
+            self._log.exception("event_crashed", call=uuid, event_name=event.name)
+            if call is not None:
+                call.end("failed")
+
+    def _on_channel(self, event: EslEvent, call: FreeSwitchCall) -> None:
+        match event.name:
+            case "PLAYBACK_START":
+                call.playback(True, event.get("Playback-File-Path"), "")
+            case "PLAYBACK_STOP":
+                call.playback(False, event.get("Playback-File-Path"), event.get("Playback-Status"))
+            case "DTMF":
+                call.digit(event.get("DTMF-Digit"))
+            case "CHANNEL_HANGUP":
+                call.end("hangup")
+
+    def _on_word(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
+        """A file, or a word of the server's. Streams to others than our server may be in the same FreeSWITCH: a call is
+        ours from its first word on."""
+        data: object = None
+        if event.name in _WORDS:
+            try:
+                data = json.loads(event.body)
+            except (ValueError, RecursionError):
+                return
+            data = data.get("data", data) if isinstance(data, dict) else None
+            if not isinstance(data, dict) or "tts" not in data:
+                return
+        if call is None:
+            call = self._new_call(uuid, _COMMANDS[event.name.partition("::")[0]])
+            if call is None:
+                return
+        if isinstance(data, dict):
+            call.told(data)
+        else:
+            call.file(event.body)
+
+    def _new_call(self, uuid: str, module: str) -> FreeSwitchCall | None:
+        settings = self._settings
+        if not is_uuid(uuid):
+            metrics.BAD.labels("freeswitch_event").inc()
+            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name is not fit for commands")
+            return None
+        reason = "draining" if self.draining else "busy" if len(self._calls) >= settings.max_calls else None
+        if reason is not None:
+            metrics.REFUSED.labels(reason).inc()
+            self._log.warning("refused", reason=reason, call=uuid)
+            self._kill(uuid)
+            return None
+        call = FreeSwitchCall(uuid, module, self, hang_up=settings.hang_up, remove_files=settings.remove_files)
+        self._calls[uuid] = call
+        self._begin(call, lambda: self._forget(call))
+        return call
+
+    def _forget(self, call: FreeSwitchCall) -> None:
+        if self._calls.get(call.uuid) is call:
+            del self._calls[call.uuid]
+
+    def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
+        """The module's socket is gone, or was never connected.
+
+        A stream that was stopped in FreeSWITCH closes with 1000, which is wanted. The server says `hangup` before it
+        ends a call. A known call was connected, so any error means that the server is lost. An unknown call that was
+        connected may belong to another program, so it is left alone.
+        """
+        code = _code(event.body)
+        if event.name in _LEFT and code == 1000:
+            if call is not None:
+                call.end("hangup")
+            return
+        was_connected = call is not None or event.name in _LEFT or code == _RESET
+        self._log.warning("server_lost" if was_connected else "server_unreachable", call=uuid, why=event.body[:200])
+        if call is not None:
+            call.end("server_lost")
+        elif is_uuid(uuid) and (not was_connected or (event.name in _LEFT and code in _REFUSALS)):
+            self._kill(uuid)
+
+    def _kill(self, uuid: str) -> None:
+        if self._settings.hang_up:
+            self.api(f"uuid_kill {uuid} NORMAL_TEMPORARY_FAILURE")
+
+
+def _code(body: str) -> int | None:
+    """The close code in mod_audio_stream's ::disconnect, or the code of its ::error; None for mod_audio_fork."""
+    try:
+        code = json.loads(body)["message"]["code"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, int) else None

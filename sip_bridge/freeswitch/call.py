@@ -1,0 +1,223 @@
+"""One telephone call in FreeSWITCH whose media the server has: what it says is played, what happens is reported.
+
+The audio does not pass through here. The server has written it into files by way of the module, whose socket to the
+server also carries our reports (`send_text`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from sip_bridge import metrics
+from sip_bridge.freeswitch import speech_files
+from sip_bridge.freeswitch.esl import OnReply
+from sip_bridge.freeswitch.file_player import FilePlayer
+from telephony_tts import logs
+from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+
+_log = logs.get(__name__)
+
+_DIGITS = "0123456789*#ABCD"
+_MAX_DIGITS_PER_S = 20
+
+
+class Orders(Protocol):
+    """Commands to FreeSWITCH, which runs them in order. Without a connection they are lost; `then` is not called."""
+
+    def api(self, command: str, then: OnReply | None = None) -> None: ...
+    def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None: ...
+
+
+class FreeSwitchCall:
+    """`run` returns when it is over; `end` makes it so. `module` is mod_audio_stream's or mod_audio_fork's command."""
+
+    def __init__(
+        self, uuid: str, module: str, orders: Orders, *, hang_up: bool, remove_files: bool,
+        clock: Callable[[], int] = monotonic_ns,
+    ) -> None:  # fmt: skip
+        self.uuid = uuid
+        self._module = module
+        self._orders = orders
+        self._hangs_up = hang_up
+        self._removes_files = remove_files
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[str] = self._loop.create_future()
+        self._player = FilePlayer(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked_ns: int | None = None
+        self._stopped_ns: int | None = None
+        self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
+        self._complained: set[str] = set()
+        self.log = _log.bind(call=uuid).limited(logs.LineLimit.of_call(clock))
+
+    async def run(self) -> None:
+        begun_ns = self._clock()
+        metrics.CALLS_LIVE.inc()
+        self.log.info("call_started", module=self._module)
+        try:
+            await asyncio.wait((self._over,))
+        finally:
+            self.end("failed")
+            reason = self._over.result()
+            metrics.CALLS.labels(reason).inc()
+            metrics.CALLS_LIVE.dec()
+            self.log.summary("call_ended", reason=reason, ms=(self._clock() - begun_ns) // NS_PER_MS)
+
+    def end(self, reason: str) -> None:
+        """It is over, for one of metrics.ENDS; unless the telephone has ended it, so is the telephone call."""
+        if self._over.done():
+            return
+        self._over.set_result(reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._hangs_up and reason != "hangup":
+            self._orders.api(f"uuid_kill {self.uuid} NORMAL_CLEARING")
+        self._player.forget_files()  # the module removes them too, unless FreeSWITCH was killed
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.done()
+
+    # --------------------------------------------------- what FreeSWITCH tells
+
+    def file(self, body: str) -> None:
+        """The module has written a file of speech."""
+        said = _object(body)
+        number, path = _number(said.get("id")), said.get("file")
+        if number is None or not isinstance(path, str) or not speech_files.is_speech_file(path, self.uuid):
+            self._bad("a file of speech without a number or with a path that is not this call's")
+            return
+        self._player.add(number, path, self._clock())
+        self._arm()
+
+    def told(self, data: dict[str, object]) -> None:
+        """What the server has to say to us."""
+        what = data.get("tts")
+        if what == "hello":
+            self._player.greeted(_number(data.get("next")) or 1, self._clock())
+            self._arm()
+        elif what == "clear":
+            before = _number(data.get("before"))
+            if before is None:
+                self._bad("a clear that does not say which files")
+                return
+            self._player.clear(before, self._clock())
+            self._arm()
+        elif what == "hangup":
+            self.end("finished")
+
+    def playback(self, is_beginning: bool, path: str, status: str) -> None:
+        now_ns = self._clock()
+        if is_beginning:
+            if self._asked_ns is not None:
+                metrics.FILE_START_MS.observe((now_ns - self._asked_ns) / NS_PER_MS)
+                self._asked_ns = None
+            self._player.begun(path, now_ns)
+        else:
+            if self._stopped_ns is not None:
+                metrics.BREAK_MS.observe((now_ns - self._stopped_ns) / NS_PER_MS)
+                self._stopped_ns = None
+            self._player.ended(path, status.lower() == "break", now_ns)
+        self._arm()
+
+    def digit(self, digit: str) -> None:
+        now_ns = self._clock()
+        if len(digit) != 1 or digit.upper() not in _DIGITS:
+            self._bad("a digit that is none")
+        elif len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
+            self._bad(f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out", "digit_flood")
+        else:
+            self._digits_ns.append(now_ns)
+            self._tell({"esl": "dtmf", "digit": digit.upper()})
+
+    def socket_lost(self) -> None:
+        """The event socket is gone. The server will send again what was not heard, so the files here are not needed."""
+        self._player.forget_files()
+
+    def lost_touch(self) -> None:
+        """The event socket is connected again. What happened in between is not known."""
+        self._player.lost_touch(self._clock())
+        self._arm()
+
+    # ---------------------------------------------------- what the player does
+
+    def play(self, path: str) -> None:
+        self._asked_ns, self._stopped_ns = self._clock(), None
+        # Not uuid_broadcast, which first waits for five frames of the caller's (lead-frames): 100 ms a file.
+        self._orders.execute(self.uuid, "playback", path, lambda reply: self._answered(path, reply))
+
+    def stop(self, *, empties_queue: bool = True) -> None:
+        if empties_queue:
+            self._stopped_ns = self._clock()
+            self._orders.api(f"uuid_break {self.uuid} all", self._break_answered)
+        else:
+            self._orders.api(f"uuid_break {self.uuid}")
+
+    def report(self, what: str, number: int | None = None) -> None:
+        metrics.FILES.labels(what).inc()
+        if what == "failed":
+            self.log.error("file_not_played", file=number)
+        self._tell({"esl": what} if number is None else {"esl": what, "file": str(number)})
+
+    def remove(self, path: str) -> None:
+        """The module removes its files when the call ends, and cannot do so earlier."""
+        if self._removes_files and speech_files.is_speech_file(path, self.uuid):
+            speech_files.remove(path)
+
+    # ----------------------------------------------------------------- details
+
+    def _answered(self, path: str, reply: str) -> None:
+        if reply.startswith("-ERR"):
+            self.log.warning("freeswitch_refuses", why=reply[:200])
+            self._player.refused(path, self._clock())
+            self._arm()
+
+    def _break_answered(self, _reply: str) -> None:
+        self._player.stopped(self._clock())
+        self._arm()
+
+    def _tell(self, message: dict[str, str]) -> None:
+        """To the server, over the module's own socket. The module splits what it gets at spaces."""
+        text = json.dumps(message, separators=(",", ":"))
+        self._orders.api(f"{self._module} {self.uuid} send_text {text}")
+
+    def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
+        """Count what cannot be used; say it once per call."""
+        metrics.BAD.labels(kind).inc()
+        if kind not in self._complained:
+            self._complained.add(kind)
+            self.log.warning("bad_input", kind=kind, why=why)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ns = self._player.deadline_ns
+        if due_ns is not None and not self._over.done():
+            wait_ns = max(0, due_ns - self._clock()) + NS_PER_MS // 2
+            self._timer = self._loop.call_later(wait_ns / NS_PER_S, self._poll)
+
+    def _poll(self) -> None:
+        self._timer = None
+        self._player.poll(self._clock())
+        self._arm()
+
+
+def _object(body: str) -> dict[str, object]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> int | None:
+    """A file's number, as the server writes it in either place."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None

@@ -1,0 +1,385 @@
+"""Fetching a model directory: only what the engine reads, resumable, and every file compared with its hash.
+
+A file is fetched into a `.part` beside it that is named by its hash, and takes its place when it is whole and right. So
+whatever breaks off, the directory holds only right files and the next pull goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
+from telephony_tts.errors import ConfigError, EngineUnavailable
+
+OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}
+
+NEEDED = (
+    "cosyvoice2.yaml",
+    "CosyVoice-BlankEN/config.json",
+    "CosyVoice-BlankEN/generation_config.json",
+    "CosyVoice-BlankEN/merges.txt",
+    "CosyVoice-BlankEN/tokenizer_config.json",
+    "CosyVoice-BlankEN/vocab.json",
+    "campplus.onnx",
+    "hift.pt",
+    "flow.pt",
+    "speech_tokenizer_v2.onnx",
+    "llm.pt",
+)
+IF_THERE = ("spk2info.pt",)
+DISPENSABLE = ("CosyVoice-BlankEN/generation_config.json", "CosyVoice-BlankEN/tokenizer_config.json")
+"""Part of the official directory, but one speaks without them: a fine-tuned repository may lack them."""
+
+# Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, the one in use since 2025. Sizes and hashes of the
+# .pt and .onnx files are those of the hub's LFS metadata as several public lock files quote them (read 2026-11-20);
+# those of the small files were computed by the owners of such lock files and agree among at least two of them.
+KNOWN_REVISION = "eec1ae6c79877dbd9379285cf8789c9e0879293d"
+KNOWN: dict[str, tuple[int, str]] = {
+    "cosyvoice2.yaml": (7_330, "0af2c0d010c477187c39f3e8fd5f1ae2e4e6f90ad03ba37c10ed6c6a87b05959"),
+    "CosyVoice-BlankEN/config.json": (659, "168aa1bd401abc3bc262ba15ba4e499627a8b4e006e9d050b47c22de20660185"),
+    "CosyVoice-BlankEN/generation_config.json": (
+        242,
+        "e558847a8b4402616f1273797b015104dc266fe4b520056fca88823ba8f8ebe6",
+    ),
+    "CosyVoice-BlankEN/merges.txt": (1_402_109, "ac8ff86a72bee70828fbc1119bc4398c6f3a9a6e490d7b0dbe917be025478bd0"),
+    "CosyVoice-BlankEN/tokenizer_config.json": (
+        1_287,
+        "482bd979881423375ca5414e4e0d94cd7c5349dbb17fffd46b4d36d71e62a1bc",
+    ),
+    "CosyVoice-BlankEN/vocab.json": (2_776_833, "ca10d7e9fb3ed18575dd1e277a2579c16d108e32f27439684afa0e10b1440910"),
+    "campplus.onnx": (28_303_423, "a6ac6a63997761ae2997373e2ee1c47040854b4b759ea41ec48e4e42df0f4d73"),
+    "hift.pt": (83_390_254, "3386cc880324d4e98e05987b99107f49e40ed925b8ecc87c1f4939432d429879"),
+    "flow.pt": (450_575_567, "ff4c2f867674411e0a08cee702996df13fa67c1cd864c06108da88d16d088541"),
+    "speech_tokenizer_v2.onnx": (496_082_973, "d43342aa12163a80bf07bffb94c9de2e120a8df2f9917cd2f642e7f4219c6f71"),
+    "llm.pt": (2_023_316_821, "b144ef55b51ce8cfb79a73c90dbba0bdaba4e451c0ebcfab20f769264f84a608"),
+}
+
+RANDOM_MARK = "random.json"
+SPARE_BYTES = 50_000_000
+"""Disk space that is to be left over."""
+READ_BYTES = 1 << 20
+MAX_NAMED = 4
+MAX_FRUITLESS = 3
+"""Attempts in a row that bring less than a chunk, and not the end, before a file is given up. One that brings more is
+free, so the longest file has a bounded number of them."""
+UNANNOUNCED_BYTES = 1_000_000_000
+"""The most that is taken of a file whose size nobody knows."""
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a pull."""
+
+    revision: str
+    n_fetched: int
+    n_kept: int
+    warnings: tuple[str, ...]
+
+
+def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: ProgressLine) -> Pulled:
+    """Make `directory` hold the files of the repository that the engine needs.
+
+    Raises ConfigError for a directory that cannot be used, EngineUnavailable where the hub lacks something, cannot be
+    reached or gives other bytes than it says.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory: give the name of a new one")
+    if (directory / RANDOM_MARK).exists():
+        raise ConfigError(f"{directory} holds a random checkpoint: give another directory, or delete it")
+    listing = hub.listing(repo, revision)
+    files = _wanted(listing)
+    kept = [file for file in files if _is_right(directory / file.name, file, progress)]
+    missing = [file for file in files if file not in kept]
+    try:
+        _check_space(directory, missing)
+        for file in missing:
+            _fetch(directory, hub, listing, file, progress)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be written to ({error.strerror or error}): make it writable or give another"
+        ) from error
+    warnings = _unlike_known(directory, files, is_official=repo in OFFICIAL_REPOS.values())
+    return Pulled(listing.revision, len(missing), len(kept), tuple(warnings))
+
+
+def _wanted(listing: Listing) -> list[HubFile]:
+    """The files to fetch, small ones first: what is wrong with a repository shows before gigabytes have come."""
+    absent = [name for name in NEEDED if name not in listing.files and name not in DISPENSABLE]
+    if absent:
+        raise EngineUnavailable(
+            f"{listing.repo} at {listing.revision} is no CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
+        )
+    files = [listing.files[name] for name in (*NEEDED, *IF_THERE) if name in listing.files]
+    for file in files:
+        said = [digest for digest in (file.sha256, file.git_sha1) if digest is not None]
+        if (file.size is not None and file.size < 0) or not all(_HASH.fullmatch(digest) for digest in said):
+            raise EngineUnavailable(
+                f"the hub says of {file.name} a size or hash that cannot be ({file.size}, {', '.join(said)[:80]}): "
+                "use another --source"
+            )
+    return sorted(files, key=lambda file: file.size or 0)
+
+
+def _check_space(directory: Path, missing: list[HubFile]) -> None:
+    """Raises ConfigError where the disk is too small for what is still to come."""
+    parts = [_part_path(directory, file) for file in missing]
+    there = sum(part.stat().st_size for part in parts if part.is_file() and not part.is_symlink())
+    needed = sum(file.size or 0 for file in missing) - there + SPARE_BYTES
+    place = directory.resolve()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if missing and free < needed:
+        raise ConfigError(
+            f"{place} has {_size(free)} free and {_size(needed)} are needed: free {_size(needed - free)}, or give a "
+            "directory on another disk"
+        )
+
+
+# ------------------------------------------------------------------------------- fetch
+
+
+def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: ProgressLine) -> None:
+    """Fetch one file, going on where an earlier pull broke off, and put it in its place if it is right."""
+    path, part = directory / file.name, _part_path(directory, file)
+    if path.exists():
+        progress.note(f"{file.name} differs from the hub's and is replaced")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(part) as opened:
+        if file.size is None or part.stat().st_size > file.size:
+            opened.truncate(0)
+        sink = _Counted(opened, progress, _most(file))
+        progress.start(file.name, file.size, part.stat().st_size)
+        _read_all(hub, listing, file, sink)
+        opened.flush()
+        os.fsync(opened.fileno())
+    problem = f"the hub sends more than its {_most(file)} bytes" if sink.overflowed else _problem(part, file, progress)
+    if problem:
+        part.unlink()
+        raise EngineUnavailable(
+            f"{file.name}: {problem}; what came was removed. Pull again, and if it happens again use another --source"
+        )
+    part.replace(path)
+    for stale in path.parent.glob(f".{path.name}.*.part"):
+        stale.unlink()  # of other releases
+    is_verified = file.sha256 or file.git_sha1 or file.name in KNOWN
+    progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched" + (" and verified" if is_verified else ""))
+
+
+def _most(file: HubFile) -> int:
+    """Bytes a file may have: what its hub says, or else the known release."""
+    known = KNOWN.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
+    return file.size if file.size is not None else known
+
+
+def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None:
+    fruitless = 0
+    while file.size is None or sink.tell() < file.size:
+        before = sink.tell()
+        failure: EngineUnavailable | None = None
+        try:
+            hub.read(listing, file, sink, before)
+        except EngineUnavailable as error:
+            failure = error
+        if sink.failure is not None:
+            raise sink.failure from failure
+        if sink.overflowed or sink.tell() == file.size:
+            return
+        n_new = sink.tell() - before
+        fruitless = fruitless + 1 if n_new < CHUNK_BYTES else 0
+        if failure is None and (file.size is None or n_new <= 0):
+            return
+        if fruitless >= MAX_FRUITLESS or (failure is not None and not failure.retryable):
+            raise failure or EngineUnavailable(
+                f"{file.name} could not be fetched: the hub ends it after a few bytes each time; pull again later, or "
+                "use another --source"
+            )
+
+
+@contextmanager
+def _alone(part: Path) -> Iterator[BinaryIO]:
+    """The part, open at its end. What is no file of its own, such as a link to another, is removed and not written to.
+
+    Raises ConfigError where another pull writes it.
+    """
+    if part.is_symlink() or (part.exists() and not part.is_file()):
+        part.unlink()
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{part.parent} is being fetched by another pull: wait for it") from None
+        yield file
+
+
+class _Counted:
+    """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them, and
+    whether they sent more than `most` bytes: those are not written."""
+
+    def __init__(self, file: BinaryIO, progress: ProgressLine, most: int) -> None:
+        self._file, self._progress, self._most = file, progress, most
+        self.failure: OSError | None = None
+        self.overflowed = False
+
+    def write(self, data: bytes) -> int:
+        if self.tell() + len(data) > self._most:
+            self.overflowed = True
+            raise EOFError(f"more than {self._most} bytes")
+        try:
+            n_written = self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._progress.advance(n_written)
+        return n_written
+
+    def tell(self) -> int:
+        return self._file.seek(0, os.SEEK_END)
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
+
+    def truncate(self) -> int:
+        """Cut at the position: the hub begins anew, whatever was asked of it."""
+        self._progress.restart()
+        return self._file.truncate()
+
+
+# ------------------------------------------------------------------------------ verify
+
+
+def _is_right(path: Path, file: HubFile, progress: ProgressLine) -> bool:
+    return path.is_file() and not _problem(path, file, progress)
+
+
+def _problem(path: Path, file: HubFile, progress: ProgressLine) -> str:
+    """How a file on disk differs from what the hub, or else the known release, says of it; "" where it does not."""
+    known_size, known_sha256 = KNOWN.get(file.name, (None, None))
+    size = file.size if file.size is not None else known_size
+    n = path.stat().st_size
+    if size is not None and n != size:
+        return f"it has {n} bytes and should have {size}"
+    if file.sha256 is None and file.git_sha1 is not None:
+        data = path.read_bytes()
+        found = hashlib.sha1(b"blob %d\0" % n + data, usedforsecurity=False).hexdigest()
+        return "" if found == file.git_sha1 else f"its git hash is {found} and should be {file.git_sha1}"
+    wanted = file.sha256 or known_sha256
+    if wanted is None:
+        return ""
+    progress.start(file.name, n, 0, verb="checking")
+    found = _sha256(path, progress)
+    return "" if found == wanted else f"its SHA-256 is {found} and should be {wanted}"
+
+
+def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> list[str]:
+    """One warning that names what is right by its hub but of another release than the one this engine was made for."""
+    unlike = []
+    for file in files:
+        if file.name in KNOWN:
+            size, sha256 = KNOWN[file.name]
+            differs = file.sha256 != sha256 if file.sha256 else _sha256(directory / file.name) != sha256
+            if file.size not in (None, size) or differs:
+                unlike.append(file.name)
+    if not unlike:
+        return []
+    names = ", ".join(unlike) if len(unlike) <= MAX_NAMED else f"{len(unlike)} of {len(files)} files differ"
+    hint = f"; --source huggingface --revision {KNOWN_REVISION} is that one" if is_official else ""
+    return [f"another release than the one this was made for: {names}{hint}"]
+
+
+def _sha256(path: Path, progress: ProgressLine | None = None) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+            if progress is not None:
+                progress.advance(len(data))
+    return digest.hexdigest()
+
+
+def _part_path(directory: Path, file: HubFile) -> Path:
+    """Named by the content, so that two releases are never mixed."""
+    mark = (file.sha256 or file.git_sha1 or "unknown")[:12]
+    path = directory / file.name
+    return path.with_name(f".{path.name}.{mark}.part")
+
+
+# ---------------------------------------------------------------------------- progress
+
+
+class ProgressLine:
+    """On a terminal one line that moves; else a line per file, of a large one also when it begins and at each tenth."""
+
+    LARGE = 100_000_000
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._moves = stream.isatty()
+        self._name, self._verb, self._size = "", "", 0
+        self._n, self._n_start, self._start_ns, self._step = 0, 0, 0, -1
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def start(self, name: str, size: int | None, n: int, verb: str = "fetching") -> None:
+        self._name, self._verb, self._size = name, verb, size or 0
+        self._n = self._n_start = n
+        self._start_ns, self._step = monotonic_ns(), -1
+        if not self._moves and self._size >= self.LARGE:
+            going_on = f", going on at {_size(n)}" if n else ""
+            self._line(f"{verb} {name} ({_size(self._size)}){going_on}")
+
+    def advance(self, n: int) -> None:
+        self._n += n
+        share = self._n / self._size if self._size else 0.0
+        step = int(share * (200 if self._moves else 10))
+        if step == self._step:
+            return
+        self._step = step
+        if self._moves:
+            n_full = int(30 * share)
+            seconds = max((monotonic_ns() - self._start_ns) / 1e9, 1e-3)
+            speed = f"{(self._n - self._n_start) / seconds / 1e6:.0f} MB/s"
+            bar = "█" * n_full + "·" * (30 - n_full)
+            self._clear()
+            self._stream.write(f"  {bar} {share:4.0%} of {_size(self._size)}  {self._verb} {self._name}  {speed}")
+            self._stream.flush()
+        elif self._size >= self.LARGE and 0 < step < 10:
+            self._line(f"  {self._name} {10 * step} %")
+
+    def restart(self) -> None:
+        self._n = self._n_start = 0
+
+    def note(self, text: str) -> None:
+        self._clear()
+        self._line(text)
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._moves:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def _size(n: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} B"

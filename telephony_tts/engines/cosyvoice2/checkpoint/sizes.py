@@ -1,0 +1,317 @@
+"""Sizes of a checkpoint: what a tensor's shape tells is read from the tensor, the rest from the directory's settings.
+
+`cosyvoice2.yaml` is HyperPyYAML: tags that build objects, draw seeds and refer to other values. It is read as plain
+data: a tag never builds anything, `!ref <name>` becomes the value it names (specification 1.1).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import WEIGHT_V
+from telephony_tts.engines.cosyvoice2.model.config import (
+    BLOCK_TOKENS,
+    FRAMES_PER_TOKEN,
+    N_MELS,
+    N_SPEECH_ROWS,
+    N_SPEECH_TOKENS,
+    SAMPLE_RATE_HZ,
+    FlowDecoderConfig,
+    FlowEncoderConfig,
+    LmConfig,
+    ModelConfig,
+    SamplingConfig,
+    VocoderConfig,
+)
+
+Settings = Mapping[str, Any]
+State = Mapping[str, Tensor]
+
+
+MAX_SETTINGS_BYTES = 200_000
+"""Of a file of settings. The official ones have 7 kB."""
+MAX_SETTINGS_NODES = 20_000
+"""Values in it, those an alias stands for counted each time. The official one has about 300."""
+MAX_FACTORS = 4
+MAX_SHOWN = 80
+"""Characters of a wrong value in a message."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """A SafeLoader to which !new:x, !name:x, !ref and !apply:x are only the data below them.
+
+    Aliases are allowed as long as what they stand for stays small and none stands for what holds it.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._n_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        alias = self.check_event(yaml.AliasEvent)
+        before = self._n_nodes
+        node = super().compose_node(parent, index)
+        if alias and id(node) not in self._sizes:
+            raise yaml.YAMLError("an alias stands for a value that it is a part of")
+        self._n_nodes += self._sizes[id(node)] if alias else 1
+        if self._n_nodes > MAX_SETTINGS_NODES:
+            raise yaml.YAMLError(f"it has more than {MAX_SETTINGS_NODES} values, with what its aliases stand for")
+        self._sizes[id(node)] = self._n_nodes - before
+        return node
+
+
+def _as_plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    if isinstance(node, yaml.ScalarNode):
+        return loader.construct_scalar(node)
+    return None
+
+
+_PlainLoader.add_multi_constructor("!", _as_plain)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """cosyvoice2.yaml as plain data, references resolved. Raises ValueError if it cannot be read."""
+    try:
+        data = yaml.load(settings_text(path), Loader=_PlainLoader)
+        resolved = {key: _resolved(value, data) for key, value in data.items()} if isinstance(data, dict) else None
+    except Exception as error:  # for odd values PyYAML raises KeyError, AttributeError and others
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ValueError(f"cannot be read, it is cut off, damaged or no YAML: {reason}") from error
+    if resolved is None:
+        raise ValueError("holds no settings")
+    return resolved
+
+
+def settings_text(path: Path) -> str:
+    """A file of settings. Raises ValueError where it is far too large for one, OSError where it cannot be read."""
+    size = path.stat().st_size
+    if size > MAX_SETTINGS_BYTES:
+        raise ValueError(f"it has {size} bytes and should have at most {MAX_SETTINGS_BYTES}")
+    return path.read_text(encoding="utf-8")
+
+
+_REFERENCE = re.compile(r"<(\w+)>")
+
+
+def _resolved(value: Any, names: Settings) -> Any:
+    """`<a>` and `<a> * <b>` become the values of a and b. One level deep, so nothing can go round in a circle."""
+    if isinstance(value, dict):
+        return {key: _resolved(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, names) for item in value]
+    if not isinstance(value, str):
+        return value
+    factors = [_REFERENCE.fullmatch(part.strip()) for part in value.split("*")]
+    found = [names.get(match[1]) for match in factors if match]
+    if len(found) != len(factors) or len(found) > MAX_FACTORS or any(item is None for item in found):
+        return value
+    if len(found) == 1:
+        return found[0]
+    return math.prod(found) if all(isinstance(item, int | float) for item in found) else value
+
+
+def setting(settings: Settings, path: str, default: Any) -> Any:
+    """The value at "a.b.c", of the kind the default is. Raises ValueError where it is of another or not finite."""
+    value: Any = settings
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or value.get(name) is None:
+            return default
+        value = value[name]
+    try:
+        if isinstance(default, tuple):
+            if value and isinstance(value[0], Sequence):  # one list of dilations per kernel, all alike
+                if any(item != value[0] for item in value):
+                    raise ValueError("differs from block to block")
+                value = value[0]
+            if not value:
+                raise ValueError("is empty")
+            return tuple(int(item) for item in value)
+        # YAML 1.1 reads "1e-6" as a word.
+        found = type(default)(value)
+        if isinstance(found, float) and not math.isfinite(found):
+            raise ValueError("is not finite")
+        return found
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ValueError(f"{path} is {repr(value)[:MAX_SHOWN]}: {str(error)[:MAX_SHOWN]}") from error
+
+
+def lacking_sections(settings: Settings) -> list[str]:
+    """Sections that are not there, as in a file that was cut off. What is read of the settings comes before the last.
+    """
+    lacking = [name for name in ("llm", "flow", "hift") if not isinstance(settings.get(name), Mapping)]
+    if not lacking and "f0_predictor" not in settings["hift"]:
+        lacking = ["hift.f0_predictor"]
+    return lacking
+
+
+def constant_problems(settings: Settings) -> list[str]:
+    """What the settings say otherwise than CosyVoice2 is, in what this engine takes as given."""
+    given = {
+        "sample_rate": SAMPLE_RATE_HZ,
+        "token_frame_rate": BLOCK_TOKENS,
+        "token_mel_ratio": FRAMES_PER_TOKEN,
+        "llm.speech_token_size": N_SPEECH_TOKENS,
+        "flow.pre_lookahead_len": 3,
+    }
+    problems = []
+    for path, value in given.items():
+        found = setting(settings, path, value)
+        if found != value:
+            problems.append(f"{path} is {found}, and CosyVoice2 has {value}")
+    return problems
+
+
+def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
+    """Sizes of llm.pt. `qwen` is CosyVoice-BlankEN/config.json. Raises ValueError."""
+    n_text_rows, d_model = _shape(state, "llm.model.model.embed_tokens.weight", 2)
+    _expect("llm_decoder.weight", _shape(state, "llm_decoder.weight", 2)[0], N_SPEECH_ROWS)
+    d_ff = _shape(state, "llm.model.model.layers.0.mlp.gate_proj.weight", 2)[0]
+    official = LmConfig()
+    mix = setting(settings, "llm.mix_ratio", (official.n_mix_text, official.n_mix_speech))
+    config = LmConfig(
+        n_text_rows=n_text_rows,
+        d_model=d_model,
+        n_layers=_count(state, r"llm\.model\.model\.layers\.(\d+)\."),
+        n_heads=setting(qwen, "num_attention_heads", official.n_heads),
+        n_kv_heads=setting(qwen, "num_key_value_heads", official.n_kv_heads),
+        d_ff=d_ff,
+        norm_eps=setting(qwen, "rms_norm_eps", official.norm_eps),
+        rope_theta=setting(qwen, "rope_theta", official.rope_theta),
+        n_mix_text=mix[0],
+        n_mix_speech=mix[-1],
+    )
+    if config.n_heads < 1 or d_model % config.n_heads or config.n_kv_heads < 1 or config.n_heads % config.n_kv_heads:
+        raise ValueError(f"{config.n_heads} heads, {config.n_kv_heads} of keys, do not divide a width of {d_model}")
+    return config
+
+
+def sampling_config(settings: Settings) -> SamplingConfig:
+    official = SamplingConfig()
+    return SamplingConfig(
+        top_p=setting(settings, "llm.sampling.top_p", official.top_p),
+        top_k=setting(settings, "llm.sampling.top_k", official.top_k),
+        window=setting(settings, "llm.sampling.win_size", official.window),
+        max_repeat=setting(settings, "llm.sampling.tau_r", official.max_repeat),
+    )
+
+
+def encoder_config(state: State, settings: Settings) -> FlowEncoderConfig:
+    """Sizes of the encoder in flow.pt. Raises ValueError."""
+    n_tokens, d_model = _shape(state, "input_embedding.weight", 2)
+    d_out, d_speaker = _shape(state, "spk_embed_affine_layer.weight", 2)
+    _expect("input_embedding.weight", n_tokens, N_SPEECH_TOKENS)
+    _expect("spk_embed_affine_layer.weight", d_out, N_MELS)
+    n_heads = _shape(state, "encoder.encoders.0.self_attn.pos_bias_u", 2)[0]
+    _expect("flow.encoder.attention_heads", setting(settings, "flow.encoder.attention_heads", n_heads), n_heads)
+    return FlowEncoderConfig(
+        n_tokens=n_tokens,
+        d_model=d_model,
+        n_heads=n_heads,
+        d_ff=_shape(state, "encoder.encoders.0.feed_forward.w_1.weight", 2)[0],
+        n_layers=_count(state, r"encoder\.encoders\.(\d+)\."),
+        n_up_layers=_count(state, r"encoder\.up_encoders\.(\d+)\."),
+        d_speaker=d_speaker,
+        d_out=d_out,
+    )
+
+
+def decoder_config(state: State, settings: Settings) -> FlowDecoderConfig:
+    """Sizes of the estimator in flow.pt. Raises ValueError."""
+    official = FlowDecoderConfig()
+    stage = "decoder.estimator.down_blocks.0"
+    n_channels, d_in, _ = _shape(state, f"{stage}.0.block1.block.0.weight", 3)
+    d_inner = _shape(state, f"{stage}.1.0.attn1.to_q.weight", 2)[0]
+    d_head = setting(settings, "flow.decoder.estimator.attention_head_dim", official.d_head)
+    if d_head < 1 or d_inner % d_head:
+        raise ValueError(f"attention_head_dim {d_head} does not divide the attention's width of {d_inner}")
+    config = FlowDecoderConfig(
+        n_channels=n_channels,
+        n_heads=d_inner // d_head,
+        d_head=d_head,
+        n_blocks=_count(state, r"decoder\.estimator\.down_blocks\.0\.1\.(\d+)\."),
+        n_mid_stages=_count(state, r"decoder\.estimator\.mid_blocks\.(\d+)\."),
+        d_mel=_shape(state, "decoder.estimator.final_proj.weight", 3)[0],
+        guidance=setting(settings, "flow.decoder.cfm_params.content.inference_cfg_rate", official.guidance),
+    )
+    _expect("decoder.estimator's input", d_in, config.d_in)
+    return config
+
+
+def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
+    """Sizes of hift.pt, whose weight norm has today's names. Raises ValueError."""
+    official = VocoderConfig()
+    d_base, d_mel, _ = _shape(state, f"conv_pre{WEIGHT_V}", 3)
+    n_stages = _count(state, r"ups\.(\d+)\.")
+    n_blocks = _count(state, r"resblocks\.(\d+)\.")
+    if n_stages < 1 or n_blocks % n_stages or d_base % (1 << n_stages):
+        raise ValueError(f"{n_blocks} blocks and a width of {d_base} do not fit {n_stages} stages")
+    up_rates = setting(settings, "hift.upsample_rates", official.up_rates)
+    res_dilations = setting(settings, "hift.resblock_dilation_sizes", official.res_dilations)
+    _expect("hift.upsample_rates, in number", len(up_rates), n_stages)
+    return VocoderConfig(
+        d_mel=d_mel,
+        d_base=d_base,
+        n_harmonics=_shape(state, "m_source.l_linear.weight", 2)[1] - 1,
+        sine_amplitude=setting(settings, "hift.nsf_alpha", official.sine_amplitude),
+        noise_std=setting(settings, "hift.nsf_sigma", official.noise_std),
+        voiced_above_hz=setting(settings, "hift.nsf_voiced_threshold", official.voiced_above_hz),
+        up_rates=up_rates,
+        up_kernels=tuple(_shape(state, f"ups.{i}{WEIGHT_V}", 3)[2] for i in range(n_stages)),
+        n_fft=_shape(state, f"conv_post{WEIGHT_V}", 3)[0] - 2,
+        hop=setting(settings, "hift.istft_params.hop_len", official.hop),
+        res_kernels=tuple(
+            _shape(state, f"resblocks.{i}.convs1.0{WEIGHT_V}", 3)[2] for i in range(n_blocks // n_stages)
+        ),
+        res_dilations=res_dilations,
+        source_res_kernels=tuple(
+            _shape(state, f"source_resblocks.{i}.convs1.0{WEIGHT_V}", 3)[2] for i in range(n_stages)
+        ),
+        leaky_slope=setting(settings, "hift.lrelu_slope", official.leaky_slope),
+        audio_limit=setting(settings, "hift.audio_limit", official.audio_limit),
+        d_f0=_shape(state, f"f0_predictor.condnet.0{WEIGHT_V}", 3)[0],
+    )
+
+
+def model_config(lm: State, flow: State, hift: State, settings: Settings, qwen: Settings) -> ModelConfig:
+    """All sizes at once, for states that are whole. Raises ValueError with the first thing that does not fit."""
+    return ModelConfig(
+        lm=lm_config(lm, settings, qwen),
+        sampling=sampling_config(settings),
+        flow_encoder=encoder_config(flow, settings),
+        flow_decoder=decoder_config(flow, settings),
+        vocoder=vocoder_config(hift, settings),
+    )
+
+
+def _shape(state: State, name: str, n_dims: int) -> tuple[int, ...]:
+    tensor = state.get(name)
+    if tensor is None:
+        raise ValueError(f"{name} is missing, and with it the sizes of the rest")
+    if tensor.dim() != n_dims:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, and {n_dims} dimensions were expected")
+    return tuple(tensor.shape)
+
+
+def _count(state: State, pattern: str) -> int:
+    """One more than the largest index the pattern finds. Raises ValueError where there cannot be so many."""
+    count = max((int(match[1]) + 1 for match in map(re.compile(pattern).match, state) if match), default=0)
+    if count > len(state):
+        raise ValueError(f"a tensor has the index {count - 1}, and there are {len(state)} tensors in all")
+    return count
+
+
+def _expect(what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ValueError(f"{what} is {found}, and {wanted} was expected")

@@ -1,0 +1,376 @@
+"""Reading a CosyVoice2 model directory (specification 1.1 and 2). Nothing in it is executed.
+
+`check_model_directory` names what is wrong with one, `load_model_directory` reads it or raises one error that names it
+all. Both read the same way, so what the check passes also loads. The check alone opens what is needed only later: the
+two ONNX graphs, the tokenizer and the preset speakers. It alone looks for weights that are not finite, at the cost of
+reading all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import (
+    LM_HEAD,
+    WEIGHT_G,
+    WEIGHT_V,
+    Shape,
+    flow_shapes,
+    hift_shapes,
+    lm_shapes,
+)
+from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
+    constant_problems,
+    decoder_config,
+    encoder_config,
+    lacking_sections,
+    lm_config,
+    read_settings,
+    sampling_config,
+    settings_text,
+    vocoder_config,
+)
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
+from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
+from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
+
+T = TypeVar("T")
+Look = Callable[[], object]
+
+SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
+"""Today's name and that of the first months (December 2024 to April 2025)."""
+TOKENIZER_DIR = "CosyVoice-BlankEN"
+TOKENIZER_FILES = ("config.json", "merges.txt", "vocab.json")
+SPEAKER_ONNX = "campplus.onnx"
+TOKENS_ONNX = "speech_tokenizer_v2.onnx"
+SPEAKERS_FILE = "spk2info.pt"
+RANDOM_MARK = "random.json"
+"""Present where the weights are random: the model makes noises, not speech."""
+
+_OTHERS = {
+    "cosyvoice3.yaml": "CosyVoice3",
+    "speech_tokenizer_v3.onnx": "CosyVoice3",
+    "speech_tokenizer_v1.onnx": "CosyVoice 1",
+}
+_MAX_NAMED = 4
+"""Tensors named per kind of problem; the rest is a number."""
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model directory in memory. The states have the official names of today and hold tensors only."""
+
+    config: ModelConfig
+    lm: dict[str, Tensor]
+    flow: dict[str, Tensor]
+    hift: dict[str, Tensor]
+    directory: Path
+    is_random: bool = False
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.directory / TOKENIZER_DIR
+
+    @property
+    def speaker_onnx(self) -> Path:
+        return self.directory / SPEAKER_ONNX
+
+    @property
+    def tokens_onnx(self) -> Path:
+        return self.directory / TOKENS_ONNX
+
+    @property
+    def spk2info(self) -> Path | None:
+        """Preset speakers, where the directory has some."""
+        path = self.directory / SPEAKERS_FILE
+        return path if path.is_file() else None
+
+
+def load_model_directory(path: Path, look: Look = lambda: None) -> Checkpoint:
+    """Read a model directory. Raises EngineUnavailable with every problem it has and what to do, and the EngineError
+    that `look` raises: it is called for each tensor."""
+    checkpoint, problems = _read(Path(path), checking=False, look=look)
+    if checkpoint is None or problems:
+        raise EngineUnavailable(
+            f"{path} is no complete CosyVoice2 model directory:\n"
+            + "".join(f"  - {problem}\n" for problem in problems)
+            + f"{how_to_mend(Path(path))}; look again with: telephony-tts models check {shlex.quote(str(path))}"
+        )
+    return checkpoint
+
+
+def check_model_directory(path: Path) -> list[str]:
+    """What is missing, foreign or of a wrong shape in a model directory, in words; empty where all is well."""
+    directory = Path(path)
+    problems = _read(directory, checking=True)[1]
+    return [*problems, *_later_problems(directory)] if directory.is_dir() else problems
+
+
+def how_to_mend(directory: Path) -> str:
+    """What to do about the problems of a directory: a pull leaves a random checkpoint alone, so it is written anew."""
+    name = shlex.quote(str(directory))
+    if directory.exists() and not directory.is_dir():
+        return "give a directory, or the name of a new one to telephony-tts models pull"
+    if (directory / RANDOM_MARK).is_file():
+        return (
+            f"telephony-tts models random {name} writes this random checkpoint anew (--size as it was); for the "
+            "official model give telephony-tts models pull another directory"
+        )
+    return f"telephony-tts models pull {name} fetches what is missing or damaged"
+
+
+def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[Checkpoint | None, list[str]]:
+    """`checking`: only problems are wanted, so the files are mapped and each weight is looked at once. A model that
+    speaks from a mapped file dies when that is replaced."""
+    if not directory.is_dir():
+        return None, ["it is a file and no directory" if directory.exists() else "there is no such directory"]
+    problems: list[str] = []
+    problems += [f"{name} belongs to {what}" for name, what in _OTHERS.items() if (directory / name).exists()]
+    settings = _settings(directory, problems)
+    qwen = _tokenizer_settings(directory, problems)
+    for name in (SPEAKER_ONNX, TOKENS_ONNX):
+        problems += _file_problems(directory / name, name)
+
+    lm = _state(directory / "llm.pt", checking, problems, look)
+    flow = _state(directory / "flow.pt", checking, problems, look)
+    hift = _vocoder_names(_state(directory / "hift.pt", checking, problems, look))
+    lm.pop(LM_HEAD, None)
+
+    if settings is None:
+        return None, problems  # what does not fit the defaults is no problem of the other files
+    lm_sizes = None
+    if qwen is not None:
+        lm_sizes = _sized("llm.pt", lm, lambda: lm_config(lm, settings, qwen), lm_shapes, checking, problems)
+    sampling = _noted(SETTINGS_NAMES[0], lambda: sampling_config(settings), problems)
+    flow_sizes = _sized(
+        "flow.pt",
+        flow,
+        lambda: (encoder_config(flow, settings), decoder_config(flow, settings)),
+        lambda sizes: flow_shapes(*sizes),
+        checking,
+        problems,
+    )
+    vocoder = _sized("hift.pt", hift, lambda: vocoder_config(hift, settings), hift_shapes, checking, problems)
+    if lm_sizes is None or sampling is None or flow_sizes is None or vocoder is None:
+        return None, problems
+    config = ModelConfig(lm_sizes, sampling, flow_sizes[0], flow_sizes[1], vocoder)
+    return Checkpoint(config, lm, flow, hift, directory, (directory / RANDOM_MARK).is_file()), problems
+
+
+# ------------------------------------------------------------------------------ files
+
+
+def _later_problems(directory: Path) -> list[str]:
+    """What is wrong with the files that `_read` only looks for. Those it has told of already are left out."""
+    problems = []
+    for name, n_inputs in ((SPEAKER_ONNX, SPEAKER_INPUTS), (TOKENS_ONNX, TOKENS_INPUTS)):
+        problem = "" if _file_problems(directory / name, name) else graph_problem(directory / name, n_inputs)
+        problems += [f"{name} {problem}"] if problem else []
+    tokenizer = directory / TOKENIZER_DIR
+    if not any(_file_problems(tokenizer / name, name) for name in ("vocab.json", "merges.txt")):
+        try:
+            problem = tokenizer_problem(tokenizer)
+        except RecursionError:
+            problem = "vocab.json or tokenizer_config.json is nested too deeply: it is damaged"
+        problems += [f"{TOKENIZER_DIR}/{problem}"] if problem else []
+    if (directory / SPEAKERS_FILE).exists():
+        try:
+            left_out = read_spk2info(directory / SPEAKERS_FILE)[1]
+            problems += [f"{SPEAKERS_FILE}: {each} (the model speaks without this voice)" for each in left_out]
+        except ConfigError as error:
+            problem = error.message.removeprefix(f"{directory}/")
+            problems.append(f"{problem} (the model speaks without it: fetch it anew, or delete it)")
+    return problems
+
+
+def _settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
+    """None where there are none or not all, as of a file that was cut off; the values left would be the official ones.
+    """
+    name = next((name for name in SETTINGS_NAMES if (directory / name).exists()), None)
+    if name is None:
+        problems.append(f"{SETTINGS_NAMES[0]} is missing")
+        return None
+    settings = _noted(name, lambda: read_settings(directory / name), problems)
+    if settings is None:
+        return None
+    lacking = lacking_sections(settings)
+    if lacking:
+        problems.append(f"{name} lacks {', '.join(lacking)}: it is cut off, or of another model")
+        return None
+    unlike = _noted(name, lambda: constant_problems(settings), problems) or []
+    problems += [f"{name}: {problem}" for problem in unlike]
+    return settings
+
+
+def _tokenizer_settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
+    """The language model's config.json; None where it cannot be read."""
+    missing = False
+    for name in TOKENIZER_FILES:
+        found = _file_problems(directory / TOKENIZER_DIR / name, f"{TOKENIZER_DIR}/{name}")
+        problems += found
+        missing = missing or (name == "config.json" and bool(found))
+    if missing:
+        return None
+    try:
+        data = json.loads(settings_text(directory / TOKENIZER_DIR / "config.json"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        problems.append(f"{TOKENIZER_DIR}/config.json cannot be read, it is cut off or damaged: {reason}")
+        return None
+    if not isinstance(data, dict):
+        problems.append(f"{TOKENIZER_DIR}/config.json holds no settings")
+        return None
+    return data
+
+
+def _file_problems(path: Path, name: str) -> list[str]:
+    if not path.is_file():
+        return [f"{name} is missing"]
+    with path.open("rb") as file:
+        start = file.read(40)
+    if not start:
+        return [f"{name} is empty: its download broke off"]
+    if start.startswith(b"version https://git-lfs"):
+        return [f"{name} is a Git LFS pointer and not the file itself: run `git lfs pull` there, or pull it anew"]
+    return []
+
+
+def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[str, Tensor]:
+    """The tensors of one .pt file; what else it holds (epoch, step) is dropped. Empty where it cannot be read."""
+    missing = _file_problems(path, path.name)
+    if missing:
+        if path.name == "flow.pt" and path.with_name("flow.cache.pt").exists():
+            missing.append("flow.cache.pt cannot stand in for flow.pt: it was trained for one chunk of context")
+        problems += missing
+        return {}
+
+    def stays(storage: Any, _: str) -> Any:
+        look()
+        return storage
+
+    try:
+        mapped = mapped and zipfile.is_zipfile(path)  # files of torch before 1.6 cannot be mapped
+        data = torch.load(path, map_location="cpu" if mapped else stays, weights_only=True, mmap=mapped)
+    except EngineError:
+        raise
+    except Exception as error:  # a file can be damaged in more ways than the reader has errors for
+        problems.append(f"{path.name} {unreadable(error)}")
+        return {}
+    tensors = {}
+    if isinstance(data, Mapping):
+        tensors = {name: value for name, value in data.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    if not tensors:
+        problems.append(f"{path.name} holds no tensors by name")
+    odd = [name for name, value in tensors.items() if not is_plain(value)]
+    if odd:
+        problems.append(f"{path.name}: {_named(odd, 'tensors hold no plain numbers')}")
+        return {}
+    return tensors
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """hift.pt under today's names: GAN checkpoints prefix the vocoder and add discriminators, older torch wrote
+    weight_g and weight_v, and exports fold the two into one weight (specification 2.3)."""
+    prefix = "generator."
+    if any(name.startswith(prefix) for name in state):
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    named: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if name.endswith(".weight_g"):
+            named[name.removesuffix(".weight_g") + WEIGHT_G] = value
+        elif name.endswith(".weight_v"):
+            named[name.removesuffix(".weight_v") + WEIGHT_V] = value
+        elif (
+            name.endswith(".weight")
+            and value.dim() == 3
+            and value.dtype in _FLOATS
+            and not name.startswith("source_downs.")
+        ):
+            length = value.flatten(1).norm(dim=1)[:, None, None]
+            named[name.removesuffix(".weight") + WEIGHT_G] = length
+            # A direction of no length is 0 / 0 when folded again, so a dead channel gets any other.
+            named[name.removesuffix(".weight") + WEIGHT_V] = torch.where(length == 0, torch.ones_like(value), value)
+        else:
+            named[name] = value
+    return named
+
+
+# ----------------------------------------------------------------------------- shapes
+
+
+def _noted(name: str, read: Callable[[], T], problems: list[str]) -> T | None:
+    try:
+        return read()
+    except ValueError as error:
+        problems.append(f"{name}: {error}")
+        return None
+
+
+def _sized(
+    name: str,
+    state: Mapping[str, Tensor],
+    sizes: Callable[[], T],
+    shapes: Callable[[T], Mapping[str, Shape]],
+    checking: bool,
+    problems: list[str],
+) -> T | None:
+    """The sizes of a network whose file was read, and what in the file does not fit them."""
+    if not state:
+        return None
+    config = _noted(name, sizes, problems)
+    if config is not None:
+        wanted = shapes(config)
+        problems += [f"{name}: {problem}" for problem in tensor_problems(state, wanted)]
+        endless = [item for item in wanted if item in state and not _is_finite(state[item])] if checking else []
+        problems += [f"{name}: {_named(endless, 'tensors hold values that are not finite')}"] if endless else []
+    return config
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all values are numbers. By the extremes, which a NaN becomes too: a mask would take as much memory."""
+    if not value.numel() or not value.is_floating_point():
+        return True
+    low, high = (value if value.dtype in _FLOATS else value.float()).aminmax()
+    return math.isfinite(float(low)) and math.isfinite(float(high))
+
+
+def tensor_problems(state: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> list[str]:
+    """Missing, foreign and mis-shaped tensors, and such that are no floating point numbers."""
+    missing = [name for name in shapes if name not in state]
+    foreign = [name for name in state if name not in shapes]
+    misshaped = [
+        f"{name} is {list(state[name].shape)} and should be {list(shape)}"
+        for name, shape in shapes.items()
+        if name in state and tuple(state[name].shape) != shape
+    ]
+    kinds = [name for name in shapes if name in state and not state[name].is_floating_point()]
+    return [
+        _named(names, what)
+        for names, what in (
+            (missing, "tensors are missing"),
+            (foreign, "tensors are not of CosyVoice2"),
+            (misshaped, "tensors have a wrong shape"),
+            (kinds, "tensors are not of floating point"),
+        )
+        if names
+    ]
+
+
+def _named(names: list[str], what: str) -> str:
+    return f"{len(names)} {what}: {', '.join(names[:_MAX_NAMED])}" + (", ..." if len(names) > _MAX_NAMED else "")

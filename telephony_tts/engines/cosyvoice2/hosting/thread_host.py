@@ -1,0 +1,118 @@
+"""The engine in threads of this process: one per lane."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from telephony_tts.engines.cosyvoice2.core.orders import Event, Order, Told
+from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
+from telephony_tts.engines.cosyvoice2.settings import Settings
+from telephony_tts.errors import EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.core.core import Core
+
+
+class ThreadHost:
+    """Made, started and closed on an event loop, where `told` is called for each event."""
+
+    def __init__(self, settings: Settings, told: Told) -> None:
+        self._settings = settings
+        self._told = told
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+        self._threads: list[tuple[threading.Thread, asyncio.Event]] = []
+        self.core: Core | None = None
+        self.voices: tuple[str, ...] = ()
+
+    async def start(self) -> None:
+        """Load. Raises what loading raises."""
+        done: list[Core | BaseException] = []
+        self._begin("load", lambda: done.append(self._load()))
+        await self._joined()
+        (result,) = done
+        if self._is_closed:
+            raise EngineError("cosyvoice2 was closed while it was loading")
+        if isinstance(result, BaseException):
+            raise result
+        self.core, self.voices = result, tuple(result.voices.features)
+        for i, lane in enumerate(lanes(self._settings.n_lanes)):
+            self._begin(str(i), partial(result.serve, lane))
+
+    def send(self, order: Order) -> None:
+        """From any thread. Raises EngineError where the engine is not running."""
+        if self.core is None:
+            raise EngineError("cosyvoice2 is not running")
+        self.core.receive(order)
+
+    def counters(self) -> dict[str, float]:
+        """See `Counters.snapshot`."""
+        return self.core.counters.snapshot() if self.core is not None else {}
+
+    def cost(self) -> float:
+        """See `Counters.cost`."""
+        return self.core.counters.cost if self.core is not None else 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether utterances can be taken."""
+        return self.core is not None
+
+    def retry_after_ms(self) -> int:
+        """Not known: nothing starts it again."""
+        return 0
+
+    async def wait_ready(self, *, follows: bool = False) -> None:
+        """Raises EngineError where the engine is not running; there is nothing to wait for."""
+        if self.core is None:
+            raise EngineError("cosyvoice2 is not running")
+
+    async def close(self) -> None:
+        """End all utterances and all threads. Idempotent."""
+        self._is_closed = True
+        core, self.core = self.core, None
+        if core is not None:
+            core.close()
+        await self._joined()
+        if core is not None:
+            core.end_all()
+
+    def _load(self) -> Core | BaseException:
+        try:
+            from telephony_tts.engines.cosyvoice2.hosting.loading import (
+                load,  # torch: seconds, and the loop has work meanwhile
+            )
+
+            return load(self._settings, self._tell, lambda: not self._is_closed)
+        except BaseException as error:
+            return error
+
+    def _tell(self, key: int, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._told, key, event)
+
+    def _begin(self, name: str, work: Callable[[], object]) -> None:
+        exited = asyncio.Event()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._loop.call_soon_threadsafe(exited.set)
+
+        thread = threading.Thread(target=run, name=f"cosyvoice2-{name}", daemon=True)
+        self._threads.append((thread, exited))
+        thread.start()
+
+    async def _joined(self) -> None:
+        """Return when all threads have ended."""
+        while self._threads:
+            thread, exited = begun = self._threads[-1]
+            await exited.wait()
+            thread.join()
+            # Who closes while it is loading waits for the same thread.
+            if begun in self._threads:
+                self._threads.remove(begun)

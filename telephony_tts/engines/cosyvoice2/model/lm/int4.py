@@ -1,0 +1,119 @@
+"""Weight matrices of the language model in 4 bits for single steps on a CPU, and in bfloat16 for long inputs.
+
+A token costs what its weights cost to be read, and these are half of those in int8. A prompt's many rows read them once
+and are bound by arithmetic, which 4 bits only make dearer: they go by the weights in bfloat16, kept beside the others.
+
+Each GROUP weights of a row share a step and a middle: weight = (integer - 8) * step + middle, integers 0 to 15. Rounded
+to the nearest, and the range made narrower where that makes the group's squared error less.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.flow.layers import PACKED_FOR, packs
+from telephony_tts.engines.cosyvoice2.model.lm.weights import Norm, rms_norm
+
+INSTEAD = "take engines.cosyvoice2.lm_dtype: int8"
+GROUP = 32
+ROWS = 16
+MOST_STEPS = 16
+"""Rows up to this many go by the weights in 4 bits."""
+_LARGEST, _MIDDLE = 15, 8
+_RANGES = (1.0, 0.92, 0.84)
+"""Of a group's whole range: what is outside is cut off."""
+_INNER_TILES = 2
+_SMALLEST = 1e-30
+
+
+class Int4Matrix:
+    """Weights [N, K] of float32 on the CPU; takes float32 or bfloat16 and gives bfloat16, with a bias of float32 that.
+
+    Raises ValueError for other weights, for sizes that are no whole number of ROWS and GROUP, and where this processor
+    or PyTorch cannot do it (`available`).
+
+    A row's result depends on no other row: a test holds it to the bit.
+    """
+
+    def __init__(self, weight: Tensor, norm: Norm | None = None) -> None:
+        if weight.dtype is not torch.float32 or weight.device.type != "cpu":
+            raise ValueError(f"int4 weights are made of float32 on the CPU, not of {weight.dtype} on {weight.device}")
+        if weight.shape[0] % ROWS or weight.shape[1] % GROUP:
+            raise ValueError(
+                f"{list(weight.shape)} is no whole number of {ROWS} rows and {GROUP} columns: {INSTEAD}"
+            )
+        if not weight.isfinite().all():
+            raise ValueError("weights that are no numbers cannot be rounded (see models check)")
+        if not available():
+            raise ValueError(f"int4 needs bfloat16 products of this processor and PyTorch: {INSTEAD}")
+        integers, self._steps = grouped(weight)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, _INNER_TILES)
+        self._wide = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), PACKED_FOR)
+        self._norm = norm
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if self._norm is not None:
+            rows = rms_norm(rows, self._norm.weight, self._norm.eps)
+        narrow = rows.bfloat16().contiguous()
+        if len(rows) <= MOST_STEPS:
+            y = _few(narrow, self._packed, self._steps)
+        else:
+            y = torch.ops.mkldnn._linear_pointwise(narrow, self._wide, None, "none", [], "")
+        # In float32 where it is: on its own the product stays as it came, which is how the next matrix takes it.
+        if bias is not None:
+            y = y + bias
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _few(rows: Tensor, packed: Tensor, steps: Tensor) -> Tensor:
+    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, steps)
+    return y
+
+
+def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [N, K] -> int32 [N, K] in 0 to 15, and step and middle of each group, bfloat16 [K / GROUP, N, 2]."""
+    groups = weight.view(len(weight), -1, GROUP)
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    best = torch.full_like(low, torch.inf)
+    integers = torch.zeros_like(groups)
+    steps = groups.new_zeros(*low.shape[:2], 2)
+    for part in _RANGES:
+        # Rounded to what is kept before the integers are, so that these make up for it.
+        step = ((high - low) * (part / _LARGEST)).bfloat16().float()
+        middle = ((high + low) / 2 + step / 2).bfloat16().float()
+        tried = groups.sub(middle).div_(step.clamp(min=_SMALLEST)).add_(_MIDDLE).round_().clamp_(0, _LARGEST)
+        error = tried.sub(_MIDDLE).mul_(step).add_(middle).sub_(groups).square_().sum(dim=2, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        integers = torch.where(better, tried, integers)
+        steps = torch.where(better, torch.cat([step, middle], dim=2), steps)
+    return integers.flatten(1).to(torch.int32), steps.transpose(0, 1).bfloat16().contiguous()
+
+
+def restored(integers: Tensor, steps: Tensor) -> Tensor:
+    """What `grouped` stands for, float32 [N, K]."""
+    step, middle = torch.split(steps.float().transpose(0, 1), 1, dim=2)
+    groups = integers.view(len(integers), -1, GROUP)
+    return torch.flatten((groups - _MIDDLE) * step + middle, 1)
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this processor and this torch multiply by weights of 4 bits, a row the same whoever is beside it."""
+    if not packs():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(96, 2 * GROUP, generator=generator)
+    x = torch.randn(MOST_STEPS, 2 * GROUP, generator=generator).bfloat16()
+    try:
+        integers, steps = grouped(weight)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, _INNER_TILES)
+        y = _few(x, packed, steps)
+        alone = all(torch.equal(_few(x[i : i + n], packed, steps), y[i : i + n]) for n in (1, 2, 3) for i in range(4))
+    except (AttributeError, RuntimeError):
+        return False
+    return alone and torch.allclose(y.float(), x.float() @ restored(integers, steps).t(), rtol=0.02, atol=0.1)

@@ -1,0 +1,154 @@
+"""The next positions of several utterances fed to the language model in one run, as a device wants it.
+
+    ids of all ─ embed ─ [T, D] ─ layers ─ the last position of each [B, D]
+                                    └ attention: [B, KV, G * N, d] over each utterance's own slot
+
+T positions lie one after the other without gaps, so that no product computes what nobody asked for; only for attention
+are they laid out as B rows of N, as many as the longest has. What fills up the shorter rows is not written anywhere and
+given to nobody. The same products and the same number of transfers for any number of utterances.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.border import sent
+from telephony_tts.engines.cosyvoice2.model.lm.lm import SPAN_STEP, KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.text.generation import Segment, Table
+from telephony_tts.errors import EngineError
+
+ROW_STEP = 32
+"""Rows of attention are a whole number of these positions long, so that shapes seldom change."""
+
+
+def part_of(segments: Sequence[Segment], first: int, n: int) -> list[Segment]:
+    """Positions first .. first + n of the segments, or as many of them as there are."""
+    parts, at = [], 0
+    for segment in segments:
+        ids = segment.ids[max(0, first - at) : max(0, first + n - at)]
+        if ids:
+            parts.append(Segment(segment.table, ids))
+        at += len(segment.ids)
+    return parts
+
+
+def check_ids(lm: LanguageModel, segments: Sequence[Segment]) -> None:
+    """Raises EngineError for an id that its table does not have."""
+    for segment in segments:
+        n_ids = len(lm.tables[segment.table])
+        if any(not 0 <= item < n_ids for item in segment.ids):
+            raise EngineError(f"{segment.table.value} token outside 0 to {n_ids - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the T positions of B utterances lie: in the run, in the cache, and in the rows of attention."""
+
+    slots: Tensor
+    """[B]"""
+    slot_of: Tensor
+    """[T]"""
+    positions: Tensor
+    """[T]: in their slots."""
+    rows: Tensor
+    """[B, N]: which of the T; past an utterance's end its last one."""
+    row_of: Tensor
+    """[T]: where among the B * N."""
+    last: Tensor
+    """[B]: the last of each among the T."""
+    mask: Tensor
+    """[B, 1, G * N, L]: what each may see of its slot."""
+
+
+def _layout(slots: Tensor, starts: Tensor, counts: Tensor, sizes: tuple[int, int, int], n_groups: int) -> Layout:
+    """slots, starts, counts [B]: each utterance's slot, its first new position and how many there are; `sizes`: their
+    sum T, N and L."""
+    n_positions, n_row, span = sizes
+    device = slots.device
+    ends = counts.cumsum(0)
+    begins = ends - counts
+    owner = torch.repeat_interleave(counts, output_size=n_positions)
+    within = torch.arange(n_positions, device=device) - begins[owner]
+    along = torch.arange(n_row, device=device)
+    seen = starts[:, None] + along
+    return Layout(
+        slots,
+        slots[owner],
+        starts[owner] + within,
+        begins[:, None] + torch.minimum(along, counts[:, None] - 1),
+        owner * n_row + within,
+        ends - 1,
+        (torch.arange(span, device=device) <= seen[:, :, None]).repeat(1, n_groups, 1)[:, None],
+    )
+
+
+def attend_rows(cache: KvCache, at: Layout, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    """Stores kv [T, 2, KV, d] in the slots and attends from q [T, H, d], each over its own slot -> [T, H * d].
+
+    As in `attend_chunk` the G query heads of a key head are laid out as further queries of it.
+    """
+    n_heads, d_head, n_kv_heads = q.shape[1], q.shape[2], kv.shape[2]
+    keys, values = cache.data[layer].unbind(0)  # each [n_slots + 1, KV, max_len, d]
+    keys[at.slot_of, :, at.positions], values[at.slot_of, :, at.positions] = kv.unbind(1)
+    span = at.mask.shape[-1]
+    keys, values = keys[:, :, :span][at.slots], values[:, :, :span][at.slots]  # [B, KV, L, d]
+    n_rows, n_row = at.rows.shape
+    queries = q[at.rows].view(n_rows, n_row, n_kv_heads, -1, d_head).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=at.mask)
+    out = out.view(n_rows, n_kv_heads, -1, n_row, d_head).permute(0, 3, 1, 2, 4)
+    return out.reshape(n_rows * n_row, n_heads * d_head)[at.row_of]
+
+
+@torch.inference_mode()
+def extend_together(
+    lm: LanguageModel, cache: KvCache, slots: Sequence[int], parts: Sequence[Sequence[Segment]]
+) -> Tensor:
+    """Append part i, of one position or more, to the utterance in `slots[i]`, for all i; no slot twice. Returns the
+    last positions' hidden states [B, D] after the final norm.
+
+    Raises EngineError for an id that its table does not have, or if a slot has no room, before anything is written.
+    """
+    if len(set(slots)) < len(slots):
+        raise ValueError(f"slots {list(slots)}: none can be fed twice at once")
+    for part in parts:
+        check_ids(lm, part)
+    counts = [sum(len(segment.ids) for segment in part) for part in parts]
+    starts = [cache.room(slot, n) for slot, n in zip(slots, counts, strict=True)]
+    by_table: dict[Table, list[int]] = {table: [] for table in Table}
+    places: dict[Table, list[int]] = {table: [] for table in Table}
+    at = 0
+    for segment in (segment for part in parts for segment in part):
+        by_table[segment.table] += segment.ids
+        places[segment.table] += range(at, at + len(segment.ids))
+        at += len(segment.ids)
+    n_rows, device = len(slots), lm.device
+    numbers = sent(
+        [
+            *slots,
+            *starts,
+            *counts,
+            *(item for table in Table for item in by_table[table]),
+            *(place for table in Table for place in places[table]),
+        ],
+        device,
+    )
+    slots_there, starts_there, counts_there, ids, order = torch.split(numbers, [n_rows, n_rows, n_rows, at, at])
+    sizes = [len(by_table[table]) for table in Table]
+    x = torch.empty(at, lm.config.d_model, dtype=lm.dtype, device=device)
+    of_tables = zip(Table, torch.split(ids, sizes), strict=True)
+    x[order] = torch.cat([F.embedding(of_table, lm.tables[table]) for table, of_table in of_tables])
+    n_row = -(-max(counts) // ROW_STEP) * ROW_STEP
+    longest = max(start + n for start, n in zip(starts, counts, strict=True))
+    span = min(-(-longest // SPAN_STEP) * SPAN_STEP, cache.max_len)
+    n_groups = lm.config.n_heads // lm.config.n_kv_heads
+    layout = _layout(slots_there, starts_there, counts_there, (at, n_row, span), n_groups)
+    hidden = lm._layers(x, cache.rotary[:, layout.positions], functools.partial(attend_rows, cache, layout))
+    for slot, n in zip(slots, counts, strict=True):
+        cache.lengths[slot] += n
+    return hidden[layout.last]

@@ -1,0 +1,142 @@
+"""Which columns of HiFT's layers a piece of audio is made of, and from that how far a sample sees (specification 6).
+
+The layers run at 50, 400, 2,000 and 6,000 columns a second, and each sees a little to either side. `spans` walks back
+from the audio to the mel and the source; `Vocoder.decode` computes these columns and no others. For a chunk of a second
+that is 10 % more than its own columns; if every layer were given all frames in sight it would be 60 %.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME, VocoderConfig
+
+N_F0_LAYERS, F0_KERNEL = 5, 3
+EDGE_KERNEL = 7
+"""Of the first and of the last convolution."""
+HALF_FRAME = SAMPLES_PER_FRAME // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Columns first .. until of a layer of `n`. Beyond its ends are zeros, which count as known."""
+
+    first: int
+    until: int
+    n: int
+
+    def __len__(self) -> int:
+        return self.until - self.first
+
+    def within(self, outer: Span) -> slice:
+        """Its place in a tensor that begins where `outer` does."""
+        return slice(self.first - outer.first, self.until - outer.first)
+
+    def around(self, reach: int) -> Span:
+        """With the columns of the same layer that lie up to `reach` to either side."""
+        return Span(max(0, self.first - reach), min(self.n, self.until + reach), self.n)
+
+    def margins(self, wanted: Span) -> tuple[int, int]:
+        """How many columns it has before the wanted ones, and after them."""
+        return wanted.first - self.first, self.until - wanted.until
+
+
+def missing(given: Span, wanted: Span, reach: int) -> tuple[int, int]:
+    """Columns of zeros that a convolution of this reach needs before and after the given ones for the wanted ones."""
+    return given.first - (wanted.first - reach), wanted.until + reach - given.until
+
+
+def needed(low: int, high: int, n: int) -> Span:
+    """Of a layer of `n` columns those from `low` up to, not including, `high`; both may lie outside."""
+    return Span(max(0, low), min(n, high), n)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpans:
+    before: Span
+    """Of what is up-sampled: 50, 400, 2,000 a second."""
+    up: Span
+    """Of what comes out of the transposed convolution."""
+    inside: Span
+    """Of the stage's own columns where the source is added: one more than `up` in all of the last stage."""
+    source: Span
+    """Of the source's part before its residual block."""
+    spectrum: Span
+    """Of the source's spectrum."""
+    out: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    mel: Span
+    stages: tuple[StageSpans, ...]
+    post: Span
+    """Columns of the inverse transform."""
+    samples: Span
+    """Of the source."""
+
+
+def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans:
+    """What the audio of the frames first .. until of `n_frames` is made of."""
+    half, hop = config.n_fft // 2, config.hop
+    n_columns = n_frames * SAMPLES_PER_FRAME // hop + 1
+    begin, end = first * SAMPLES_PER_FRAME, until * SAMPLES_PER_FRAME
+    post = needed(-((half - 1 - begin) // hop), (end - 1 + half) // hop + 1, n_columns)
+    out, n, stages = post.around(EDGE_KERNEL // 2), n_columns - 1, []
+    low, high = out.first, out.until
+    for i in reversed(range(len(config.up_rates))):
+        rate, kernel, last = config.up_rates[i], config.up_kernels[i], i == len(config.up_rates) - 1
+        inside = out.around(max(block_reach(k, config.res_dilations) for k in config.res_kernels))
+        source = inside.around(block_reach(config.source_res_kernels[i], config.res_dilations))
+        stride = math.prod(config.up_rates[i + 1 :])
+        taps, pad = source_down(stride)
+        spectrum = needed(source.first * stride - pad, (source.until - 1) * stride - pad + taps, n_columns)
+        low, high = min(low, spectrum.first), max(high, spectrum.until)
+        # The last stage has one column more at its beginning, the mirror image of its third.
+        up = needed(inside.first - 1, inside.until - 1, n) if last else inside
+        pad = (kernel - rate) // 2
+        n //= rate
+        before = needed(-((kernel - 1 - up.first - pad) // rate), (up.until - 1 + pad) // rate + 1, n)
+        stages.append(StageSpans(before, up, inside, source, spectrum, out))
+        out = before
+    samples = needed(low * hop - half, (high - 1) * hop + half, n_frames * SAMPLES_PER_FRAME)
+    return Spans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far one audio sample sees, in frames, to either side. From the kernel sizes; a test measures it.
+
+    The official sizes give f0 5, decode 15, lookahead 20: the last thing a sample waits for is the pitch of a source
+    sample 14.4 frames later, which is interpolated between frame centres (half a frame) and each of which sees 5 frames
+    of mel.
+    """
+
+    f0: int
+    decode: int
+    """Frames of mel and source beside the wanted ones that `decode` must be given."""
+    lookahead: int
+    """Frames of mel that must be known after a frame before its audio is final."""
+
+    @classmethod
+    def of(cls, config: VocoderConfig) -> Self:
+        f0 = N_F0_LAYERS * (F0_KERNEL // 2)
+        at = 1000  # far from both ends
+        seen = spans(config, 2 * at, at, at + 1)
+        left = at - min(seen.mel.first, seen.samples.first // SAMPLES_PER_FRAME)
+        right = max(seen.mel.until, math.ceil(seen.samples.until / SAMPLES_PER_FRAME)) - at - 1
+        # A source sample is final with the pitch at the next frame's centre.
+        pitch = math.ceil((seen.samples.until + HALF_FRAME) / SAMPLES_PER_FRAME) + f0
+        return cls(f0, max(left, right), max(seen.mel.until, pitch) - at - 1)
+
+
+def block_reach(kernel: int, dilations: tuple[int, ...]) -> int:
+    """Columns that a residual block sees to either side."""
+    return kernel // 2 * (sum(dilations) + len(dilations))
+
+
+def source_down(rate: int) -> tuple[int, int]:
+    """Kernel and padding that bring the spectrum to a stage `rate` times slower: (30, 7), (6, 1), (1, 0)."""
+    return (1, 0) if rate == 1 else (2 * rate, rate // 2)

@@ -1,0 +1,434 @@
+"""A voice out of a recording: read, judged, trimmed, turned into what the networks want (specification 3.4, 3.5)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import N_MELS, N_SPEECH_TOKENS
+from telephony_tts.engines.cosyvoice2.voices.features import (
+    MEL_RATE_HZ,
+    TOKEN_RATE_HZ,
+    centred,
+    flow_mel,
+    kaldi_fbank,
+    resample,
+    whisper_mel,
+)
+from telephony_tts.errors import AudioError, EngineUnavailable
+
+MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
+MIN_S, MAX_S = 3.0, 30.0
+"""Less than 3 s says too little about a voice, and the speech tokenizer takes no more than 30 s."""
+MAX_READ_S = 600.0
+MAX_TRANSCRIPT = 1000
+"""The most characters, and the most text tokens, of a transcript. 30 s of the fastest speech have fewer."""
+MIN_DBFS = -45.0
+"""Level of the loudest 10 ms below which a recording counts as silent."""
+TRIM_DB = 45.0
+"""Frames this much below the loudest are silence at the ends."""
+KEEP_BEFORE_S, KEEP_AFTER_S = 0.05, 0.2
+"""Silence left at the ends: a model that is prompted with a cut-off word begins with the rest of it."""
+PAUSE_FRAMES = 20
+"""Of 10 ms. A longer recording is cut in the quietest stretch of this length."""
+MAX_CLIPPED = 0.001
+CLIPPED_AT = 0.999
+SPEAKER_INPUTS, TOKENS_INPUTS = 1, 2
+"""Of campplus.onnx (features) and of speech_tokenizer_v2.onnx (log-mel and its length)."""
+TOKENS_PER_S = 25
+MAX_ID = 1 << 31
+MAX_CANCELLED_DB = 12.0
+"""What mixing the channels may cost: more, and they are of opposite sign."""
+MAX_REASON = 200
+"""Characters of what onnxruntime says of a network that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFeatures:
+    """What the networks know of a voice. A preset speaker has no prompt: P is 0 and nothing is transcribed."""
+
+    speech_tokens: Tensor
+    """int64 [P] in 0..6560, 25 for a second."""
+    mel: Tensor
+    """float32 [2P, 80]: the same speech at 50 frames for a second."""
+    embedding: Tensor
+    """float32 [192]: who speaks, as the speaker network gives it."""
+    transcript: str = ""
+    transcript_ids: tuple[int, ...] = ()
+    """What the prompt says. With it the voice is "zero-shot", without it "cross-lingual" (specification 3.4)."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Where it comes from: file, hash, lengths, graphs."""
+
+    @property
+    def prompt_s(self) -> float:
+        return self.speech_tokens.numel() / TOKENS_PER_S
+
+    @property
+    def mode(self) -> str:
+        """How the model is prompted with it, in the words of specification 3.4."""
+        if not self.speech_tokens.numel():
+            return "preset"
+        return "zero-shot" if self.transcript or self.transcript_ids else "cross-lingual"
+
+    def problems(self) -> list[str]:
+        """What is wrong with it, in words; empty where it can be used. Takes what a file may hold: any types."""
+        found = []
+        tokens, mel, embedding = self.speech_tokens, self.mel, self.embedding
+        if not all(isinstance(value, Tensor) and is_plain(value) for value in (tokens, mel, embedding)):
+            return ["not all its tensors hold plain numbers"]
+        transcript: object = self.transcript
+        if not _is_text(transcript):
+            found.append(f"the transcript is a {type(transcript).__name__} and should be text in Unicode")
+        else:
+            found += transcript_problems(self.transcript, self.transcript_ids)
+        if not all(type(number) is int and 0 <= number < MAX_ID for number in self.transcript_ids):
+            found.append(f"the ids of the transcript are not all whole numbers below {MAX_ID}")
+        about: object = self.provenance
+        if not isinstance(about, Mapping) or not all(_is_text(text) for item in about.items() for text in item):
+            found.append("the provenance is no list of texts by name")
+        if self.prompt_s > MAX_S:
+            found.append(f"the prompt lasts {self.prompt_s:.2f} s and may last {MAX_S:.0f} s")
+        if tokens.dim() != 1 or tokens.dtype != torch.int64:
+            return [*found, f"speech tokens are {tokens.dtype} {list(tokens.shape)} and should be int64 [P]"]
+        if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= N_SPEECH_TOKENS):
+            found.append(f"speech tokens are not all in 0..{N_SPEECH_TOKENS - 1}")
+        if tuple(mel.shape) != (2 * tokens.numel(), N_MELS):
+            found.append(f"the mel is {list(mel.shape)} and should be {[2 * tokens.numel(), N_MELS]}")
+        if embedding.dim() != 1 or not embedding.numel():
+            found.append(f"the embedding is {list(embedding.shape)} and should be [192]")
+        elif not bool(embedding.isfinite().all()) or not bool(embedding.any()):
+            found.append("the embedding is not finite or all zero")
+        if not bool(mel.isfinite().all()):
+            found.append("the mel is not finite")
+        return found
+
+
+def transcript_problems(transcript: str, transcript_ids: tuple[int, ...] = ()) -> list[str]:
+    """Why a transcript is too long for a voice, in words; empty where it is not."""
+    found = []
+    for n, unit in ((len(transcript), "characters"), (len(transcript_ids), "text tokens")):
+        if n > MAX_TRANSCRIPT:
+            found.append(f"the transcript has {n} {unit} and may have {MAX_TRANSCRIPT}")
+    return found
+
+
+class VoiceSizes(Protocol):
+    """The sizes of a model that its voices must have too."""
+
+    @property
+    def n_embedding(self) -> int:
+        """Numbers in the embedding of a speaker."""
+
+    @property
+    def n_text_rows(self) -> int:
+        """Text tokens that the language model knows. It is read only for a voice that has ids."""
+
+
+def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
+    """Why a voice without `problems` cannot be used with a model of these sizes; empty where it can.
+
+    Storing and loading use this same check, so that no stored voice is left out later.
+    """
+    found = []
+    n_embedding, ids = features.embedding.numel(), features.transcript_ids
+    if n_embedding != sizes.n_embedding:
+        found.append(f"its embedding has {n_embedding} numbers and the model takes {sizes.n_embedding}")
+    if ids and not all(0 <= number < sizes.n_text_rows for number in ids):
+        found.append(f"the ids of its transcript are not all below {sizes.n_text_rows}")
+    return found
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written: halves of surrogate pairs, as of a file's odd name, cannot."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether a tensor of a file has a number in memory for each place: none that is sparse, without storage, repeats
+    its storage to look larger than it is, or is of a kind that is computed with otherwise."""
+    return (
+        value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not (value.is_quantized or value.is_nested or value.is_complex())
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A reference recording, mixed to one channel. `wave` is float32 [N] in [-1, 1]."""
+
+    wave: Tensor
+    rate_hz: int
+    n_channels: int = 1
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.wave.numel() / self.rate_hz
+
+
+class Graph(Protocol):
+    """The part of onnxruntime.InferenceSession that is used here."""
+
+    def get_inputs(self) -> list[Any]: ...
+
+    def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any: ...
+
+
+class _NamedGraph:
+    """An open ONNX file whose errors name it."""
+
+    def __init__(self, graph: Graph, path: Path) -> None:
+        self._graph, self._path = graph, path
+
+    def get_inputs(self) -> list[Any]:
+        return self._graph.get_inputs()
+
+    def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any:
+        """Raises EngineUnavailable where the network cannot be run on these inputs."""
+        try:
+            return self._graph.run(output_names, input_feed)
+        except Exception as error:  # onnxruntime's own kinds are not exported
+            reason = (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
+            raise EngineUnavailable(
+                f"{self._path} cannot be run, it is damaged or of another model ({reason}): fetch it anew with "
+                f"telephony-tts models pull {self._path.parent}"
+            ) from error
+
+
+def open_graph(path: Path, n_inputs: int | None = None) -> Graph:
+    """An ONNX file on one thread: voices are made beside live calls.
+
+    Raises EngineUnavailable where it cannot be used, or has not the number of inputs that is asked for.
+    """
+    try:
+        return _NamedGraph(_opened(path, n_inputs), path)
+    except ValueError as error:
+        raise EngineUnavailable(
+            f"{path} {error}: fetch it anew with telephony-tts models pull {path.parent}"
+        ) from error
+
+
+def graph_problem(path: Path, n_inputs: int) -> str:
+    """What is wrong with an ONNX file, "" where it can be used or onnxruntime is not there to tell."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ""
+    try:
+        _opened(path, n_inputs)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _opened(path: Path, n_inputs: int | None) -> Graph:
+    """Raises ValueError with what is wrong, to go on with after the file's name."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        graph: Graph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own kinds are not exported
+        reason = str(error).rpartition("failed:")[2].strip().rstrip(".")
+        raise ValueError(f"is no usable ONNX file, it is cut off or damaged ({reason})") from error
+    names = [item.name for item in graph.get_inputs()]
+    if n_inputs is not None and len(names) != n_inputs:
+        raise ValueError(f"is another network: its inputs are {', '.join(names)}, and {n_inputs} in number are wanted")
+    return graph
+
+
+# ------------------------------------------------------------------------------- read
+
+
+def read_recording(path: Path) -> Recording:
+    """Read an audio file (WAV, FLAC, MP3 and what else libsndfile knows). Raises AudioError."""
+    try:
+        import soundfile
+    except ImportError as error:
+        raise EngineUnavailable(
+            "reading audio files needs the package soundfile: pip install 'telephony-tts[cosyvoice]'"
+        ) from error
+
+    if not Path(path).is_file():
+        raise AudioError(f"{path} cannot be read as audio: there is no such file")
+    try:
+        info = soundfile.info(str(path))
+        if info.duration > MAX_READ_S:
+            raise AudioError(f"{path} lasts {info.duration:.0f} s: give {MIN_S:.0f} to {MAX_S:.0f} s of speech")
+        samples, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except (soundfile.SoundFileError, OSError) as error:
+        raise AudioError(f"{path} cannot be read as audio: give a WAV, FLAC, OGG or MP3 file ({error})") from error
+    provenance = {"source": Path(path).name, "source_sha256": digest}
+    return mixed(torch.from_numpy(samples), int(rate_hz), provenance)
+
+
+def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = None) -> Recording:
+    """One channel out of samples [N, channels]. Raises AudioError where that cannot be done well."""
+    n_channels = samples.shape[1]
+    if n_channels > 2:
+        raise AudioError(f"the recording has {n_channels} channels: give one or two")
+    if not bool(samples.isfinite().all()):
+        raise AudioError("the recording holds samples that are no numbers")
+    wave = samples.mean(dim=1)
+    loudest = float(samples.square().mean(dim=0).max()) if samples.numel() else 0.0
+    left = float(wave.square().mean()) if samples.numel() else 0.0
+    if left < loudest * 10 ** (-MAX_CANCELLED_DB / 10):
+        raise AudioError("the recording's two channels cancel each other: give one channel")
+    known = dict(provenance or {})
+    known |= {"source_rate_hz": str(rate_hz), "source_channels": str(n_channels)}
+    return Recording(wave, rate_hz, n_channels, known)
+
+
+# ------------------------------------------------------------------------------ judge
+
+
+def prepared(recording: Recording, trim: bool = False) -> Recording:
+    """The recording without the silence at its ends; with `trim`, only the beginning of one that is too long.
+
+    Raises AudioError that lists everything that is wrong with the recording.
+    """
+    problems = []
+    wave, rate_hz = recording.wave, recording.rate_hz
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        problems.append(f"its rate is {rate_hz} Hz and should be {MIN_RATE_HZ} Hz or more (24000 is best)")
+    levels = frame_levels_db(wave, rate_hz)
+    kept = wave
+    if not levels.numel() or float(levels.max()) < MIN_DBFS:
+        problems.append("it is silent, or far too quiet: record it nearer to the microphone")
+    else:
+        kept = trimmed(wave, rate_hz, levels)
+        if trim and kept.numel() > MAX_S * rate_hz:
+            kept = beginning(kept, rate_hz)
+    seconds = kept.numel() / rate_hz if rate_hz > 0 else 0.0
+    if not MIN_S <= seconds <= MAX_S:
+        problems.append(
+            f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
+            + (" (without --text, --trim keeps its beginning)" if seconds > MAX_S else "")
+        )
+    clipped = float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
+    if clipped > MAX_CLIPPED:
+        problems.append(f"{clipped:.1%} of its samples are at full scale: it is clipped, record it more quietly")
+    if problems:
+        raise AudioError("the recording cannot become a voice: " + "; ".join(problems))
+    provenance = {**recording.provenance, "source_s": f"{recording.seconds:.3f}", "kept_s": f"{seconds:.3f}"}
+    return Recording(kept, rate_hz, recording.n_channels, provenance)
+
+
+def frame_levels_db(wave: Tensor, rate_hz: int) -> Tensor:
+    """Level of each whole 10 ms in dBFS [n]."""
+    n = max(rate_hz // 100, 1)
+    frames = wave[: wave.numel() // n * n].reshape(-1, n)
+    return 10.0 * torch.log10(frames.square().mean(dim=1) + 1e-12)
+
+
+def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
+    n = max(rate_hz // 100, 1)
+    loud = torch.nonzero(levels_db > levels_db.max() - TRIM_DB)[:, 0]
+    first = max(int(loud[0]) * n - int(KEEP_BEFORE_S * rate_hz), 0)
+    end = (int(loud[-1]) + 1) * n + int(KEEP_AFTER_S * rate_hz)
+    return wave[first:end]
+
+
+def beginning(wave: Tensor, rate_hz: int) -> Tensor:
+    """The beginning of a recording that is longer than MAX_S, up to the quietest place of its last third."""
+    n = max(rate_hz // 100, 1)
+    longest = wave[: int(MAX_S * rate_hz)]
+    first = longest.numel() * 2 // 3
+    levels = frame_levels_db(longest[first:], rate_hz)
+    # A pause is longer than a closed lip: the level of 200 ms is what counts.
+    quiet = levels.unfold(0, PAUSE_FRAMES, 1).mean(dim=1).argmin()
+    return longest[: first + (int(quiet) + PAUSE_FRAMES // 2) * n]
+
+
+# ---------------------------------------------------------------------------- extract
+
+
+def extract(
+    recording: Recording,
+    speaker: Graph,
+    tokens: Graph,
+    transcript: str = "",
+    transcript_ids: tuple[int, ...] = (),
+    provenance: Mapping[str, str] | None = None,
+) -> PromptFeatures:
+    """Features of a prepared recording. Raises AudioError or EngineUnavailable where they come out unusable."""
+    wave24 = resample(recording.wave, recording.rate_hz, MEL_RATE_HZ)
+    wave16 = resample(recording.wave, recording.rate_hz, TOKEN_RATE_HZ)[: int(MAX_S * TOKEN_RATE_HZ)]
+    mel = flow_mel(wave24)
+    speech_tokens = _speech_tokens(tokens, whisper_mel(wave16))
+    embedding = _only_output(speaker, [centred(kaldi_fbank(wave16))[None].numpy()]).reshape(-1)
+    features = aligned(
+        speech_tokens,
+        mel,
+        torch.from_numpy(np.array(embedding, np.float32)),
+        transcript,
+        transcript_ids,
+        {**recording.provenance, **(provenance or {})},
+    )
+    problems = features.problems()
+    if not features.speech_tokens.numel():
+        problems.append("no speech tokens came out")
+    if problems:
+        raise AudioError("no voice came out of the recording: " + "; ".join(problems))
+    return features
+
+
+def aligned(
+    speech_tokens: Tensor,
+    mel: Tensor,
+    embedding: Tensor,
+    transcript: str = "",
+    transcript_ids: tuple[int, ...] = (),
+    provenance: Mapping[str, str] | None = None,
+) -> PromptFeatures:
+    """Tokens [P'] and mel [F, 80] cut to the same speech: P tokens and 2P frames (specification 3.5)."""
+    n = min(mel.shape[0] // 2, speech_tokens.numel())
+    return PromptFeatures(
+        speech_tokens[:n].to(torch.int64).contiguous(),
+        mel[: 2 * n].float().contiguous(),
+        embedding.float().contiguous(),
+        transcript,
+        transcript_ids,
+        dict(provenance or {}),
+    )
+
+
+def _speech_tokens(graph: Graph, mel: Tensor) -> Tensor:
+    """Speech tokens [P] of a Whisper log-mel [128, T]."""
+    ids = _only_output(graph, [mel[None].numpy(), np.array([mel.shape[1]], np.int32)])
+    return torch.from_numpy(np.array(ids, np.int64).reshape(-1))
+
+
+def _only_output(graph: Graph, values: list[Any]) -> Any:
+    """The one output, an array of finite numbers. Inputs go by place: exports of the same network name them
+    differently. Raises EngineUnavailable for a network of another kind."""
+    names = [item.name for item in graph.get_inputs()]
+    if len(names) != len(values):
+        raise EngineUnavailable(
+            f"an ONNX graph has the inputs {', '.join(names)} where {len(values)} were expected: it is of another "
+            "model; fetch the model directory anew with telephony-tts models pull"
+        )
+    outputs = graph.run(None, dict(zip(names, values, strict=True)))
+    if not outputs or not isinstance(outputs[0], np.ndarray) or outputs[0].dtype.kind not in "iuf":
+        raise EngineUnavailable(
+            f"an ONNX graph with the inputs {', '.join(names)} gives no array of numbers: it is of another model; "
+            "fetch the model directory anew with telephony-tts models pull"
+        )
+    if not np.isfinite(outputs[0]).all():
+        raise AudioError(
+            f"no voice came out of the recording: the ONNX graph with the inputs {', '.join(names)} gives values that "
+            "are not finite; try another recording, and telephony-tts models check"
+        )
+    return outputs[0]

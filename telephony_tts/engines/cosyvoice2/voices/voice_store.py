@@ -1,0 +1,278 @@
+"""Voices on disk: one safetensors file each, with its provenance. The import of `spk2info.pt` (specification 3.4)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import re
+import shlex
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import N_MELS
+from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, aligned, is_plain
+from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice
+
+SUFFIX = ".safetensors"
+FORMAT = "telephony-tts cosyvoice2 voice 1"
+_NAME = re.compile(r"\w[\w.-]{0,63}")
+MAX_NAME_BYTES = 200
+"""A file's name may have 255 bytes, and that of a voice's file has more before it is whole."""
+_ABOUT = "voice"
+"""The one metadata entry of a voice file: JSON."""
+_TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")
+MAX_SHOWN, MAX_REASON = 80, 300
+"""Characters of a file's own words, and of an error's, in a message."""
+
+
+class VoiceStore:
+    """A folder of voices. Holds no state but the folder's path: what is on disk is what there is."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = Path(directory)
+
+    def names(self) -> list[str]:
+        """Names of all voices, sorted."""
+        if not self.directory.is_dir():
+            return []
+        files = (path for path in self.directory.glob(f"*{SUFFIX}") if path.is_file())
+        return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in files) if _can_be(name))
+
+    def check_free(self, name: str, replace: bool = False) -> None:
+        """Raises ConfigError where the name cannot be, or is there and not to be replaced."""
+        if self._path(name).exists() and not replace:
+            raise ConfigError(
+                f"there is a voice {name} already in {self.directory}: give --replace, or choose another name"
+            )
+
+    def save(self, name: str, features: PromptFeatures, replace: bool = False) -> Path:
+        """Store a voice. The same features give the same bytes.
+
+        Raises ConfigError where the name cannot be, or is there and not to be replaced, or the folder cannot be
+        written to.
+        """
+        path = self._path(name)
+        problems = features.problems()
+        if problems:
+            raise ConfigError(f"voice {name} cannot be stored: {'; '.join(problems)}")
+        self.check_free(name, replace)
+        about = {"format": FORMAT, "transcript": features.transcript, "provenance": dict(features.provenance)}
+        # One entry: the order in which safetensors writes several differs from one process to the next.
+        metadata = {_ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True)}
+        tensors = {
+            "speech_tokens": features.speech_tokens.to(torch.int32).contiguous(),
+            "mel": features.mel.contiguous(),
+            "embedding": features.embedding.contiguous(),
+            "transcript_ids": torch.tensor(features.transcript_ids, dtype=torch.int32),
+        }
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.write_bytes(save(tensors, metadata))
+                partial.replace(path)  # a server that reads meanwhile sees the old voice or the new, never half
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the voice folder {self.directory} cannot be written to ({error.strerror or error}): "
+                "make it writable, or name another with --voices"
+            ) from error
+        return path
+
+    def load(self, name: str) -> PromptFeatures:
+        """Read a voice. Raises UnknownVoice, or EngineUnavailable where its file is damaged."""
+        if not _can_be(name) or not self._path(name).is_file():
+            known = ", ".join(self.names()) or "none"
+            raise UnknownVoice(f"there is no voice {name} in {self.directory} (there: {known})")
+        path = self._path(name)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                about = _about((file.metadata() or {}).get(_ABOUT, "{}"))
+                tensors = {key: file.get_tensor(key) for key in _TENSORS}
+            features = PromptFeatures(
+                _plain(tensors, "speech_tokens").to(torch.int64),
+                _plain(tensors, "mel").float(),
+                _plain(tensors, "embedding").float(),
+                about["transcript"],
+                tuple(_plain(tensors, "transcript_ids").reshape(-1).tolist()),
+                about["provenance"],
+            )
+            problems = features.problems()
+            if problems:
+                raise ValueError("; ".join(problems))
+        except Exception as error:  # a file can be damaged in more ways than the reader has errors for
+            reason = f"it has no {error}" if isinstance(error, KeyError) else _line(error)
+            folder = shlex.quote(str(self.directory))
+            again = f"telephony-tts voices add {name} --replace --wav FILE --model DIR --voices {folder}"
+            raise EngineUnavailable(
+                f"the voice file {path} cannot be used ({reason}): make it again with {again}"
+            ) from error
+        return features
+
+    def remove(self, name: str) -> None:
+        """Raises UnknownVoice with the names near it, ConfigError where the folder cannot be written to."""
+        if not _can_be(name) or not self._path(name).is_file():
+            near = get_close_matches(name, self.names(), n=3, cutoff=0.5)
+            known = f"near it: {', '.join(near)}" if near else f"there: {', '.join(self.names()) or 'none'}"
+            raise UnknownVoice(f"there is no voice {name} in {self.directory} ({known})")
+        try:
+            self._path(name).unlink()
+        except OSError as error:
+            raise ConfigError(f"{self._path(name)} cannot be removed: {error.strerror or error}") from error
+
+    def _path(self, name: str) -> Path:
+        if not _can_be(name):
+            raise ConfigError(
+                f"{name!r} cannot be a voice's name: use up to 64 letters, digits, '-', '_' and '.', "
+                f"of rare scripts fewer ({MAX_NAME_BYTES} bytes)"
+            )
+        return self.directory / f"{name}{SUFFIX}"
+
+
+def _can_be(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and len(os.fsencode(name)) <= MAX_NAME_BYTES
+
+
+def _about(text: str) -> dict[str, Any]:
+    """What a voice file says of itself. Raises ValueError where that is of another format."""
+    try:
+        about = json.loads(text)
+    except RecursionError:
+        raise ValueError("what it says of itself is nested too deeply") from None
+    said = about.get("format") if isinstance(about, dict) else None
+    if said != FORMAT:
+        raise ValueError(f"its format is {repr(said)[:MAX_SHOWN]}")
+    found: dict[str, Any] = about
+    return found
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
+
+
+# ----------------------------------------------------------------------------- import
+
+
+def read_spk2info(path: Path) -> tuple[dict[str, PromptFeatures], list[str]]:
+    """The voices of a spk2info.pt in any of its three layouts, and what is wrong with those that are none.
+
+    Raises ConfigError where the file cannot be read at all.
+    """
+    try:
+        data = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file can be damaged in more ways than the reader has errors for
+        raise ConfigError(f"{path} {unreadable(error)}") from error
+    if not isinstance(data, Mapping) or (data and not any(isinstance(entry, Mapping) for entry in data.values())):
+        raise ConfigError(f"{path} holds no speakers by name")
+    voices: dict[str, PromptFeatures] = {}
+    problems = []
+    for name, entry in data.items():
+        if not isinstance(name, str) or not name or not name.isprintable():
+            problems.append(f"{repr(name)[:MAX_SHOWN]}: is no name for a voice")
+            continue
+        try:
+            features = _imported(entry, {"source": f"{Path(path).name}: {name}"})
+            found = features.problems()
+        except Exception as error:  # an entry can be damaged in more ways than there are checks
+            found = [_line(error)]
+        problems += [f"{name}: {problem}" for problem in found]
+        if not found:
+            voices[name] = features
+    return voices, problems
+
+
+def unreadable(error: Exception) -> str:
+    """Why `torch.load` failed, to go on with after the file's name.
+
+    Its own words are paragraphs about its insides, or advise to run what the file would run.
+    """
+    if isinstance(error, pickle.UnpicklingError):
+        return "is no plain file of tensors (it is of another kind, damaged, or would run code): it was not read"
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+        return f"cannot be read: {error.strerror}"
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return "cannot be read: there is not enough memory for it"
+    return "cannot be read: it is cut off or damaged"
+
+
+def _imported(entry: Any, provenance: Mapping[str, str]) -> PromptFeatures:
+    if not isinstance(entry, Mapping):
+        raise ValueError("is no speaker")
+    if "flow_prompt_speech_token" in entry:  # (b) add_zero_shot_spk
+        return aligned(
+            _row(entry, "flow_prompt_speech_token"),
+            _frames(entry, "prompt_speech_feat"),
+            _row(entry, "flow_embedding"),
+            transcript_ids=tuple(_row(entry, "prompt_text").tolist()) if "prompt_text" in entry else (),
+            provenance={**provenance, "layout": "zero-shot"},
+        )
+    if "speech_token" in entry:  # (c) async_cosyvoice and the Triton recipe
+        text = entry.get("prompt_text")
+        if not isinstance(text, str | Tensor | None):
+            raise ValueError(f"prompt_text is a {type(text).__name__} and should be text")
+        return aligned(
+            _row(entry, "speech_token"),
+            _frames(entry, "speech_feat"),
+            _row(entry, "embedding"),
+            transcript=text if isinstance(text, str) else "",
+            transcript_ids=tuple(_row(entry, "prompt_text_token").tolist()) if "prompt_text_token" in entry else (),
+            provenance={**provenance, "layout": "third-party"},
+        )
+    if "embedding" in entry:  # (a) a preset speaker
+        nothing = torch.zeros(0, dtype=torch.int64)
+        embedding = _row(entry, "embedding")
+        return aligned(nothing, torch.zeros(0, N_MELS), embedding, provenance={**provenance, "layout": "preset"})
+    raise ValueError(f"has none of the known layouts; its entries are {_entries(entry)}")
+
+
+def _entries(entry: Mapping[Any, Any]) -> str:
+    return ", ".join(repr(key)[:MAX_SHOWN] for key in entry)[:MAX_REASON] or "none"
+
+
+def _row(entry: Mapping[str, Any], key: str) -> Tensor:
+    """Entry [1, N] or [N] as [N], cut to its `_len` where there is one."""
+    value = _plain(entry, key)
+    if value.dim() == 2 and value.shape[0] == 1:
+        value = value[0]
+    if value.dim() != 1:
+        raise ValueError(f"{key} is {list(value.shape)} and should be [1, N]")
+    return value[: _length(entry, key, value.shape[0])]
+
+
+def _frames(entry: Mapping[str, Any], key: str) -> Tensor:
+    """Entry [1, F, 80] or [F, 80] as [F, 80], cut to its `_len` where there is one."""
+    value = _plain(entry, key)
+    if value.dim() == 3 and value.shape[0] == 1:
+        value = value[0]
+    if value.dim() != 2 or value.shape[1] != N_MELS:
+        raise ValueError(f"{key} is {list(value.shape)} and should be [1, F, {N_MELS}]")
+    return value[: _length(entry, key, value.shape[0])]
+
+
+def _plain(entry: Mapping[str, Any], key: str) -> Tensor:
+    value = entry.get(key)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{key} is missing or no tensor")
+    if not is_plain(value):
+        raise ValueError(f"{key} holds no plain numbers")
+    return value
+
+
+def _length(entry: Mapping[str, Any], key: str, n: int) -> int:
+    """`_len` of an entry, no more than the n that are there. Raises ValueError where it is no number."""
+    length = entry.get(f"{key}_len")
+    if not isinstance(length, Tensor) or length.numel() != 1:
+        return n
+    if not is_plain(length) or not math.isfinite(float(length)):
+        raise ValueError(f"{key}_len is no length")
+    return min(max(int(length), 0), n)

@@ -1,0 +1,289 @@
+"""The caller's voice: who tells the bot that the caller speaks, and when that is to interrupt us.
+
+What the media leg sends is brought to 8 kHz and judged in windows of 32 ms: by level (`echo_gate`) and, where it is
+more than noise, by the network. It is a matter of the caller's audio: a call without any is never interrupted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from telephony_tts.audio.encoder import CODECS
+from telephony_tts.audio.g711 import Pcm
+from telephony_tts.audio.transcoder import Transcoder
+from telephony_tts.audio.voice_activity import (
+    RATE_HZ,
+    WINDOW_MS,
+    WINDOW_SAMPLES,
+    VoiceActivity,
+    VoiceModel,
+    level_dbov,
+)
+from telephony_tts.errors import AudioError
+from telephony_tts.session.caller.echo_gate import EchoGate
+from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
+from telephony_tts.session.effects import Effect
+from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.turn import Turn
+from telephony_tts.wire.messages import CallerSpeech, Configure, MediaAudio, WarningEvent
+
+FindModel = Callable[[], VoiceModel | None]
+"""Gives the process's network, None while it is being loaded. Raises AudioError if it cannot be."""
+
+_MS = 1_000_000
+_SLOT_MS = 20
+_KEPT_NS = 1_000_000_000
+"""An echo comes back sooner than that."""
+_MOST_KEPT = 1500
+"""Frames, which are all looked at in one go. Only a peer that is sent whole turns at once has more; of what it plays
+half a minute later nothing is known then."""
+_MOST_AT_ONCE_MS = 1000
+"""Audio that comes faster than it is spoken, beyond this, is not looked at: it costs others their time."""
+_STILL_MS = 64
+"""One whose last voice is no longer ago is speaking."""
+_QUIET_WINDOWS = 10
+"""After so many that are no more than noise the network is not asked until one is,"""
+_BEFORE_WINDOWS = 4
+"""and then begins anew, with so many before it: of a voice without its onset it is less sure."""
+_MISSED_MS = 40
+"""What FreeSWITCH drops of the caller's audio where a file begins, and again where it ends."""
+_HOLE_MS = 120
+"""The longest hole: both of them, with late packets around. It is not known whether the caller was silent in it."""
+
+
+class Caller:
+    """One call's. `out` is the session's own list."""
+
+    def __init__(self, settings: SessionSettings, find_model: FindModel | None, out: list[Effect]) -> None:
+        self._find_model = find_model
+        self._out = out
+        self.is_on = settings.barge_in.enabled and find_model is not None
+        self._media: tuple[str, int] | None = None
+        self._gate = EchoGate(settings.barge_in.floor_dbov)
+        self._spurt = TalkSpurt(settings.barge_in)
+        self._transcoder: Transcoder | None = None
+        self._model: VoiceModel | None = None
+        self._activity: VoiceActivity | None = None
+        self._n_quiet = _QUIET_WINDOWS
+        self._before: deque[Pcm] = deque(maxlen=_BEFORE_WINDOWS)
+        self._rest = b""
+        self._n_heard = 0
+        """Samples at 8 kHz that have been judged or left out."""
+        self._clock_ms: int | None = None
+        """What the peer's media clock shows where our count of samples is 0."""
+        self._room_ms = 0.0
+        self._hole_ms = 0
+        """How long nothing may come without being taken for silence."""
+        self._heard_ns = 0
+        self._sounding_ns: int | None = None
+        """Since when we have been speaking without a pause."""
+        self._is_due = False
+        """The caller has begun to speak over us, and we have not been interrupted for it yet."""
+        self._did_interrupt = False
+        self._sent: deque[tuple[bytes, int]] = deque()
+        """What is being heard, was lately or will be, and when, while it is off: turned on, it must know that."""
+
+    # ------------------------------------------------------------- settings
+
+    def configure(self, message: Configure) -> None:
+        """What of the message is about this."""
+        settings = self._spurt.settings
+        if message.min_speech_ms is not None:
+            settings = replace(settings, min_speech_ms=message.min_speech_ms)
+        if message.hold_off_ms is not None:
+            settings = replace(settings, hold_off_ms=message.hold_off_ms)
+        self._spurt.settings = settings
+        if message.barge_in == "off":
+            self._stop()
+        elif message.barge_in == "on" and not self.is_on:
+            if self._find_model is None:
+                self._unavailable("this server does not listen to callers")
+            else:
+                self.is_on = True
+                self._begin()
+                while self._sent:
+                    self._plays(*self._sent.popleft())
+
+    def media(self, codec: str, rate_hz: int, *, has_holes: bool = False) -> None:
+        """The media leg is there, and this is what it sends. `has_holes`: some is missing where files begin and end."""
+        self._media = codec, rate_hz
+        self._hole_ms = _HOLE_MS if has_holes else 0
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._media is not None:
+            self._transcoder = Transcoder(*self._media, "pcm", RATE_HZ)
+            self._rest = b""
+
+    def _stop(self) -> None:
+        if self._spurt.is_speaking:
+            self._spurt.is_speaking = False
+            self._tell(Change.ENDED)
+        self.is_on = self._is_due = False
+        self._activity = None
+
+    def _unavailable(self, why: str) -> None:
+        self._stop()
+        self._out.append(WarningEvent("barge_in_unavailable", f"the caller's voice will not interrupt: {why}"))
+
+    # ---------------------------------------------------------- what we play
+
+    def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
+        """A frame of ours was sent that the caller hears at `heard_ns`."""
+        if self.is_on and self._media is not None:
+            self._plays(payload, heard_ns)
+            return
+        while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
+            self._sent.popleft()
+        if len(self._sent) < _MOST_KEPT:
+            self._sent.append((payload, heard_ns))
+
+    def _plays(self, payload: bytes, heard_ns: int) -> None:
+        assert self._media is not None
+        codec, rate_hz = self._media
+        pcm = CODECS[codec].decode(payload)
+        n_slot = rate_hz * _SLOT_MS // 1000
+        for start in range(0, len(pcm), n_slot):
+            self._gate.playing(heard_ns + start * 1_000_000_000 // rate_hz, level_dbov(pcm[start : start + n_slot]))
+
+    def emptied(self, now_ns: int) -> None:
+        """What was on its way to the caller is gone."""
+        while self._sent and self._sent[-1][1] > now_ns:
+            self._sent.pop()
+        self._gate.emptied(now_ns)
+
+    def moved(self, late_ns: int) -> None:
+        """What was sent is heard so much later than was told."""
+        self._sent = deque((payload, at_ns + late_ns) for payload, at_ns in self._sent)
+        self._gate.moved(late_ns)
+
+    def peer_is_late(self, late_ns: int) -> None:
+        """The peer has told when it truly played something."""
+        self._gate.peer_is_late(late_ns)
+
+    def file_begun(self) -> None:
+        """The peer begins to play a file, and drops some of the caller's audio for it."""
+        self._spurt.missed(_MISSED_MS, self._n_heard * 1000 // RATE_HZ)
+
+    # ------------------------------------------------------- what we are sent
+
+    def take(self, audio: MediaAudio, turns: list[Turn], now_ns: int) -> bool:
+        """The caller's audio; True if the bot was told something for it. `turns` are those of the session."""
+        if not self.is_on or self._transcoder is None or not self._has_model() or not self._has_room(audio, now_ns):
+            return False
+        n_told = len(self._out)
+        self._look(turns, now_ns)
+        pcm = self._rest + self._transcoder.feed(audio.payload)
+        if audio.timestamp_ms is not None:
+            self._clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
+        n_windows = len(pcm) // (2 * WINDOW_SAMPLES)
+        samples = np.frombuffer(pcm, "<i2", n_windows * WINDOW_SAMPLES).astype(np.int16, copy=False)
+        self._rest = pcm[n_windows * WINDOW_SAMPLES * 2 :]
+        for n in range(n_windows):
+            # All of a message came now, but what came first was spoken first.
+            at_ns = now_ns - (n_windows - 1 - n) * WINDOW_MS * _MS
+            self._window(samples[n * WINDOW_SAMPLES : (n + 1) * WINDOW_SAMPLES], at_ns)
+        return len(self._out) > n_told
+
+    def _has_model(self) -> bool:
+        if self._model is None:
+            assert self._find_model is not None
+            try:
+                self._model = self._find_model()
+            except AudioError as error:
+                self._unavailable(error.message)
+        return self._model is not None
+
+    def _has_room(self, audio: MediaAudio, now_ns: int) -> bool:
+        """Whether it is no more than a caller can have said; what is more is left out whole."""
+        assert self._media is not None
+        codec, rate_hz = self._media
+        n_ms = len(audio.payload) * 1000 / (rate_hz * CODECS[codec].bytes_per_sample)
+        self._room_ms = min(_MOST_AT_ONCE_MS, self._room_ms + (now_ns - self._heard_ns) / _MS)
+        self._heard_ns = now_ns
+        if n_ms > self._room_ms:
+            return False
+        self._room_ms -= n_ms
+        return True
+
+    def _window(self, pcm: Pcm, now_ns: int) -> None:
+        is_open = self._gate.opens(level_dbov(pcm), now_ns)
+        change = self._spurt.feed(self._probability(pcm), is_open, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
+        self._n_heard += WINDOW_SAMPLES
+        self._tell(change)
+
+    def _probability(self, pcm: Pcm) -> float:
+        assert self._model is not None
+        self._n_quiet = 0 if self._gate.hears_more_than_noise else self._n_quiet + 1
+        if self._n_quiet >= _QUIET_WINDOWS:
+            self._activity = None
+            self._before.append(pcm)
+            return 0.0
+        if self._activity is None:
+            self._activity = VoiceActivity(self._model)
+            while self._before:
+                self._activity.feed(self._before.popleft())
+        return self._activity.feed(pcm)
+
+    # ------------------------------------------------------------- what follows
+
+    def _look(self, turns: list[Turn], now_ns: int) -> None:
+        """Whether we are speaking, and since when. A turn outlives its speech while the peer's last mark is awaited."""
+        starts = [
+            turn.playout.t0_ns for turn in turns
+            if turn.playout.t0_ns is not None and turn.playout.n_sent
+            and not (turn.sent_all and now_ns >= turn.playout.end_ns() + self._gate.late_ns)
+        ]
+        if not starts:
+            self._sounding_ns = None
+            self._is_due = False
+        elif self._sounding_ns is None:
+            self._sounding_ns = min(starts)
+
+    def _tell(self, change: Change | None) -> None:
+        spurt = self._spurt
+        if change is Change.BEGAN:
+            self._is_due = self._sounding_ns is not None
+            self._did_interrupt = False
+            self._out.append(CallerSpeech("speaking", self._on_clock(spurt.begun_ms)))
+        elif change is Change.ENDED:
+            self._is_due = False
+            spoken_ms = spurt.voice_end_ms - spurt.begun_ms
+            self._out.append(
+                CallerSpeech("silent", self._on_clock(spurt.voice_end_ms), spoken_ms, self._did_interrupt)
+            )
+
+    def _on_clock(self, at_ms: int) -> int | None:
+        return None if self._clock_ms is None else max(0, self._clock_ms + at_ms)
+
+    def interrupts(self, now_ns: int) -> bool:
+        """Whether all turns are to be interrupted now: once for one who speaks over us, when the hold-off is over."""
+        if not self._is_due or self._sounding_ns is None:
+            return False
+        if self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms > _STILL_MS:
+            return False
+        if now_ns < self._sounding_ns + self._spurt.settings.hold_off_ms * _MS:
+            return False
+        self._is_due = False
+        self._did_interrupt = True
+        # What is said next begins anew, however soon that is: so the hold-off follows an interruption too.
+        self._sounding_ns = None
+        return True
+
+    def poll(self, now_ns: int) -> int | None:
+        """A peer may send nothing while nobody speaks: the end of speech then comes by the clock. When to ask again."""
+        spurt = self._spurt
+        if not spurt.is_speaking:
+            return None
+        missing_ms = max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
+        heard_ms = self._n_heard * 1000 // RATE_HZ + missing_ms
+        change = spurt.silent_to(heard_ms)
+        self._tell(change)
+        if change is not None:
+            return None
+        silent_at_ms = spurt.voice_end_ms + spurt.settings.silence_ms - self._n_heard * 1000 // RATE_HZ + self._hole_ms
+        return max(now_ns + _MS, self._heard_ns + silent_at_ms * _MS)

@@ -1,0 +1,56 @@
+"""What a download shows, and what it knows of the official release. How it fetches: tests/test_cli_models.py."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from telephony_tts.engines.cosyvoice2.checkpoint import download, weights
+from telephony_tts.engines.cosyvoice2.checkpoint.download import KNOWN, NEEDED, ProgressLine
+
+# ---------------------------------------------------------------------------- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_line_moves_and_is_gone_at_the_end(tmp_path: Path) -> None:
+    screen = Terminal()
+    with ProgressLine(screen) as progress:
+        progress.start("llm.pt", 2_000_000_000, 1_000_000_000)
+        for _ in range(100):
+            progress.advance(1_000_000)
+        progress.note("a note")
+    shown = screen.getvalue()
+    assert "55% of 2.0 GB  fetching llm.pt" in shown and "MB/s" in shown
+    assert shown.count("\r") < 15, "not with every chunk"
+    assert shown.endswith("\r\x1b[Ka note\n\r\x1b[K")
+
+
+def test_in_a_log_a_large_file_has_a_line_for_each_tenth() -> None:
+    log = io.StringIO()
+    with ProgressLine(log) as progress:
+        progress.start("small", 1000, 0)
+        progress.advance(1000)
+        progress.start("llm.pt", 2_000_000_000, 0)
+        for _ in range(2000):
+            progress.advance(1_000_000)
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "fetching llm.pt (2.0 GB)" and lines[1:] == [f"  llm.pt {10 * n} %" for n in range(1, 10)]
+
+
+# ------------------------------------------------------------------------------- facts
+
+
+def test_what_is_known_covers_what_the_check_wants() -> None:
+    tokenizer = {f"{weights.TOKENIZER_DIR}/{name}" for name in weights.TOKENIZER_FILES}
+    checked = {*tokenizer, weights.SETTINGS_NAMES[0], weights.SPEAKER_ONNX, weights.TOKENS_ONNX,
+               "llm.pt", "flow.pt", "hift.pt"}  # fmt: skip
+    assert checked <= set(NEEDED) == set(KNOWN) and not checked & set(download.DISPENSABLE)
+    assert download.RANDOM_MARK == weights.RANDOM_MARK
+    assert all(len(sha256) == 64 and int(sha256, 16) for _, sha256 in KNOWN.values())
+    assert sum(size for size, _ in KNOWN.values()) == pytest.approx(3.09e9, rel=0.01), "as the help says"

@@ -1,0 +1,60 @@
+"""What batches cost where the device is behind the host."""
+
+from __future__ import annotations
+
+from telephony_tts.engines.cosyvoice2.core.counters import MOST_IN_FLIGHT, Counters, InFlight
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
+from telephony_tts.engines.cosyvoice2.model.border import HostMoment
+
+
+class Device:
+    """Is as far as `at_ns`; who waits for it brings it on."""
+
+    def __init__(self) -> None:
+        self.at_ns = 0
+
+    def moment(self, ns: int) -> Moment:
+        return Moment(self, ns)
+
+
+class Moment:
+    def __init__(self, device: Device, ns: int) -> None:
+        self.device, self.ns = device, ns
+
+    def ns_after(self, begin: Moment) -> int | None:
+        return self.ns - begin.ns if self.device.at_ns >= self.ns else None
+
+    def wait(self) -> None:
+        self.device.at_ns = max(self.device.at_ns, self.ns)
+
+
+def test_a_batch_is_counted_when_the_device_is_through_with_it_and_at_the_devices_time() -> None:
+    device, counters = Device(), Counters()
+    in_flight = InFlight(counters)
+    in_flight.add(Stage.FLOW, 3, device.moment(0), device.moment(900), is_usual=True)
+    in_flight.add(Stage.DECODE, 2, device.moment(1000), device.moment(1400), is_usual=True)
+    assert counters.snapshot() == {} and not counters.prices
+    device.at_ns = 1000
+    in_flight.add(Stage.FLOW, 1, device.moment(1400), device.moment(1500), is_usual=False)
+    assert counters.snapshot() == {"flow_batches": 1, "flow_rows": 3, "flow_s": 900e-9}
+    device.at_ns = 2000
+    in_flight.add(Stage.VOCODE, 1, device.moment(2000), device.moment(2000), is_usual=True)
+    snapshot = counters.snapshot()
+    assert (snapshot["flow_batches"], snapshot["flow_rows"], snapshot["decode_s"]) == (2, 4, 400e-9)
+    assert counters.prices[Stage.FLOW].batch_ns == 900, "what is not usual has no price"
+
+
+def test_the_host_is_few_batches_in_front() -> None:
+    device, in_flight = Device(), InFlight(Counters())
+    for i in range(10):
+        in_flight.add(Stage.FLOW, 1, device.moment(100 * i), device.moment(100 * i + 100), is_usual=True)
+        in_flight.wait()
+        assert device.at_ns == max(0, 100 * (i + 1 - MOST_IN_FLIGHT))
+
+
+def test_a_host_that_is_its_own_device_is_through_at_once() -> None:
+    times = iter([5, 12])
+    counters = Counters()
+    begin, end = (HostMoment(times.__next__) for _ in range(2))
+    InFlight(counters).add(Stage.PREFILL, 1, begin, end, is_usual=True)
+    assert counters.snapshot() == {"prefill_batches": 1, "prefill_rows": 1, "prefill_s": 7e-9}

@@ -1,0 +1,386 @@
+"""Who is served next, whatever comes when: the real plan, slots and jobs on the simulator's clock, and alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).resolve().parents[4] / "benchmarks"))  # where the simulator is shared with a tool
+
+from harness.cost import NS_PER_MS, Cost
+from harness.simulated import NS_PER_S, ROW_TOKENS, TOKENS_PER_WORD, Simulation
+
+from telephony_tts.engines.cosyvoice2.core.jobs import MOST_MELS, WORDS
+from telephony_tts.engines.cosyvoice2.core.scheduler import (
+    PATIENCE_NS,
+    Ahead,
+    Lane,
+    Need,
+    Plan,
+    Slots,
+    Stage,
+    Widths,
+    due_after_ns,
+    lanes,
+    plan,
+)
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM, Profile
+
+TOKEN_NS = NS_PER_S // 25
+EVEN = replace(DEFAULT, hops=(25,))
+"""Blocks of a second all along."""
+ONE = Widths(decode=1)
+
+asks = st.fixed_dictionaries(
+    {
+        "at_ms": st.integers(0, 3000),
+        "n_words": st.integers(1, 10),
+        "silence_ms": st.sampled_from([0, 0, 700]),
+        "cancel_ms": st.none() | st.none() | st.integers(0, 4000),
+        "grows": st.sampled_from([False, False, True]),
+        "n_more": st.integers(0, 8),
+    }
+)
+engines = st.fixed_dictionaries(
+    {
+        "n_lanes": st.integers(1, 3),
+        "n_slots": st.integers(1, 5),
+        "widths": st.sampled_from([ONE, Widths(), Widths(2, 3, 2, 2), Widths(4, 8, 8, 8, all_stages=True)]),
+        "ahead": st.sampled_from([Ahead(), Ahead(500, 5), Ahead(1, 0)]),
+        "profile": st.sampled_from([DEFAULT, EVEN, UPSTREAM]),
+        "cost": st.sampled_from([Cost(), Cost(vocode=(300, 300)), Cost(flow=(0, 1), run_ahead=5), Cost(flow=(40, 90))]),
+    }
+)
+needs = st.lists(
+    st.builds(
+        Need, st.integers(-1, 5), st.sampled_from(Stage), st.sampled_from([0, 5, 5, 900]), st.booleans(), st.booleans()
+    ),
+    unique_by=lambda need: (need.key, need.stage),
+    max_size=20,
+)
+widths = st.builds(Widths, *[st.integers(1, 4)] * 4, st.booleans())
+
+
+class Judge:
+    """Looks at every plan of a simulation when it is made, and at what is held then."""
+
+    def __call__(self, sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
+        assert bool(made) == bool(needs), "a lane rests while something could be done"
+        for stage, keys in made.items():
+            assert 1 <= len(set(keys)) == len(keys) <= sim.widths.of(stage)
+            for key in keys:
+                said = sim.live[key]
+                assert said.cancelled_ns is None, "it was cancelled"
+                assert stage not in said.job.busy, "another lane does this now"
+                assert not (stage in WORDS and said.job.busy & WORDS)
+                (need,) = (need for need in needs if (need.key, need.stage) == (key, stage))
+                # A block behind another one is heard after it.
+                assert need.due_ns == said.job.due_ns or (stage is Stage.FLOW and need.due_ns > said.job.due_ns)
+        self.first_audio_first_but_for_who_is_near_dry(sim, lane, needs, made)
+        self.nobody_draws_alone_without_need(sim, lane, needs, made)
+        self.slots(sim)
+        self.nobody_runs_away(sim)
+
+    @staticmethod
+    def first_audio_first_but_for_who_is_near_dry(
+        sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan
+    ) -> None:
+        """Whom nobody has heard yet waits for none who has sound left by the engine's book, unless others would run
+        dry: then for those who do within a second of his asking."""
+        wait_ns = sim.newcomers_wait_ns
+        assert wait_ns in (0, PATIENCE_NS)
+        for stage, keys in made.items():
+            rivals = [
+                need
+                for need in needs
+                if need.stage == stage or (need.stage in lane.value and not sim.widths.all_stages)
+            ]
+            first = sim.live[keys[0]].job
+            if first.is_new and wait_ns:
+                assert all(need.is_new or need.can_wait or need.due_ns >= first.due_ns + wait_ns for need in rivals)
+            elif any(need.is_new and not need.can_wait and need.due_ns + wait_ns <= sim.now_ns for need in rivals):
+                assert first.due_ns <= sim.now_ns
+
+    @staticmethod
+    def nobody_draws_alone_without_need(sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
+        """Ids that can wait are drawn beside others', or where the lane has nothing else to do."""
+        keys = made.get(Stage.DECODE, ())
+        may = [need for need in needs if need.stage is Stage.DECODE]
+        if sim.widths.all_stages or not keys:
+            return
+        assert len(keys) == min(len(may), sim.widths.decode), "somebody is left out"
+        if not all(need.can_wait for need in may):
+            return
+        n_drawing = sum(said.job.is_drawing for said in sim.live.values())
+        assert len(keys) >= min(n_drawing, sim.widths.decode) or len(may) == len(needs)
+
+    @staticmethod
+    def slots(sim: Simulation) -> None:
+        streams = [said.job.stream for said in sim.live.values()]
+        held = [stream.slot for stream in streams if stream.slot is not None]
+        assert len(set(held)) == len(held) and set(held) <= set(range(sim.slots.n))
+        assert len(held) + sim.slots.n_free == sim.slots.n
+        assert sum(stream.grows and stream.slot is not None for stream in streams) <= sim.slots.n // 2
+
+    @staticmethod
+    def nobody_runs_away(sim: Simulation) -> None:
+        """Sound kept for a listener stays below the limit and the block that was begun below it."""
+        for said in sim.live.values():
+            piece, profile = said.job.stream.piece, said.job.stream.profile
+            if piece is None:
+                continue
+            # An end that is not worth a block of its own goes with the block before it.
+            block_ms = 40 * (max(*profile.hops, 52) + 2)
+            assert said.job.held_ms < sim.ahead.audio_ms + block_ms
+            assert piece.n_waiting < sim.ahead.n_tokens + sim.cost.run_ahead
+            assert piece.n_mels <= MOST_MELS
+
+
+def history(engine: dict[str, Any], calls: Sequence[dict[str, Any]], **more: Any) -> Simulation:
+    """All of it, to its end."""
+    sim = Simulation(**engine, **more)
+    for call in calls:
+        at_ns = call["at_ms"] * NS_PER_MS
+        key = sim.say(call["n_words"], at_ns=at_ns, silence_ns=call["silence_ms"] * NS_PER_MS, grows=call["grows"])
+        if call["grows"]:
+            sim.push(key, call["n_more"], False, at_ns=at_ns + 300 * NS_PER_MS)
+            sim.push(key, 1, True, at_ns=at_ns + 1500 * NS_PER_MS)
+        if call["cancel_ms"] is not None:
+            sim.cancel(key, at_ns=at_ns + call["cancel_ms"] * NS_PER_MS)
+    sim.run()
+    return sim
+
+
+# ------------------------------------------------------------------------ whole histories
+
+
+@settings(max_examples=120)
+@given(engines, st.lists(asks, min_size=1, max_size=6))
+def test_whatever_comes_every_step_is_a_fair_one_and_every_stream_ends(
+    engine: dict[str, Any], calls: list[dict[str, Any]]
+) -> None:
+    sim = history(engine, calls, watch=Judge())
+    assert not sim.live and sim.slots.n_free == sim.slots.n
+    for said, call in zip(sim.said.values(), calls, strict=True):
+        assert said.job.error is None and said.ended_ns is not None
+        if said.cancelled_ns is None:
+            n_words = call["n_words"] + (call["n_more"] + 1 if call["grows"] else 0)
+            sound_ns = sum(sound_ns for _, sound_ns in said.arrivals)
+            if call["grows"]:
+                assert sound_ns >= n_words * TOKENS_PER_WORD * TOKEN_NS / 2
+            else:
+                assert sound_ns == n_words * TOKENS_PER_WORD * TOKEN_NS
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 2000),
+    st.integers(60, 300),
+    st.integers(0, 3),
+    st.sampled_from([Widths(), ONE]),
+    st.sampled_from([DEFAULT, EVEN]),
+)
+def test_a_flood_of_newcomers_keeps_nobody_from_being_heard(
+    at_ms: int, every_ms: int, n_before: int, widths: Widths, profile: Profile
+) -> None:
+    """More is asked for than can be done; still one waits only for those who came before. Each of these may take all
+    batches, whole, until all of it is said; nobody who comes later delays it by more than the rows beside its own."""
+    cost = Cost(decode=(6, 0), flow=(15, 0), vocode=(40, 0))
+    sim = Simulation(cost, widths, n_slots=100, profile=profile)
+    before = [sim.say(8, at_ns=at_ms * NS_PER_MS - i) for i in range(1, n_before + 1)]
+    mine = sim.say(8, at_ns=at_ms * NS_PER_MS)
+    for i in range(1, 12):
+        sim.say(8, at_ns=(at_ms + i * every_ms) * NS_PER_MS)
+    sim.run()
+    n_tokens, n_batch_ns = 8 * TOKENS_PER_WORD, 200 * NS_PER_MS
+    alone_ns = cost.of(Stage.PREFILL, 1) + n_tokens * cost.of(Stage.DECODE, 1)
+    alone_ns += 5 * (10 * cost.of(Stage.FLOW, 1) + cost.of(Stage.VOCODE, 1))
+    said = sim.said[mine]
+    assert said.arrivals[0][0] - said.asked_ns <= (len(before) + 1) * alone_ns + n_batch_ns
+    # Later blocks too: once it is due, those who come are all less urgent.
+    assert said.ended_ns is not None and all(other.ended_ns is not None for other in sim.said.values())
+    assert said.ended_ns <= max(other.ended_ns or 0 for other in sim.said.values() if other.key > mine)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 1500), min_size=1, max_size=5),
+    st.sampled_from([0.5, 0.8, 0.95]),
+    st.integers(5, 20),
+    st.sampled_from([Ahead(), Ahead(1000, 10), Ahead(1500, 1)]),
+)
+@example([0, 0, 0, 0, 0], 0.95, 20, Ahead())
+def test_what_can_be_done_in_time_is_heard_without_a_gap_but_for_the_newcomers(
+    starts_ms: list[int], load: float, n_words: int, ahead: Ahead
+) -> None:
+    """One row at a time, blocks of a second: until D all that is due is at most each newcomer's first block and `load`
+    of the time since, so that nobody is later than these first blocks and one batch, which is not broken off."""
+    per_block_ms = load * 1000 / len(starts_ms)
+    # The end of an utterance may have up to 27 tokens.
+    share_ms = per_block_ms * ROW_TOKENS / 27
+    cost = Cost(
+        prefill=(30, 0), decode=(0, 0.4 * share_ms / 25), flow=(0, 0.5 * share_ms / 10), vocode=(0, 0.1 * share_ms)
+    )
+    sim = Simulation(cost, ONE, ahead=ahead, profile=EVEN)
+    for at_ms in starts_ms:
+        sim.say(n_words, at_ns=at_ms * NS_PER_MS)
+    sim.run()
+    newcomers_ms = len(starts_ms) * (30 + per_block_ms)
+    batch_ms = max(30, 0.5 * share_ms / 10 * 2, 0.1 * share_ms * 2)
+    most_ns = (newcomers_ms + 0.12 * load * 1000 + batch_ms) * NS_PER_MS
+    for said in sim.said.values():
+        assert max(said.underruns_ns, default=0) <= most_ns
+        assert said.arrivals[0][0] - said.asked_ns <= most_ns + (30 + per_block_ms) * NS_PER_MS
+    if len(starts_ms) == 1:
+        assert sim.said[0].underruns_ns == []
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 3), st.integers(3, 12), st.integers(0, 3000))
+def test_a_newcomer_is_heard_as_soon_as_if_the_others_were_not_there(n_others: int, n_words: int, at_ms: int) -> None:
+    """Those who are ahead are left alone meanwhile, all but the batch under way and the rows beside its own."""
+    cost = Cost(decode=(6, 0), flow=(15, 0), vocode=(40, 0))
+    alone = Simulation(cost, profile=EVEN)
+    alone.say(n_words)
+    alone.run()
+    sim = Simulation(cost, profile=EVEN)
+    others = [sim.say(40, at_ns=i * NS_PER_S) for i in range(n_others)]
+    mine = sim.say(n_words, at_ns=(4000 + at_ms) * NS_PER_MS)
+    sim.run()
+    assert all((sim.said[key].ended_ns or 0) > sim.said[mine].arrivals[0][0] for key in others)
+    first_ns = sim.said[mine].arrivals[0][0] - sim.said[mine].asked_ns
+    assert first_ns <= alone.said[0].arrivals[0][0] + 50 * NS_PER_MS
+
+
+def test_two_lanes_keep_both_busy_for_one_stream() -> None:
+    cost = Cost(prefill=(10, 0), decode=(12, 0), flow=(1, 24), vocode=(0, 60))
+    ended = []
+    for n_lanes in (1, 2):
+        sim = Simulation(cost, n_lanes=n_lanes, profile=EVEN, ahead=Ahead(20_000, 500))
+        sim.say(30)
+        sim.run()
+        assert sum(sim.busy_ns.values()) <= n_lanes * (sim.said[0].ended_ns or 0)
+        ended.append(sim.said[0].ended_ns or 0)
+    work_ns = sum(sim.busy_ns.values())
+    assert ended[0] == work_ns
+    # Words and sound take about as long as each other; alone is the first block's way, and the last one's.
+    assert ended[1] < 0.6 * work_ns
+
+
+def test_a_third_lane_makes_sound() -> None:
+    assert lanes(3) == [Lane.WORDS, Lane.SOUND, Lane.SOUND]
+    with pytest.raises(ValueError):
+        lanes(0)
+
+
+# ------------------------------------------------------------------------------ one plan
+
+
+@settings(max_examples=200)
+@given(needs, st.sampled_from(Lane), widths, st.randoms(use_true_random=False))
+def test_a_plan_names_the_most_urgent_once_and_does_not_depend_on_the_order_of_needs(
+    needs: list[Need], lane: Lane, widths: Widths, random: Any
+) -> None:
+    made = plan(needs, lane, widths)
+    shuffled = list(needs)
+    random.shuffle(shuffled)
+    assert plan(shuffled, lane, widths) == made and plan(needs + needs, lane, widths) == made
+    assert bool(made) == bool(needs)
+    due_ns = {(need.key, need.stage): need.due_ns for need in needs}
+    for stage, keys in made.items():
+        chosen = [due_ns[key, stage] for key in keys]
+        left = [need.due_ns for need in needs if need.stage == stage and need.key not in keys]
+        assert chosen == sorted(chosen) and len(keys) == len(set(keys)) <= widths.of(stage)
+        assert not left or (len(keys) == widths.of(stage) and chosen[-1] <= min(left))
+    if widths.all_stages:
+        assert set(made) == {need.stage for need in needs}
+    elif made:
+        ((stage, keys),) = made.items()
+        own = [need for need in needs if need.stage in lane.value] or needs
+        most_urgent = min(need.due_ns for need in own)
+        assert due_ns[keys[0], stage] == most_urgent
+        # Of a stream's own, what is heard soonest; and what a lane prefers it does first.
+        assert stage == max(need.stage for need in own if (need.key, need.due_ns) == (keys[0], most_urgent))
+        assert stage in lane.value or not any(need.stage in lane.value for need in needs)
+
+
+@settings(max_examples=100)
+@given(needs, st.sampled_from(Lane), widths, st.integers(0, 10**9))
+def test_newcomers_who_wait_are_planned_as_if_they_were_due_later(
+    needs: list[Need], lane: Lane, widths: Widths, wait_ns: int
+) -> None:
+    later = [replace(need, due_ns=need.due_ns + (wait_ns if need.is_new else 0)) for need in needs]
+    assert plan(needs, lane, widths, newcomers_wait_ns=wait_ns) == plan(later, lane, widths)
+
+
+@settings(max_examples=200)
+@given(needs, st.sampled_from(Lane), widths, st.integers(0, 6))
+def test_ids_that_can_wait_are_drawn_in_company_or_when_there_is_nothing_else(
+    needs: list[Need], lane: Lane, widths: Widths, n_drawing: int
+) -> None:
+    made, at_once = plan(needs, lane, widths, n_drawing), plan(needs, lane, widths)
+    words = [need for need in needs if need.stage is Stage.DECODE]
+    others = [need for need in needs if need.stage is not Stage.DECODE]
+    is_small = len(words) < min(n_drawing, widths.decode)
+    if words and is_small and all(need.can_wait for need in words) and not widths.all_stages and others:
+        assert made == plan(others, lane, widths)
+    else:
+        assert made == at_once
+
+
+# --------------------------------------------------------------------------------- slots
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 7), st.lists(st.tuples(st.sampled_from(["take", "take growing", "give"]), st.integers(0, 9))))
+def test_slots_are_each_had_by_one_and_freed_once(n: int, actions: list[tuple[str, int]]) -> None:
+    slots, held = Slots(n), dict[int, bool]()
+    for action, i in actions:
+        if action == "give":
+            slot = i % n
+            if slot in held:
+                slots.release(slot)
+                del held[slot]
+            else:
+                with pytest.raises(ValueError):
+                    slots.release(slot)
+        else:
+            is_growing = action == "take growing"
+            got = slots.acquire(is_growing)
+            refused = len(held) == n or (is_growing and sum(held.values()) >= n // 2)
+            assert (got is None) == refused
+            if got is not None:
+                assert got == min(set(range(n)) - set(held))
+                held[got] = is_growing
+        assert slots.n_free + len(held) == n and sum(held.values()) <= n // 2
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_that_there_is_not_cannot_be_freed(slot: int) -> None:
+    slots = Slots(2)
+    slots.acquire()
+    slots.acquire()
+    with pytest.raises(ValueError):
+        slots.release(slot)
+    with pytest.raises(ValueError):
+        Slots(0)
+
+
+# ----------------------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize(("audio_ms", "n_tokens"), [(0, 25), (2000, -1)])
+def test_who_may_work_ahead_by_nothing_would_never_begin(audio_ms: int, n_tokens: int) -> None:
+    with pytest.raises(ValueError):
+        Ahead(audio_ms, n_tokens)
+
+
+def test_audio_is_over_when_all_of_it_was_heard() -> None:
+    assert due_after_ns(5 * NS_PER_S, 36_000, 24_000) == 5 * NS_PER_S + 1500 * NS_PER_MS

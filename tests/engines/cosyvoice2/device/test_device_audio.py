@@ -1,0 +1,150 @@
+"""Audio of many utterances in batches, on a device as strict as an accelerator: what each is alone on the CPU."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from places import Place, assert_close
+from pretend_device import Pretence
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
+from telephony_tts.engines.cosyvoice2.model.vocoder import work as vocoder_work
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
+
+READ = {"border.py:read"}
+"""Where the host may wait."""
+TEST = {"a test"}
+SPEEDS = (1.0, 1.3, 0.8)
+JOINTS = [DEFAULT, DEFAULT, UPSTREAM, FAST, UPSTREAM, DEFAULT]
+CHUNKS = ((50, 50, 50, 20, 50, 6), (50, 40, 50, 50, 24, 0), (50, 50, 28, 50, 50, 30), (14, 6, 3, 50, 11, 9))
+"""Frames of mel, by turn and track; all end with the last turn."""
+
+
+def hold_mels(tracks: Sequence[Track], turn: int, device: torch.device) -> None:
+    """The next of each waits to be voiced."""
+    for i, (track, n) in enumerate(zip(tracks, CHUNKS[turn], strict=False)):
+        mel = torch.randn(1, 80, n, generator=torch.Generator().manual_seed(10 * turn + i))
+        track.mels.append((mel.to(device), turn == len(CHUNKS) - 1))
+
+
+def voiced(place: Place, tracks: Sequence[Track], turn: int) -> list[Sound | None]:
+    """On the CPU one by one."""
+    hold_mels(tracks, turn, place.model.device)
+    return [*place.runner.vocode(tracks)] if place.model.device.type == "cpu" else together(place, tracks)
+
+
+def together(place: Place, tracks: Sequence[Track], blamed: dict[int, str] | None = None) -> list[Sound | None]:
+    def failed(i: int, error: Exception) -> None:
+        assert blamed is not None and i not in blamed, error
+        blamed[i] = str(error)
+
+    return place.runner.vocode_together(tracks, failed)
+
+
+def audio_of(sound: Sound | None) -> Tensor:
+    assert sound is not None
+    return sound.audio.read()[sound.begin : sound.end]
+
+
+def assert_sounds_alike(ours: Sequence[Sound | None], theirs: Sequence[Sound | None]) -> None:
+    for sound, other in zip(ours, theirs, strict=True):
+        assert sound is not None and other is not None
+        assert (sound.n_frames, sound.is_last) == (other.n_frames, other.is_last)
+        assert_close(audio_of(sound), audio_of(other))
+
+
+def test_audio_of_many_is_what_each_is_alone(here: Place, there: Place, pretence: Pretence) -> None:
+    """Joints of all kinds, at several speeds."""
+    ours, theirs = (place.open(JOINTS, SPEEDS) for place in (there, here))
+    pretence.clear()
+    for turn in range(len(CHUNKS)):
+        sounds = voiced(there, ours, turn)
+        assert set(pretence.waits) - TEST <= READ
+        assert_sounds_alike(sounds, voiced(here, theirs, turn))
+    assert {sound.audio for sound in sounds if sound is not None} == {sounds[0].audio if sounds[0] else None}
+
+
+def test_works_that_are_alike_but_in_one_thing_are_not_confused(here: Place, there: Place) -> None:
+    """A first and a later chunk that see as many frames; a last one and one that goes on, with as many new ones."""
+    ours, theirs = (place.open([DEFAULT] * 4) for place in (there, here))
+    for turn, chunks in enumerate(({1: 50, 2: 50, 3: 50}, {0: 50, 1: 15, 2: 45, 3: 50}, {0: 50, 3: 50})):
+        for tracks, place in ((ours, there), (theirs, here)):
+            for i, n in chunks.items():
+                mel = torch.randn(1, 80, n, generator=torch.Generator().manual_seed(10 * turn + i))
+                tracks[i].mels.append((mel.to(place.model.device), n == 45))
+        sounds = together(there, [ours[i] for i in chunks])
+        assert_sounds_alike(sounds, here.runner.vocode([theirs[i] for i in chunks]))
+
+
+def test_networks_of_many_joints_are_as_many_launches_as_of_two(there: Place, pretence: Pretence) -> None:
+    """But for what each keeps of its own between chunks, which is copied."""
+    tracks = there.open([DEFAULT] * 8)
+    for turn in range(2):
+        counted = []
+        for some in (tracks[:2], tracks[2:]):
+            for i, track in enumerate(some):
+                mel = torch.randn(1, 80, 50, generator=torch.Generator().manual_seed(i))
+                track.mels.append((mel.to(there.model.device), False))
+            pretence.clear()
+            together(there, some)
+            counted.append((pretence.launches.copy(), len(pretence.sent)))
+        (of_two, n_sent), (of_six, n_sent_of_six) = counted
+        more = of_six - of_two
+        assert n_sent == n_sent_of_six and of_two.total() > 300, turn
+        assert set(more) == {"aten::cat", "aten::clone", "aten::_to_copy"} and more.total() == 4 * 6
+
+
+def test_only_what_cannot_be_voiced_fails(here: Place, there: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the network, before it for too few frames, and where the mel is stretched."""
+    profiles = [DEFAULT, DEFAULT, DEFAULT, UPSTREAM, DEFAULT]
+    ours, theirs = (place.open(profiles, (1.0, 1.0, 1.0, 1.0, 1.3)) for place in (there, here))
+    vocoder = there.model.vocoder
+    decode = vocoder.decode
+
+    taken: list[weakref.ref[Tensor]] = []
+
+    def fails_for_one(mel: Tensor, *rest: Any) -> Tensor:
+        assert all(ref() is None for ref in taken), "what a batch had taken is held while each is tried alone"
+        much = torch.zeros(1)
+        taken.append(weakref.ref(much))
+        if float(mel.max().cpu()) > 100.0:
+            raise RuntimeError("no memory for this one")
+        return decode(mel, *rest)
+
+    def no_stretch(*_: object, last: bool) -> Tensor:
+        raise RuntimeError(f"no stretch, {last=}")
+
+    # Records of a log that a test captures hold the error.
+    monkeypatch.setattr(vocoder_work.log, "warning", lambda *_, **__: None)
+    monkeypatch.setattr(vocoder, "decode", fails_for_one)
+    monkeypatch.setattr(ours[4].stretch, "push", no_stretch)
+    for tracks, place in ((ours, there), (theirs, here)):
+        hold_mels(tracks, 0, place.model.device)
+        mel, _ = tracks[1].mels[0]
+        mel[0, 3, 20] = 1000.0
+    ours[3].mels[0] = (ours[3].mels[0][0][:, :, :7], False)
+    blamed: dict[int, str] = {}
+    sounds = together(there, ours, blamed)
+    assert blamed.keys() == {1, 3, 4} and [i for i, sound in enumerate(sounds) if sound is None] == [1, 3, 4]
+    assert "for this one" in blamed[1] and "8 mel frames" in blamed[3] and "no stretch" in blamed[4]
+    good = [0, 2]
+    assert_sounds_alike([sounds[i] for i in good], here.runner.vocode([theirs[i] for i in good]))
+    for turn in (1, 2, 3):
+        after = voiced(there, [ours[i] for i in good], turn)
+        assert_sounds_alike(after, voiced(here, [theirs[i] for i in good], turn))
+
+
+def test_audio_that_is_no_number_is_told_of_its_own_track_alone(here: Place, there: Place) -> None:
+    ours, theirs = (place.open([DEFAULT] * 3) for place in (there, here))
+    for tracks, place in ((ours, there), (theirs, here)):
+        hold_mels(tracks, 0, place.model.device)
+    ours[1].mels[0][0][0, 3, 12] = math.nan
+    sounds = together(there, ours)
+    assert sounds[1] is not None and sounds[1].read() is None
+    assert_sounds_alike(sounds[::2], here.runner.vocode(theirs[::2]))

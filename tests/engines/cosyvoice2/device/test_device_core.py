@@ -1,0 +1,173 @@
+"""A whole core on a device as strict as an accelerator: who is heard, whoever else is there and whatever fails."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from places import VOICES, WITHIN, Place
+from pretend_device import Pretence
+from service_rig import BRIEF
+from speaking import Stepped
+from torch import Tensor
+
+from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.core import batches
+from telephony_tts.engines.cosyvoice2.core.stream import Block
+from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Track
+from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.errors import EngineError
+
+SENTENCE, NEIGHBOUR = BRIEF.sentence, BRIEF.neighbour
+REQUESTS = [
+    Request(SENTENCE, 1),
+    Request(NEIGHBOUR, 2, speed=1.3),
+    Request("Yes.", 3),
+    Request(f"{NEIGHBOUR} {SENTENCE}", 4),
+    Request(SENTENCE, 5, speed=0.8),
+    Request(" ".join([NEIGHBOUR] * 3), 6),
+    Request(SENTENCE, 7, instruct="Speak like an old friend."),
+]
+
+
+def ready(stepped: Stepped) -> None:
+    """Both voices are."""
+    for voice in VOICES:
+        stepped.say(Request("no"), voice)
+    stepped.run()
+
+
+def said(stepped: Stepped, requests: Sequence[Request]) -> list[int]:
+    """All at once, in both voices, so that each has the slot of its place: their keys."""
+    return [stepped.say(request, VOICES[i % 2]) for i, request in enumerate(requests)]
+
+
+def alone(cpu: Place, profile: Profile, request: Request, voice: str) -> Pcm:
+    stepped = Stepped(cpu, profile)  # type: ignore[arg-type]
+    key = stepped.say(request, voice)
+    stepped.run()
+    return stepped.pcm(key)
+
+
+@pytest.fixture(scope="module")
+def expected(cpu: Place) -> list[Pcm]:
+    """`REQUESTS`, each alone on the CPU."""
+    return [alone(cpu, DEFAULT, request, VOICES[i % 2]) for i, request in enumerate(REQUESTS)]
+
+
+def assert_alike(pcm: Pcm, expected: Pcm) -> None:
+    rms = np.sqrt(np.mean(np.square(expected.astype(np.float64))))
+    assert len(pcm) == len(expected) > 0 and rms > 10
+    assert np.abs(pcm.astype(np.int64) - expected).max() <= 1 + WITHIN * rms
+
+
+def test_every_sample_of_everybody_is_what_it_is_alone_on_a_cpu(
+    device: Place, expected: list[Pcm], pretence: Pretence
+) -> None:
+    stepped = Stepped(device)  # type: ignore[arg-type]
+    ready(stepped)
+    keys = said(stepped, REQUESTS)
+    pretence.waits.clear()
+    stepped.run()
+    for key, pcm in zip(keys, expected, strict=True):
+        assert_alike(stepped.pcm(key), pcm)
+    assert stepped.is_empty() and set(pretence.waits) == {"border.py:read"}
+
+
+@pytest.mark.parametrize("profile", [FAST, UPSTREAM], ids=["fast", "upstream"])
+def test_so_it_is_in_other_profiles(cpu: Place, device: Place, profile: Profile, pretence: Pretence) -> None:
+    requests = [REQUESTS[i] for i in (0, 1, 2, 4)]
+    stepped = Stepped(device, profile)  # type: ignore[arg-type]
+    ready(stepped)
+    keys = said(stepped, requests)
+    stepped.run()
+    for i, (key, request) in enumerate(zip(keys, requests, strict=True)):
+        assert_alike(stepped.pcm(key), alone(cpu, profile, request, VOICES[i % 2]))
+    assert stepped.is_empty()
+
+
+class Failing(Runner):
+    """A runner for which a stage cannot be computed for more than one at once, or never for who has a certain slot."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.model)
+        self.stage = ""
+        self.slot: int | None = None
+        self.n_tried: list[int] = []
+        """Of the stage, how many at once."""
+        self.taken: Callable[[], Tensor | None] = lambda: None
+        """Memory of the last try, while it is held."""
+
+    def _try(self, stage: str, tracks: Sequence[Track]) -> None:
+        if stage == self.stage:
+            assert self.taken() is None, "what a batch had taken is held while each is tried alone"
+            much = torch.zeros(1)
+            self.taken = weakref.ref(much)
+            self.n_tried.append(len(tracks))
+            if self.slot in [track.slot for track in tracks] or (self.slot is None and len(tracks) > 1):
+                raise RuntimeError(f"no memory for {stage}")
+
+    def check_room(self, track: Track, feed: Feed) -> None:
+        if self.stage == "room" and track.slot == self.slot:
+            raise EngineError("no memory for room")
+        super().check_room(track, feed)
+
+    def prefill_together(self, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[tuple[Drawn, int] | None]:
+        self._try("prefill", tracks)
+        if self.stage == "room":
+            self.n_tried.append(len(tracks))
+        return super().prefill_together(tracks, feeds)
+
+    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[Solve]:
+        self._try("begin", tracks)
+        return super().begin_together(tracks, blocks)
+
+    def _next_frames(self, track: Track) -> tuple[Tensor, bool]:
+        self._try("vocode", [track])
+        return super()._next_frames(track)
+
+
+def said_with(runner: Failing, place: Place, stage: str, slot: int | None) -> tuple[Stepped, list[int]]:
+    """Three utterances, for which the runner fails."""
+    stepped = Stepped(place, runner=runner)  # type: ignore[arg-type]
+    ready(stepped)
+    runner.stage, runner.slot = stage, slot
+    keys = said(stepped, REQUESTS[:3])
+    stepped.run()
+    assert stepped.is_empty()
+    return stepped, keys
+
+
+@pytest.mark.parametrize("stage", ["prefill", "begin"])
+def test_what_cannot_be_computed_together_is_computed_one_by_one(
+    device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Records of a log that a test captures hold the error.
+    monkeypatch.setattr(batches.log, "warning", lambda *_, **__: None)
+    runner = Failing(device)
+    stepped, keys = said_with(runner, device, stage, None)
+    assert max(runner.n_tried) > 1
+    for key, pcm in zip(keys, expected, strict=False):
+        assert_alike(stepped.pcm(key), pcm)
+
+
+@pytest.mark.parametrize("stage", ["room", "prefill", "begin", "vocode"])
+def test_who_cannot_be_computed_fails_alone(
+    device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for how in ("warning", "exception"):
+        monkeypatch.setattr(batches.log, how, lambda *_, **__: None)
+    runner = Failing(device)
+    stepped, keys = said_with(runner, device, stage, 1)
+    error = stepped.ended[keys[1]].error
+    assert error is not None and f"no memory for {stage}" in str(error)
+    for i in (0, 2):
+        assert_alike(stepped.pcm(keys[i]), expected[i])
+    # Who has no room does not keep the others from being one batch.
+    assert stage != "room" or runner.n_tried == [2]

@@ -1,0 +1,256 @@
+"""The flow against reference vectors, and its two ways to the same frames against each other."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY, SIZES, random_state, small_flow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity_flow import check_encoder, check_flow, error, flow_config, vectors
+from speaking import live_storages
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, FlowEncoderConfig
+from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, FlowStream
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+SAME = 5e-6
+"""What the order of float32 sums may cost over ten Euler steps; mels are of size 1. Seen: 2e-6."""
+
+Voice = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def flow() -> Flow:
+    return small_flow()
+
+
+def voice(n_prompt: int, seed: int = 1) -> Voice:
+    g = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, N_VOCABULARY, (1, n_prompt), generator=g)
+    return tokens, torch.randn(1, 2 * n_prompt, N_MELS, generator=g), torch.randn(1, D_SPEAKER, generator=g)
+
+
+def speech(n_tokens: int, seed: int = 2) -> Tensor:
+    return torch.randint(0, N_VOCABULARY, (1, n_tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def whole(flow: Flow, of: Voice, tokens: Tensor, *, streaming: bool = True) -> Tensor:
+    return flow.full(of[0], tokens, of[1], of[2], streaming=streaming, finalize=True)
+
+
+def chunks(flow: Flow, stream: FlowStream, tokens: Tensor, hops: list[int]) -> Iterator[Tensor]:
+    """Speaks `tokens` in chunks of so many blocks, as far as they go, and finishes with what is left."""
+    n_sent = 0
+    for hop in hops:
+        n = flow.tokens_to_block_end(stream) + (hop - 1) * BLOCK_TOKENS
+        new = tokens[:, n_sent : n_sent + n]
+        ahead = tokens[:, n_sent + n : n_sent + n + LOOKAHEAD_TOKENS]
+        if ahead.shape[1] < LOOKAHEAD_TOKENS:
+            break
+        n_sent += n
+        yield flow.extend(stream, new, ahead)
+    yield flow.finish(stream, tokens[:, n_sent:])
+
+
+def spoken(flow: Flow, prompt: FlowPrompt, tokens: Tensor, hops: list[int]) -> Tensor:
+    return torch.cat(list(chunks(flow, flow.start(prompt), tokens, hops)), dim=2)
+
+
+# Against vectors
+
+
+@torch.inference_mode()
+def test_encoder_equals_the_reference() -> None:
+    both = vectors(VECTORS / "flow_encoder.npz")
+    state = {key.removeprefix("weight:"): value for key, value in both.items() if key.startswith("weight:")}
+    n_tokens, d_model = state["input_embedding.weight"].shape
+    take = Reader(state)
+    config = FlowEncoderConfig(n_tokens=n_tokens, d_model=d_model, n_heads=4, d_ff=128, n_layers=2, n_up_layers=4)
+    encoder = FlowEncoder(config, take)
+    take.finish()
+    stages = list(check_encoder(encoder, both))
+    assert len(stages) == 9
+    assert [stage for stage in stages if not stage[1] <= stage[2]] == []
+
+
+@torch.inference_mode()
+def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
+    stages = list(check_flow(flow, VECTORS / "flow_small"))
+    assert len(stages) == 43
+    assert [stage for stage in stages if not stage[1] <= stage[2]] == []
+
+
+# One way against the other
+
+
+@settings(max_examples=12)
+@given(
+    n_prompt=st.integers(0, 80),
+    n_tokens=st.integers(1, 160),
+    hops=st.lists(st.integers(1, 4), max_size=4),
+    n_blocks=st.sampled_from([None, 0, 1]),
+)
+def test_a_stream_equals_recomputing(n_prompt: int, n_tokens: int, hops: list[int], n_blocks: int | None) -> None:
+    flow, of, tokens = small_flow(), voice(n_prompt), speech(n_tokens)
+    ours = spoken(flow, flow.prompt(*of, n_blocks=n_blocks), tokens, hops)
+    assert error(ours, whole(flow, of, tokens)) <= SAME
+
+
+@pytest.mark.parametrize("n_prompt", [0, 3, 27, 28, 50, 53])
+def test_a_chunk_equals_upstreams_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
+    """A chunk must not know more than the tokens it was given: compared before the utterance has an end."""
+    of, tokens = voice(n_prompt), speech(90)
+    stream = flow.start(flow.prompt(*of))
+    n = flow.tokens_to_block_end(stream)
+    ours = flow.extend(stream, tokens[:, :n], tokens[:, n : n + LOOKAHEAD_TOKENS])
+    known = tokens[:, : n + LOOKAHEAD_TOKENS]
+    reference = flow.full(of[0], known, of[1], of[2], streaming=True, finalize=False)
+    assert error(ours, reference) <= SAME
+
+
+def test_a_shared_prompt_equals_an_own_one(flow: Flow) -> None:
+    of, tokens = voice(80), speech(70)
+    shared = spoken(flow, flow.prompt(*of), tokens, [1, 1])
+    own = spoken(flow, flow.prompt(*of, n_blocks=0), tokens, [1, 1])
+    assert error(shared, own) <= SAME
+
+
+def test_masks_make_a_difference(flow: Flow) -> None:
+    """Else the tests above would pass on a flow that sees nothing but its own block."""
+    of, tokens = voice(30), speech(70)
+    assert error(whole(flow, of, tokens, streaming=False), whole(flow, of, tokens)) > 1e-2
+
+
+# What belongs to whom
+
+
+def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
+    prompt, hops = flow.prompt(*voice(60)), [1, 1]
+    texts = speech(70, seed=3), speech(90, seed=4)
+    alone = [spoken(flow, prompt, tokens, hops) for tokens in texts]
+    a, b = (chunks(flow, flow.start(prompt), tokens, hops) for tokens in texts)
+    pairs = list(zip(a, b, strict=True))
+    assert torch.equal(torch.cat([pair[0] for pair in pairs], dim=2), alone[0])
+    assert torch.equal(torch.cat([pair[1] for pair in pairs], dim=2), alone[1])
+
+
+def test_streams_write_neither_to_their_prompt_nor_to_the_model(flow: Flow) -> None:
+    prompt = flow.prompt(*voice(60))
+    before = pickle.dumps((flow, prompt))
+    spoken(flow, prompt, speech(120), [1, 2])
+    assert pickle.dumps((flow, prompt)) == before
+
+
+def test_nothing_touches_the_global_generator() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        before = torch.get_rng_state()
+        flow = small_flow()
+        spoken(flow, flow.prompt(*voice(30)), speech(30), [1])
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def live_bytes() -> int:
+    """Of all tensors there are."""
+    gc.collect()
+    return sum(live_storages().values())
+
+
+def test_a_stream_counts_its_bytes_and_frees_them(flow: Flow) -> None:
+    prompt, tokens = flow.prompt(*voice(60)), speech(80)
+    before = live_bytes()
+    stream = flow.start(prompt)
+    speaking = chunks(flow, stream, tokens, [1, 1])
+    for _ in range(2):
+        next(speaking)
+    held = live_bytes() - before
+    assert held == stream.nbytes()
+    del stream, speaking
+    assert live_bytes() == before
+
+
+def test_bytes_are_those_of_the_arithmetic(flow: Flow) -> None:
+    """Per token: K and V of the encoder's layers, once at 25 Hz, twice at 50; per frame: steps x branches x layers."""
+    encoder, decoder = flow.encoder.config, flow.decoder.config
+    per_token = 2 * encoder.d_model * (encoder.n_layers + 2 * encoder.n_up_layers)
+    n_layers = (decoder.n_mid_stages + 2) * decoder.n_blocks
+    per_frame = decoder.n_steps * 2 * n_layers * 2 * decoder.n_heads * decoder.d_head
+    prompt = flow.prompt(*voice(53))
+    stream = flow.start(prompt, growth_frames=0)
+    at_start = stream.nbytes()
+    n = flow.tokens_to_block_end(stream)
+    flow.extend(stream, speech(n), speech(LOOKAHEAD_TOKENS))
+    n_tail = 53 % BLOCK_TOKENS
+    assert stream.nbytes() - at_start == 4 * (n_tail + n) * (per_token + 2 * per_frame)
+    assert prompt.nbytes() - at_start == 4 * 50 * (per_token + 2 * per_frame)
+
+
+# Half precision
+
+
+@pytest.mark.parametrize(("dtype", "rms"), [(torch.float16, 0.003), (torch.bfloat16, 0.03)])
+def test_half_precision_stays_near(flow: Flow, dtype: torch.dtype, rms: float) -> None:
+    half, of, tokens = small_flow(dtype), voice(30), speech(60)
+    reference = whole(flow, of, tokens)
+    ours = spoken(half, half.prompt(*of), tokens, [1])
+    assert ours.dtype == torch.float32
+    assert float((ours - reference).square().mean().sqrt()) <= rms * float(reference.square().mean().sqrt())
+
+
+# Refusals
+
+
+def test_weights_that_do_not_fit_are_all_named() -> None:
+    state = random_state(seed=5)
+    config = flow_config(SIZES, state)
+    state.pop("encoder_proj.bias")
+    state["decoder.estimator.final_proj.weight"] = torch.zeros(3, 3)
+    state["epoch"] = torch.zeros(1)
+    with pytest.raises(ValueError) as caught:
+        Flow.from_state(config, state)
+    for words in ("missing encoder_proj.bias", "final_proj.weight is [3, 3], not [80, 24, 1]", "unexpected epoch"):
+        assert words in str(caught.value)
+
+
+def test_a_chunk_must_end_on_a_block_and_see_three_tokens(flow: Flow) -> None:
+    stream = flow.start(flow.prompt(*voice(30)))
+    with pytest.raises(ValueError, match="do not end on a block"):
+        flow.extend(stream, speech(19), speech(3))
+    with pytest.raises(ValueError, match="do not end on a block"):
+        flow.extend(stream, speech(0), speech(3))
+    with pytest.raises(ValueError, match="2 lookahead tokens"):
+        flow.extend(stream, speech(20), speech(2))
+    assert flow.extend(stream, speech(20), speech(3)).shape == (1, N_MELS, 40)
+    with pytest.raises(ValueError, match="were looked ahead at"):
+        flow.finish(stream, speech(2))
+
+
+def test_a_finished_stream_is_over(flow: Flow) -> None:
+    stream = flow.start(flow.prompt(*voice(30)))
+    assert flow.finish(stream, speech(0)).shape == (1, N_MELS, 0)
+    with pytest.raises(ValueError, match="finished"):
+        flow.finish(stream, speech(3))
+
+
+def test_too_many_frames_are_refused_before_anything_changes(flow: Flow) -> None:
+    prompt = flow.prompt(*voice(30))
+    stream = flow.start(prompt)
+    with pytest.raises(ValueError, match="15020 frames"):
+        flow.finish(stream, speech(7480))
+    assert stream.encoder.n == prompt.encoder.n
+
+
+def test_a_prompt_needs_two_frames_per_token(flow: Flow) -> None:
+    tokens, mel, embedding = voice(30)
+    with pytest.raises(ValueError, match="58 frames"):
+        flow.prompt(tokens, mel[:, 2:], embedding)

@@ -1,0 +1,381 @@
+"""The language model against reference vectors, and against itself: in pieces, in a crowd, in half precision.
+
+`vectors/lm.npz` is the reference's small model with most rows of the 6564 cut away: those that no vector mentions, but
+for 200 kept at random. They come back as zero rows with a bias that no draw reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity_lm import Run, check_golden, configs, load_state, speak
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
+from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel, expected_shapes
+from telephony_tts.engines.cosyvoice2.model.lm.weights import rms_norm
+from telephony_tts.engines.cosyvoice2.text.generation import Segment, SentenceDecoding, Table, whole_prompt
+from telephony_tts.errors import EngineError
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "lm.npz"
+WITH_INT4 = pytest.mark.skipif(not lm_int4.available(), reason="no bfloat16 products on this processor")
+UNLIKELY = -60.0
+ROUNDING = 2e-5
+PROMPT = whole_prompt(range(20), range(30, 50), range(100, 160))
+"""102 positions, of which the speech rows may be cut ones: zeros are embeddings too."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vectors as a directory in the format the parity check reads."""
+    directory = tmp_path_factory.mktemp("golden")
+    with np.load(VECTORS) as file:
+        found = dict(file)
+    rows = torch.from_numpy(found.pop("rows")).long()
+    (directory / "tiny_config.json").write_text(str(found.pop("config")), encoding="utf-8")
+    state: dict[str, Tensor] = {}
+    files: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in found.items():
+        kind, _, name = key.partition("/")
+        if kind != "state":
+            files.setdefault(kind, {})[name] = array
+        elif len(array) == len(rows):
+            state[name] = torch.full((N_SPEECH_ROWS, *array.shape[1:]), UNLIKELY if array.ndim == 1 else 0.0)
+            state[name][rows] = torch.from_numpy(array)
+        else:
+            state[name] = torch.from_numpy(array)
+    logits = np.full((*files["llm_forward"]["logits"].shape[:2], N_SPEECH_ROWS), UNLIKELY, dtype=np.float32)
+    logits[..., rows.numpy()] = files["llm_forward"]["logits"]
+    files["llm_forward"]["logits"] = logits
+    torch.save(state, directory / "tiny_llm.pt")
+    for name, arrays in files.items():
+        np.savez(directory / f"{name}.npz", **arrays)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def config(golden: Path) -> LmConfig:
+    return configs(golden)[0]
+
+
+@pytest.fixture(scope="module")
+def state(golden: Path) -> dict[str, Tensor]:
+    return load_state(golden)
+
+
+@pytest.fixture(scope="module")
+def model(config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
+    return LanguageModel.from_state(config, state)
+
+
+@pytest.fixture(scope="module", params=["int8", pytest.param("int4", marks=WITH_INT4)])
+def rounded(request: pytest.FixtureRequest, config: LmConfig, state: dict[str, Tensor]) -> LanguageModel:
+    return LanguageModel.from_state(config, state, request.param)
+
+
+def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
+    rows = list(check_golden(golden))
+    assert [row for row in rows if not row[1] <= row[2]] == []
+    stages = {stage for stage, _, _ in rows}
+    assert {"lm logits", "lm greedy instruct2", "lm stop never_stops", "lm bistream model_fill ids"} <= stages
+    assert "sampling id" in stages
+
+
+def filled(model: LanguageModel, lengths: Sequence[int], together: bool = False) -> tuple[KvCache, Tensor]:
+    """A cache whose slot i holds lengths[i] positions, and as many rows [B, D] to go on with."""
+    cache = model.new_cache(len(lengths), 300, together)
+    x = torch.randn(len(lengths), 300, model.config.d_model, generator=torch.Generator().manual_seed(5))
+    for i, length in enumerate(lengths):
+        model.prefill(x[i, :length], cache.acquire(), cache)
+    return cache, x[:, -1]
+
+
+@pytest.mark.parametrize("n_chunk", [1, 7, 64])
+def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> None:
+    x = model.embed(PROMPT)
+    cache = model.new_cache(2, 200)
+    whole, pieces = cache.acquire(), cache.acquire()
+    expected = model.prefill(x, whole, cache)
+    assert torch.allclose(model.prefill(x, pieces, cache, n_chunk), expected, atol=ROUNDING)
+    assert cache.lengths == [len(x), len(x)]
+    assert torch.allclose(cache.data[:, :, pieces], cache.data[:, :, whole], atol=ROUNDING)
+
+
+def test_a_cached_step_is_the_full_recompute(model: LanguageModel) -> None:
+    x = model.embed(PROMPT)
+    cache = model.new_cache(2, 200)
+    whole, stepped = cache.acquire(), cache.acquire()
+    expected = model.extend(x, whole, cache)
+    model.prefill(x[:60], stepped, cache)
+    steps = torch.cat([model.decode(x[i : i + 1], [stepped], cache) for i in range(60, len(x))])
+    assert torch.allclose(steps, expected[60:], atol=ROUNDING)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_at_different_positions_are_each_alone(model: LanguageModel, together: bool) -> None:
+    lengths = [3, 130, 1, 77]
+    cache, x = filled(model, lengths, together)
+    order = [2, 0, 3, 1]
+    for step in range(3):
+        crowd = model.decode(x[order] * (step + 1), order, cache)
+        assert cache.lengths == [length + step + 1 for length in lengths]
+        for row, slot in enumerate(order):
+            alone, _ = filled(model, lengths, together)
+            for k in range(step + 1):
+                expected = model.decode(x[slot : slot + 1] * (k + 1), [slot], alone)
+            assert torch.allclose(crowd[row], expected[0], atol=ROUNDING)
+
+
+def test_together_is_apart(model: LanguageModel) -> None:
+    lengths = [3, 130, 1, 77]
+    apart, x = filled(model, lengths, together=False)
+    together, _ = filled(model, lengths, together=True)
+    for slots in ([0, 1, 2, 3], [3, 1], [apart.idle, 1, apart.idle, 3]):
+        a = model.decode(x[: len(slots)], slots, apart)
+        b = model.decode(x[: len(slots)], slots, together)
+        busy = [i for i, slot in enumerate(slots) if slot != apart.idle]
+        assert torch.allclose(a[busy], b[busy], atol=ROUNDING)
+    assert apart.lengths == together.lengths == [4, 133, 2, 80]
+
+
+def test_who_comes_and_goes_changes_no_bit_of_a_neighbour(model: LanguageModel) -> None:
+    """Row i is always slot i, idle or not; the neighbour is cancelled half-way and its slot taken again."""
+    results = []
+    for with_neighbours in (False, True):
+        cache, x = filled(model, [20, 30, 10])
+        if not with_neighbours:
+            cache.release(0)
+            cache.release(2)
+        hidden = []
+        for step in range(12):
+            if with_neighbours and step == 5:
+                cache.release(0)
+            if with_neighbours and step == 8:
+                model.prefill(torch.randn(140, model.config.d_model), cache.acquire(), cache)
+            slots = [slot if cache.lengths[slot] else cache.idle for slot in range(3)]
+            hidden.append(model.decode(x * (step + 1), slots, cache)[1])
+        results.append(torch.stack(hidden))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_slot_given_back_remembers_nothing(model: LanguageModel, together: bool) -> None:
+    cache, x = filled(model, [140], together)
+    # What overflow in half precision could have left behind.
+    cache.data[:, :, 0, :, :140] = math.nan
+    cache.release(0)
+    assert cache.n_free == 1
+    assert not cache.data.any()
+    fresh, _ = filled(model, [9], together)
+    again = cache.acquire()
+    prompt = torch.randn(1, 300, model.config.d_model, generator=torch.Generator().manual_seed(5))[0, :9]
+    model.prefill(prompt, again, cache)
+    assert torch.equal(model.decode(x, [again], cache), model.decode(x, [0], fresh))
+
+
+def test_two_utterances_in_turn_are_each_alone(golden: Path, model: LanguageModel) -> None:
+    sampling = configs(golden)[1]
+    texts = ([1, 2, 3], [40, 41, 42, 43])
+    alone = [speak(Run(model, sampling, 200), SentenceDecoding([], text, [])) for text in texts]
+    runs = [Run(model, sampling, 200) for _ in texts]
+    decodings = [SentenceDecoding([], text, []) for text in texts]
+    said: list[list[int]] = [[], []]
+    while not all(decoding.done for decoding in decodings):
+        for i, decoding in enumerate(decodings):
+            speech = None if decoding.done else runs[i].step(decoding)
+            said[i] += [] if speech is None else [speech]
+    assert said == alone
+    assert all(alone)
+
+
+def test_an_utterance_writes_nothing_to_the_model(golden: Path, config: LmConfig, state: dict[str, Tensor]) -> None:
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    model = LanguageModel.from_state(config, state)
+    before = {name: value for name, value in vars(model).items()}
+    speak(Run(model, configs(golden)[1], 200), SentenceDecoding([4, 5], [1, 2, 3], [100]))
+    assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+    assert vars(model) == before
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.02), (torch.bfloat16, 0.15)])
+def test_half_precision_stays_near(
+    config: LmConfig, state: dict[str, Tensor], model: LanguageModel, dtype: torch.dtype, bound: float
+) -> None:
+    """Largest difference of a hidden value, which are of size 1 after the final norm; logits are made in float32."""
+    half = LanguageModel.from_state(config, {name: tensor.to(dtype) for name, tensor in state.items()})
+    hidden = []
+    for each in (model, half):
+        cache = each.new_cache(1, 200)
+        slot = cache.acquire()
+        x = each.embed(PROMPT)
+        each.prefill(x[:-20], slot, cache)
+        steps = [each.decode(x[i : i + 1], [slot], cache) for i in range(len(x) - 20, len(x))]
+        hidden.append(torch.cat(steps).float())
+        assert cache.data.dtype == each.dtype
+        assert each.logits(steps[-1]).dtype == torch.float32
+    error = (hidden[0] - hidden[1]).abs().max()
+    assert 0 < error < bound
+
+
+def steps_after_a_prompt(model: LanguageModel) -> Tensor:
+    """Logits of 20 steps."""
+    cache, x = model.new_cache(1, 200), model.embed(PROMPT)
+    slot = cache.acquire()
+    model.prefill(x[:-20], slot, cache)
+    return model.logits(torch.cat([model.decode(row, [slot], cache) for row in torch.split(x[-20:], 1)]))
+
+
+@pytest.mark.parametrize(
+    ("rounded", "most"), [("int8", 0.03), pytest.param("int4", 0.35, marks=WITH_INT4)], indirect=["rounded"]
+)
+def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
+    """Of the spread of all likely logits, which nothing but the matrices adds to."""
+    exact, near = steps_after_a_prompt(model), steps_after_a_prompt(rounded)
+    assert near.dtype == rounded.dtype == torch.float32
+    likely = exact > UNLIKELY / 2
+    error = (near - exact)[likely]
+    assert 0 < error.square().mean().sqrt() < most * exact[likely].std()
+    assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
+
+
+def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
+    """One, two or five rows, in any order, idle ones among them or not, while lengths differ."""
+    lengths = [3, 130, 1, 77, 20]
+    alone = []
+    cache, x = filled(rounded, lengths)
+    for slot in range(len(lengths)):
+        steps = [rounded.decode(x[slot : slot + 1] * (k + 1), [slot], cache) for k in range(5)]
+        alone.append([(hidden[0], rounded.logits(hidden)[0]) for hidden in steps])
+    cache, x = filled(rounded, lengths)
+    idle = cache.idle
+    crowds = [[0, 1, 2, 3, 4], [4, 1], [idle, 3, idle], [2, 0, 3], [1], [3, 4, 2, 0, 1], [0, 2, 3, 4, 1]]
+    n_done = [0] * len(lengths)
+    for crowd in crowds:
+        rows = torch.stack([x[slot] * (n_done[slot] + 1) if slot != idle else x[0] for slot in crowd])
+        hidden = rounded.decode(rows, crowd, cache)
+        logits = rounded.logits(hidden)
+        for i, slot in enumerate(crowd):
+            if slot != idle:
+                expected = alone[slot][n_done[slot]]
+                assert torch.equal(hidden[i], expected[0])
+                assert torch.equal(logits[i], expected[1])
+                n_done[slot] += 1
+    assert min(n_done) == 4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageModel, bad: float) -> None:
+    cache, x = filled(rounded, [30, 5, 12])
+    clean, _ = filled(rounded, [30, 5, 12])
+    x = x.clone()
+    expected = rounded.decode(x, [0, 1, 2], clean)
+    x[1, 7] = bad
+    hidden = rounded.decode(x, [0, 1, 2], cache)
+    assert rounded.logits(hidden)[1].isnan().all()
+    assert torch.equal(hidden[[0, 2]], expected[[0, 2]])
+    assert torch.equal(cache.data[:, :, [0, 2]], clean.data[:, :, [0, 2]])
+
+
+def test_weights_are_whole_numbers_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="int8 or int4, or left as they are, not int3"):
+        LanguageModel.from_state(config, state, "int3")  # type: ignore[arg-type]
+    half = {name: tensor.half() for name, tensor in state.items()}
+    for weights in ("int8", "int4"):
+        with pytest.raises(ValueError, match=f"{weights} weights are made of float32 on the CPU"):
+            LanguageModel.from_state(config, half, weights)
+
+
+def test_the_norm_does_not_overflow_in_half_precision() -> None:
+    """A value of 1000 squared is beyond float16; trained models have such values."""
+    x = torch.tensor([[1000.0, -3000.0, 0.5, 0.0]])
+    expected = x / x.square().mean().sqrt()
+    got = rms_norm(x.half(), torch.ones(4, dtype=torch.float16), 1e-6)
+    assert torch.allclose(got.float(), expected, atol=2e-3)
+
+
+def test_one_error_lists_every_bad_tensor(config: LmConfig, state: dict[str, Tensor]) -> None:
+    bad = dict(state)
+    del bad["llm_decoder.bias"]
+    bad["speech_embedding.weight"] = bad["speech_embedding.weight"][:-1]
+    bad["something.else"] = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"missing llm_decoder\.bias") as raised:
+        LanguageModel.from_state(config, bad)
+    assert "unexpected something.else" in str(raised.value)
+    assert "speech_embedding.weight is [6563, 64], not [6564, 64]" in str(raised.value)
+
+
+def test_the_tied_text_head_may_be_there_and_is_not_kept(config: LmConfig, state: dict[str, Tensor]) -> None:
+    head = torch.zeros(config.n_text_rows, config.d_model)
+    model = LanguageModel.from_state(config, {**state, "llm.model.lm_head.weight": head})
+    assert all(value is not head for value in vars(model).values())
+
+
+def test_the_official_sizes_make_the_official_count() -> None:
+    """505 803 812 elements without the duplicate head (specification 2)."""
+    shapes = expected_shapes(LmConfig())
+    assert sum(math.prod(shape) for shape in shapes.values()) == 505_803_812
+    assert len(shapes) == 295 - 1
+
+
+def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> None:
+    cache = model.new_cache(2, 10)
+    x = torch.zeros(11, model.config.d_model)
+    full, other = cache.acquire(), cache.acquire()
+    with pytest.raises(EngineError, match="shorter pieces"):
+        model.prefill(x, full, cache, n_chunk=4)
+    assert cache.lengths == [0, 0]
+    model.prefill(x[:10], full, cache)
+    before = cache.data.clone()
+    with pytest.raises(EngineError, match="exceed 10"):
+        model.decode(x[:2], [other, full], cache)
+    assert cache.lengths == [10, 0]
+    assert torch.equal(cache.data, before)
+
+
+def test_slots_are_lent_and_given_back(model: LanguageModel) -> None:
+    cache = model.new_cache(2, 10)
+    assert [cache.acquire(), cache.acquire(), cache.n_free] == [0, 1, 0]
+    with pytest.raises(EngineError, match="all 2 slots"):
+        cache.acquire()
+    cache.release(0)
+    with pytest.raises(ValueError, match="slot 0 is not taken"):
+        cache.release(0)
+    with pytest.raises(ValueError, match="slot 2 is not taken"):
+        cache.release(cache.idle)
+    assert cache.acquire() == 0
+    heads, d_head = model.config.n_kv_heads, model.config.d_head
+    assert cache.n_bytes_per_slot == model.config.n_layers * 2 * heads * 10 * d_head * 4
+
+
+def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
+    cache, x = filled(model, [3, 3])
+    with pytest.raises(ValueError, match="none twice"):
+        model.decode(x, [1, 1], cache)
+    with pytest.raises(ValueError, match="one row per slot"):
+        model.decode(x, [1], cache)
+    with pytest.raises(ValueError, match="no slot 7"):
+        model.decode(x, [0, 7], cache)
+    with pytest.raises(ValueError, match="holds nothing"):
+        model.new_cache(0, 10)
+
+
+def test_an_id_no_table_has_is_an_error(model: LanguageModel) -> None:
+    for segment in (Segment(Table.TEXT, (model.config.n_text_rows,)), Segment(Table.SPEECH, (1, -1))):
+        with pytest.raises(EngineError, match=r"token outside 0 to \d+"):
+            model.embed([segment])
+
+
+def test_speech_ids_on_the_device_embed_alike(model: LanguageModel) -> None:
+    ids = (5, 6563, 0)
+    assert torch.equal(model.embed_speech(torch.tensor(ids)), model.embed([Segment(Table.SPEECH, ids)]))
