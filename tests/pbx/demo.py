@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 import wave
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -88,6 +89,15 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def is_ready(port: int) -> bool:
+    """Whether the server takes calls. It listens before its engines are loaded, and refuses calls until then."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def why_taken(sip_port: int) -> str | None:
     """Asked before: Asterisk would run on without its port, and a telephone wait long for nobody."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -122,6 +132,7 @@ def run(sip_port: int) -> None:
         print("==> Asterisk", flush=True)
         media_uri = f"ws://127.0.0.1:{port}/media/asterisk"
         pbx = running.enter_context(shipped_asterisk(media_uri, f"127.0.0.1:{audiosocket}", sip_port=sip_port))
+        wait_until(lambda: is_ready(port), f"the server is ready, see {server_log}", 60)
         others = "" if sip_port == SIP_PORT else f" DEMO_ARGS='--sip-port {sip_port}'"
         print(
             f"\nDial sip:700@127.0.0.1:{sip_port} (over a WebSocket) or 701 (over AudioSocket). In another terminal\n\n"

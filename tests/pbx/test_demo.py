@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import wave
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from asterisk_peer import free_port
-from demo import GREETING, why_taken, why_unanswered
+from demo import GREETING, is_ready, why_taken, why_unanswered
 from peer_process import PeerProcess, wait_until
 from websockets.sync.client import connect
 
@@ -57,6 +59,28 @@ def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_pat
         port = listener.getsockname()[1]
         done = demo("--bot", str(port))
         assert done.returncode == 1 and f"port {port} of 127.0.0.1" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_server_that_listens_and_loads_is_not_ready() -> None:
+    """The demo asked to be called, and the first call was refused: `starting`."""
+    answers = iter([503, 200])
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/readyz"
+            self.send_response(next(answers))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        answering = threading.Thread(target=lambda: [server.handle_request() for _ in range(2)])
+        answering.start()
+        port = server.server_address[1]
+        assert [is_ready(port), is_ready(port)] == [False, True]
+        answering.join()
+    assert not is_ready(port)
 
 
 @pytest.mark.timed
