@@ -16,6 +16,7 @@ from telephony_tts import event_loop, logs
 from telephony_tts.config import MOST_PTIME_MS, Config, Tls
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Absent, Catalog
+from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
@@ -91,10 +92,8 @@ def _absent(wanted: list[str]) -> list[Absent]:
         languages = tuple(lang for voice in espeak.voices for lang in voice.languages)
         absent.append(Absent("espeak", languages, espeak.check, "pip install 'telephony-tts[espeak]'"))
     if "cosyvoice2" not in wanted:
-        from telephony_tts.engines.cosyvoice2.service import LANGUAGES, CosyVoice2Engine
-
         how = "get its model and set engines.cosyvoice2.model (docs/cosyvoice2.md)"
-        absent.append(Absent("cosyvoice2", LANGUAGES, CosyVoice2Engine(Path()).check, how))
+        absent.append(Absent("cosyvoice2", LANGUAGES, lambda utterance: check_letters(utterance.text), how))
     return absent
 
 
@@ -142,7 +141,6 @@ def _cosyvoice2(config: Config) -> Engine:
 def _stored_voices(config: Config) -> tuple[list[Voice], list[str]]:
     need_torch()
     from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
-    from telephony_tts.engines.cosyvoice2.service import LANGUAGES
     from telephony_tts.engines.cosyvoice2.voices import enrolment
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 

@@ -237,3 +237,17 @@ def test_others_are_told_what_to_install_and_nothing_half_made_stays(machine: Ma
     assert ended.returncode != 0
     assert "as root: apt-get install python3-venv" in ended.stderr
     assert list(machine.folder.glob(".venv*")) == []
+
+
+def test_the_base_install_builds_its_engines_without_any_package_of_an_extra() -> None:
+    """`make run` on a bare machine ended with: No module named 'tokenizers'. Here every extra is installed."""
+    hidden = ("torch", "tokenizers", "safetensors", "soundfile", "py3langid", "espeakng_loader", "matplotlib")
+    source = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({hidden!r}))\n"
+        "from telephony_tts import app, config\n"
+        "app.installed = lambda engine: engine != 'espeak'\n"
+        "print([engine.name for engine in app.build_catalog(config.load(None, environ={})).engines])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.stdout == "['hibari']\n", run.stderr

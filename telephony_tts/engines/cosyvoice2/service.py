@@ -19,6 +19,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
 from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 from telephony_tts.engines.cosyvoice2.settings import (
@@ -33,11 +34,9 @@ from telephony_tts.engines.cosyvoice2.settings import (
 )
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.text.tokenizer import CONTROL_TOKENS
-from telephony_tts.engines.words import is_speakable, scripts
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
+from telephony_tts.engines.words import is_speakable
+from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
-LANGUAGES = ("zh", "en", "ja", "ko")
-SCRIPTS = frozenset({"LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
@@ -235,11 +234,7 @@ class CosyVoice2Engine:
         """Text whose letters are all of scripts that the model does not know is refused; a few in between pass."""
         if self._voices and utterance.voice is not None and utterance.voice not in self._voices:
             raise UnknownVoice(f"cosyvoice2 has no voice {utterance.voice!r}; it has {', '.join(self._voices)}")
-        found = scripts(utterance.text)
-        if found and not found & SCRIPTS:
-            raise UnsupportedText(
-                f"cosyvoice2 speaks {', '.join(LANGUAGES)}, not {'/'.join(sorted(found)).lower()} letters"
-            )
+        check_letters(utterance.text)
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.check(utterance)
