@@ -1,4 +1,7 @@
-"""PROTOCOL.md cannot go stale: every example on it goes through the codecs, every table is held against the code."""
+"""PROTOCOL.md and docs/protocol/*.md match the code.
+
+Every example on these pages goes through the codecs, and every table is compared with the code.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,13 @@ from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.twilio import TwilioCodec
 
-PAGE = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DIALECT_PAGES = sorted((ROOT / "docs" / "protocol").glob("*.md"))
+TEXTS = {page.relative_to(ROOT): page.read_text(encoding="utf-8") for page in (ROOT / "PROTOCOL.md", *DIALECT_PAGES)}
+PAGE = "\n".join(TEXTS.values())
+"""The pages as one text: a section has its number on one of them only."""
 
+_NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
@@ -135,7 +143,7 @@ def test_the_error_in_the_transcript_is_the_codecs_own(line: str) -> None:
 
 
 def test_heard_and_unheard_text_of_the_barge_in_are_the_text_sent_before() -> None:
-    """§6.4 on the page's own examples: the text received so far, in code points, cut in two."""
+    """§6.4 on the page's own examples: `cleared` cuts the text received so far in two, in code points."""
     sent: dict[str, str] = {}
     n_checked = 0
     for line in examples("text session"):
@@ -148,7 +156,30 @@ def test_heard_and_unheard_text_of_the_barge_in_are_the_text_sent_before() -> No
             assert sent[said["turn"]] == said["heard_text"] + said["unheard_text"]
             assert len(said["heard_text"]) == said["heard_chars"]
             n_checked += 1
-    assert n_checked == 2
+    assert n_checked == 3
+
+
+def test_the_complete_call_keeps_the_guarantees() -> None:
+    """§6.1 on the recorded call: each turn and each mark ends once, and the frames are those of the turns' audio."""
+    lines = [
+        line
+        for info, body in _BLOCK.findall(section("## A complete call"))
+        if info == "text session"
+        for line in body.splitlines()
+    ]
+    frames = [int(match[1]) for line in lines if (match := re.match(r"  \((\d+) frames?\b", line))]
+    assert len(frames) + sum(line.startswith(("> ", "< ")) for line in lines) == len(lines)
+    sent = [json.loads(line[2:]) for line in lines if line.startswith("> ")]
+    received = [json.loads(line[2:]) for line in lines if line.startswith("< ")]
+    assert [event["type"] for event in received[:1]] == ["ready"]
+    ends = [event for event in received if event["type"] in ("done", "cleared", "error")]
+    assert [event["turn"] for event in ends] == list(dict.fromkeys(m["turn"] for m in sent if "text" in m))
+    marks = [(event["name"], event["state"]) for event in received if event["type"] == "mark"]
+    assert dict(marks) == {"balance-told": "played", "all-told": "cleared"} and len(marks) == 2
+    assert {message["name"] for message in sent if message["type"] == "mark"} == dict(marks).keys()
+    spoken_ms = sum(event.get("audio_ms", event.get("heard_ms")) for event in ends)
+    ahead_ms = received[0]["lead_ms"] + 2 * received[0]["ptime_ms"]  # sent and not heard when the `clear` came
+    assert spoken_ms <= sum(frames) * received[0]["ptime_ms"] <= spoken_ms + ahead_ms
 
 
 def test_twilio_examples_are_read_and_written() -> None:
@@ -297,11 +328,30 @@ def test_the_limits_of_a_request_are_those_of_its_reader() -> None:
 
 
 def test_every_section_quoted_exists() -> None:
-    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", PAGE, re.MULTILINE))
+    sections = {number for _, number in _NUMBERED.findall(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
-    for path in Path(wire_package.__path__[0]).glob("*.py"):
-        quoted |= set(re.findall(r"PROTOCOL\.md §(\d+(?:\.\d+)?)", path.read_text()))
+    assert len(quoted) > 30
+    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs")
+    files = [*ROOT.glob("*.md"), *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
+    for path in files:
+        if path.suffix in (".py", ".md", ".yaml"):
+            text = path.read_text(encoding="utf-8")
+            # "PROTOCOL.md §4 and §5", "[PROTOCOL.md](PROTOCOL.md) §9.4"
+            for quote in re.findall(r"PROTOCOL\.md(?:\]\([^)]*\))?,? (§[\d.]+(?:(?:, | and )§[\d.]+)*)", text):
+                quoted |= {number.rstrip(".") for number in re.findall(r"§([\d.]+)", quote)}
     assert quoted - sections == set()
+
+
+def test_the_contents_list_has_each_section_once_and_in_order() -> None:
+    entries = re.findall(r"^ *- \[(\d[^]]*)\]\(([^)]+)\)$", section("## Contents"), re.MULTILINE)
+    expected = []
+    for page, text in TEXTS.items():
+        href = "" if str(page) == "PROTOCOL.md" else page.as_posix()
+        for heading, number in _NUMBERED.findall(text):
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 4
+    assert entries == [entry for _, entry in sorted(expected)]
 
 
 def test_config_limits_on_the_page_are_the_codecs() -> None:
