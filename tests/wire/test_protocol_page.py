@@ -76,14 +76,14 @@ def first_column(text: str) -> list[str]:
 
 
 def _headings(part: int) -> list[tuple[str, str]]:
-    """(type, heading) of each message's own section in part 4 or 5."""
+    """The type and the heading of each message with a section in part 4 or 5."""
     return [(h[1], h[0]) for h in re.findall(rf"^(### {part}\.\d+ `(\w+)`)$", PAGE, re.MULTILINE)]
 
 
 # ---------------------------------------------------------------------- examples
 
 
-def test_no_block_escapes_the_tests() -> None:
+def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
@@ -92,9 +92,9 @@ def test_no_block_escapes_the_tests() -> None:
 
 
 @pytest.mark.parametrize("line", examples("json bot") + transcripts(">"))
-def test_what_the_bot_says_is_read(line: str) -> None:
+def test_the_bots_messages_are_read(line: str) -> None:
     message = NativeCodec().decode(line)
-    if line == '{"type":"shout"}':  # the transcript's one mistake; its answer stands in the next line
+    if line == '{"type":"shout"}':  # the one mistake in the transcript; the error is the next line
         assert isinstance(message, Invalid)
         return
     assert not isinstance(message, Invalid), message
@@ -114,14 +114,14 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("code", "line"), INVALID)
-def test_what_the_page_calls_invalid_is_invalid_in_that_way(code: str, line: str) -> None:
+def test_invalid_examples_give_the_error_code_of_the_page(code: str, line: str) -> None:
     answer = NativeCodec().decode(line)
     assert isinstance(answer, Invalid)
     assert answer.code == code
 
 
 @pytest.mark.parametrize("line", examples("json server") + transcripts("<"))
-def test_what_the_server_says_is_written_byte_for_byte(line: str) -> None:
+def test_the_servers_messages_are_written_byte_for_byte(line: str) -> None:
     said: dict[str, Any] = json.loads(line)
     if "event" in said:
         media = said["media"]
@@ -305,7 +305,7 @@ def test_every_code_the_codecs_and_error_classes_use_is_in_the_table() -> None:
     assert len(listed) == len(set(listed))
 
 
-def test_every_code_the_package_says_is_in_its_table() -> None:
+def test_every_code_in_the_package_is_in_its_table() -> None:
     root = Path(wire_package.__path__[0]).parent
     source = "".join(path.read_text() for path in sorted(root.rglob("*.py")))
     refused = set(re.findall(r'\bErrorEvent\(\s*"(\w+)"', source))
