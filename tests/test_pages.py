@@ -1,4 +1,4 @@
-"""The Markdown pages: every table has whole rows, and every link leads somewhere."""
+"""The Markdown pages: tables have whole rows, links lead somewhere, and named files exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FOLDERS = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs", "configs", "docker", "examples")
+_PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|md|yaml|xml|conf|onnx|json)\b(?!\.\w)")
 _SEPARATOR = re.compile(r"\|( *:?-+:? *\|)+")
 
 
@@ -84,3 +86,23 @@ def test_broken_links_are_seen(tmp_path: Path) -> None:
     bad = "[f](gone.md) [g](there.md#no-heading) [h](#two)"
     (tmp_path / "page.md").write_text(f"# One\n{good}\n{bad}\n")
     assert broken_links(tmp_path / "page.md") == ["gone.md", "there.md#no-heading", "#two"]
+
+
+def missing_files(page: Path) -> list[str]:
+    """The files that a page names from the root of the project and that do not exist; NAME stands for any name."""
+    named = dict.fromkeys(_PATH.findall(page.read_text(encoding="utf-8")))
+    return [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_file_named_on_a_page_exists(page: Path) -> None:
+    assert missing_files(page) == []
+
+
+def test_missing_files_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`tests/test_pages.py` ../tests/x.py `benchmarks/gone.py --flag`\n```\npython tests/gone/away.py\n```\n"
+        "https://example.com/tests/y.py (docs/gone.md) `telephony_tts/wire/NAME.py` tests/test_pages.py."
+    )
+    assert missing_files(page) == ["benchmarks/gone.py", "tests/gone/away.py", "docs/gone.md"]
