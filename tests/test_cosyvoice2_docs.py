@@ -1,4 +1,4 @@
-"""What docs/cosyvoice2.md lists is what the code writes: the fields of `bench engine --json`, and engines' metrics."""
+"""docs/cosyvoice2.md and docs/benchmarks.md match the code: files, metrics, and the fields of `bench engine --json`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.fake import FakeEngine
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "cosyvoice2.md"
+ROOT = Path(__file__).resolve().parents[1]
+ENGINE_PAGE = ROOT / "docs" / "cosyvoice2.md"
+BENCHMARKS_PAGE = ROOT / "docs" / "benchmarks.md"
 
 
-def listed(first: str) -> dict[str, list[str]]:
-    """The table whose first column has that title: its other cells, by what the first has between backticks."""
-    lines = iter(DOCUMENT.read_text(encoding="utf-8").splitlines())
+def listed(first: str, page: Path = ENGINE_PAGE) -> dict[str, list[str]]:
+    """The page's table whose first column has the title `first`: its other cells by the name in the first cell."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
     for line in lines:
         if line.startswith(f"| {first} |"):
             break
@@ -44,13 +46,13 @@ def listed(first: str) -> dict[str, list[str]]:
 
 
 def counted() -> set[str]:
-    """The documented names of what the engine counts, by stage."""
+    """The documented names of the engine's counters, for each stage."""
     names, stages = listed("what"), listed("stage")
     return {name.replace("STAGE", stage) for name in names for stage in stages}
 
 
 def fields(value: Any, path: str = "") -> Iterator[str]:
-    """Of a document, dotted; a list of objects is NAME[], and the engine's counters are one field."""
+    """The dotted names of a document's fields. A list of objects is NAME[]; the engine's counters are one field."""
     if isinstance(value, dict) and not path.endswith(".counters"):
         for name, part in value.items():
             yield from fields(part, f"{path}.{name}".lstrip("."))
@@ -63,7 +65,7 @@ def fields(value: Any, path: str = "") -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of a tiny run with barge-ins. In a thread, its counters are known at once."""
+    """The result of a tiny run with barge-ins. With `isolation: thread` its counters are known at once."""
     out = tmp_path_factory.mktemp("bench") / "out.json"
     flags = ["--random", "tiny", "--seconds", "1", "--concurrency", "2", "--turns", "2", "--no-pacing"]
     flags += ["--cancel-every", "0.01", "--set", "engines.cosyvoice2.isolation=thread", "--json", str(out)]
@@ -74,15 +76,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return document
 
 
-class Clinging(FakeEngine):
-    """Does not let go of what it was given."""
+class LeakyEngine(FakeEngine):
+    """Reports an utterance that is still running after its end."""
 
     def stats(self) -> EngineStats:
         return EngineStats(n_running=1)
 
 
-def rows_of_misfortune(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Rows of loads that failed, left something or were broken off, on a GPU and where no peak is measured anew."""
+def rows_of_faulty_loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Rows of loads that failed, leaked an utterance or were interrupted, on a GPU and without a peak reset."""
     rows: list[dict[str, Any]] = []
     monkeypatch.setattr(machine, "_forget_peak", lambda: False)
 
@@ -92,18 +94,18 @@ def rows_of_misfortune(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         await run(engine, say, Load(1, 1, 0.1, paced=False), "cuda", rows, lambda line: None)
 
-    async def break_off() -> None:
+    async def interrupt() -> None:
         engine = FakeEngine(hangs=True)
         running = asyncio.create_task(measure(engine))
-        for _ in range(20):  # rounds of the loop, for the caller to have begun
+        for _ in range(20):  # iterations of the event loop: after them the caller has begun
             await asyncio.sleep(0)
         assert engine.n_live == 1
         running.cancel()
         await asyncio.wait([running])
 
-    for engine in (FakeEngine(fail_after_chunks=0), Clinging()):
+    for engine in (FakeEngine(fail_after_chunks=0), LeakyEngine()):
         asyncio.run(measure(engine))
-    asyncio.run(break_off())
+    asyncio.run(interrupt())
     return rows
 
 
@@ -111,13 +113,14 @@ def test_every_field_of_a_result_is_documented_and_every_documented_one_is_writt
     measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    on_a_gpu = {"machine": machine.machine("cuda"), "results": rows_of_misfortune(monkeypatch)}
-    assert set(fields(measured)) | set(fields(on_a_gpu)) == set(listed("field"))
-    at_times = {name for name, (_, meaning) in listed("field").items() if re.search("only (where|with)", meaning)}
-    assert set(listed("field")) - set(fields(measured)) <= at_times, "what is there only at times says so"
+    documented = listed("field", BENCHMARKS_PAGE)
+    on_a_gpu = {"machine": machine.machine("cuda"), "results": rows_of_faulty_loads(monkeypatch)}
+    assert set(fields(measured)) | set(fields(on_a_gpu)) == set(documented)
+    conditional = {name for name, (_, meaning) in documented.items() if re.search("only (where|with)", meaning)}
+    assert set(documented) - set(fields(measured)) <= conditional, "a conditional field must say when it is present"
 
 
-def test_what_the_engine_counts_is_documented(measured: dict[str, Any]) -> None:
+def test_the_counters_of_the_engine_are_documented(measured: dict[str, Any]) -> None:
     (row,) = measured["results"]
     assert row["cancelled"] > 0
     assert set(row["counters"]) == counted()
@@ -125,10 +128,10 @@ def test_what_the_engine_counts_is_documented(measured: dict[str, Any]) -> None:
 
 
 def test_the_table_of_files_has_each_file_of_the_engine_once() -> None:
-    folder = DOCUMENT.parents[1] / "telephony_tts" / "engines" / "cosyvoice2"
+    folder = ROOT / "telephony_tts" / "engines" / "cosyvoice2"
     there = {str(path.relative_to(folder)) for path in folder.rglob("*.py")} - {"__init__.py"}
     there = {name for name in there if not name.endswith("/__init__.py")}
-    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    rows = [line for line in ENGINE_PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([a-z0-9_/]+\.py)`", row.split(" | ")[0])]
     assert sorted(named) == sorted(there)
 

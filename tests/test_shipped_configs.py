@@ -1,4 +1,4 @@
-"""The configuration files that come with the project can be used as they are."""
+"""The configuration files of the project can be used without changes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 
 BRIDGE = "sip_bridge"
-"""Another program's: tests/sip_bridge has it."""
+"""The bridge's configuration, which tests/sip_bridge tests."""
 CONFIGS = sorted(path for path in (Path(__file__).parents[1] / "configs").glob("*.yaml") if path.stem != BRIDGE)
 COSYVOICE2 = [path for path in CONFIGS if path.stem.startswith("cosyvoice2")]
 
 
-def test_there_is_one_for_every_machine_we_speak_of() -> None:
+def test_each_documented_machine_has_a_configuration() -> None:
     assert [path.stem for path in COSYVOICE2] == [f"cosyvoice2-{machine}" for machine in ("cpu", "h200", "l20", "v100")]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_it_loads_and_a_server_can_be_made_of_it(path: Path) -> None:
-    transport_settings(load(str(path), environ={}))
+    read = load(str(path), environ={})
+    assert transport_settings(read).port == read.server.port
 
 
 @pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)
-def test_its_comments_name_itself_and_its_model(path: Path) -> None:
+def test_the_comments_name_the_file_and_its_model(path: Path) -> None:
     settings = load(str(path), environ={}).engines
     assert settings.default == "cosyvoice2" and settings.cosyvoice2.model is not None
     text = path.read_text(encoding="utf-8")
@@ -39,12 +40,12 @@ def test_its_comments_name_itself_and_its_model(path: Path) -> None:
     assert pulled is not None and f"--model {pulled[1]}" in text
     assert Path(settings.cosyvoice2.model).resolve() == (path.parent.parent / pulled[1]).resolve()
     assert settings.cosyvoice2.device == ("cpu" if path.stem.endswith("cpu") else "cuda")
-    assert not (path.stem.endswith("v100") and settings.cosyvoice2.dtype == "bfloat16"), "the V100 has none"
+    assert not (path.stem.endswith("v100") and settings.cosyvoice2.dtype == "bfloat16"), "the V100 has no bfloat16"
 
 
 @pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)
-def test_its_engine_can_be_made_and_fits_its_machine(path: Path) -> None:
-    """The engine itself refuses what the schema cannot know, such as a precision that a network does not have."""
+def test_the_engine_can_be_made_and_fits_the_machine(path: Path) -> None:
+    """The engine refuses what the schema does not know, such as a precision that a network does not have."""
     config = load(str(path), environ={})
     build_catalog(config)
     settings = config.engines.cosyvoice2
@@ -52,7 +53,7 @@ def test_its_engine_can_be_made_and_fits_its_machine(path: Path) -> None:
     if settings.device == "cpu":
         assert settings.lm_dtype == "int8" and settings.threads == 1
     else:
-        assert settings.workers == 1, "one lane steps the device; a second one would only wait for it"
+        assert settings.workers == 1, "one lane drives the device; a second lane would only wait for it"
         assert "int8" not in (settings.lm_dtype, settings.flow_dtype), "int8 is for CPUs"
 
 

@@ -1,4 +1,7 @@
-"""PROTOCOL.md cannot go stale: every example on it goes through the codecs, every table is held against the code."""
+"""PROTOCOL.md and docs/protocol/*.md match the code.
+
+Every example on these pages goes through the codecs, and every table is compared with the code.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,13 @@ from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.twilio import TwilioCodec
 
-PAGE = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DIALECT_PAGES = sorted((ROOT / "docs" / "protocol").glob("*.md"))
+TEXTS = {page.relative_to(ROOT): page.read_text(encoding="utf-8") for page in (ROOT / "PROTOCOL.md", *DIALECT_PAGES)}
+PAGE = "\n".join(TEXTS.values())
+"""The pages as one text: a section has its number on one of them only."""
 
+_NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
@@ -68,14 +76,14 @@ def first_column(text: str) -> list[str]:
 
 
 def _headings(part: int) -> list[tuple[str, str]]:
-    """(type, heading) of each message's own section in part 4 or 5."""
+    """The type and the heading of each message with a section in part 4 or 5."""
     return [(h[1], h[0]) for h in re.findall(rf"^(### {part}\.\d+ `(\w+)`)$", PAGE, re.MULTILINE)]
 
 
 # ---------------------------------------------------------------------- examples
 
 
-def test_no_block_escapes_the_tests() -> None:
+def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
@@ -84,9 +92,9 @@ def test_no_block_escapes_the_tests() -> None:
 
 
 @pytest.mark.parametrize("line", examples("json bot") + transcripts(">"))
-def test_what_the_bot_says_is_read(line: str) -> None:
+def test_the_bots_messages_are_read(line: str) -> None:
     message = NativeCodec().decode(line)
-    if line == '{"type":"shout"}':  # the transcript's one mistake; its answer stands in the next line
+    if line == '{"type":"shout"}':  # the one mistake in the transcript; the error is the next line
         assert isinstance(message, Invalid)
         return
     assert not isinstance(message, Invalid), message
@@ -106,14 +114,14 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("code", "line"), INVALID)
-def test_what_the_page_calls_invalid_is_invalid_in_that_way(code: str, line: str) -> None:
+def test_invalid_examples_give_the_error_code_of_the_page(code: str, line: str) -> None:
     answer = NativeCodec().decode(line)
     assert isinstance(answer, Invalid)
     assert answer.code == code
 
 
 @pytest.mark.parametrize("line", examples("json server") + transcripts("<"))
-def test_what_the_server_says_is_written_byte_for_byte(line: str) -> None:
+def test_the_servers_messages_are_written_byte_for_byte(line: str) -> None:
     said: dict[str, Any] = json.loads(line)
     if "event" in said:
         media = said["media"]
@@ -135,7 +143,7 @@ def test_the_error_in_the_transcript_is_the_codecs_own(line: str) -> None:
 
 
 def test_heard_and_unheard_text_of_the_barge_in_are_the_text_sent_before() -> None:
-    """§6.4 on the page's own examples: the text received so far, in code points, cut in two."""
+    """§6.4 on the page's own examples: `cleared` cuts the text received so far in two, in code points."""
     sent: dict[str, str] = {}
     n_checked = 0
     for line in examples("text session"):
@@ -148,7 +156,30 @@ def test_heard_and_unheard_text_of_the_barge_in_are_the_text_sent_before() -> No
             assert sent[said["turn"]] == said["heard_text"] + said["unheard_text"]
             assert len(said["heard_text"]) == said["heard_chars"]
             n_checked += 1
-    assert n_checked == 2
+    assert n_checked == 3
+
+
+def test_the_complete_call_keeps_the_guarantees() -> None:
+    """§6.1 on the recorded call: each turn and each mark ends once, and the frames are those of the turns' audio."""
+    lines = [
+        line
+        for info, body in _BLOCK.findall(section("## A complete call"))
+        if info == "text session"
+        for line in body.splitlines()
+    ]
+    frames = [int(match[1]) for line in lines if (match := re.match(r"  \((\d+) frames?\b", line))]
+    assert len(frames) + sum(line.startswith(("> ", "< ")) for line in lines) == len(lines)
+    sent = [json.loads(line[2:]) for line in lines if line.startswith("> ")]
+    received = [json.loads(line[2:]) for line in lines if line.startswith("< ")]
+    assert [event["type"] for event in received[:1]] == ["ready"]
+    ends = [event for event in received if event["type"] in ("done", "cleared", "error")]
+    assert [event["turn"] for event in ends] == list(dict.fromkeys(m["turn"] for m in sent if "text" in m))
+    marks = [(event["name"], event["state"]) for event in received if event["type"] == "mark"]
+    assert dict(marks) == {"balance-told": "played", "all-told": "cleared"} and len(marks) == 2
+    assert {message["name"] for message in sent if message["type"] == "mark"} == dict(marks).keys()
+    spoken_ms = sum(event.get("audio_ms", event.get("heard_ms")) for event in ends)
+    ahead_ms = received[0]["lead_ms"] + 2 * received[0]["ptime_ms"]  # sent and not heard when the `clear` came
+    assert spoken_ms <= sum(frames) * received[0]["ptime_ms"] <= spoken_ms + ahead_ms
 
 
 def test_twilio_examples_are_read_and_written() -> None:
@@ -274,7 +305,7 @@ def test_every_code_the_codecs_and_error_classes_use_is_in_the_table() -> None:
     assert len(listed) == len(set(listed))
 
 
-def test_every_code_the_package_says_is_in_its_table() -> None:
+def test_every_code_in_the_package_is_in_its_table() -> None:
     root = Path(wire_package.__path__[0]).parent
     source = "".join(path.read_text() for path in sorted(root.rglob("*.py")))
     refused = set(re.findall(r'\bErrorEvent\(\s*"(\w+)"', source))
@@ -297,11 +328,30 @@ def test_the_limits_of_a_request_are_those_of_its_reader() -> None:
 
 
 def test_every_section_quoted_exists() -> None:
-    sections = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", PAGE, re.MULTILINE))
+    sections = {number for _, number in _NUMBERED.findall(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
-    for path in Path(wire_package.__path__[0]).glob("*.py"):
-        quoted |= set(re.findall(r"PROTOCOL\.md §(\d+(?:\.\d+)?)", path.read_text()))
+    assert len(quoted) > 30
+    folders = ("telephony_tts", "sip_bridge", "tests", "benchmarks", "docs")
+    files = [*ROOT.glob("*.md"), *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
+    for path in files:
+        if path.suffix in (".py", ".md", ".yaml"):
+            text = path.read_text(encoding="utf-8")
+            # "PROTOCOL.md §4 and §5", "[PROTOCOL.md](PROTOCOL.md) §9.4"
+            for quote in re.findall(r"PROTOCOL\.md(?:\]\([^)]*\))?,? (§[\d.]+(?:(?:, | and )§[\d.]+)*)", text):
+                quoted |= {number.rstrip(".") for number in re.findall(r"§([\d.]+)", quote)}
     assert quoted - sections == set()
+
+
+def test_the_contents_list_has_each_section_once_and_in_order() -> None:
+    entries = re.findall(r"^ *- \[(\d[^]]*)\]\(([^)]+)\)$", section("## Contents"), re.MULTILINE)
+    expected = []
+    for page, text in TEXTS.items():
+        href = "" if str(page) == "PROTOCOL.md" else page.as_posix()
+        for heading, number in _NUMBERED.findall(text):
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 4
+    assert entries == [entry for _, entry in sorted(expected)]
 
 
 def test_config_limits_on_the_page_are_the_codecs() -> None:
