@@ -11,7 +11,7 @@ import argparse
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/barge_in.py                  50 calls of each shape, about 1 minute
@@ -66,7 +66,7 @@ def main() -> None:
 def _window(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
     server_core, load_core = cores()
     args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
-    with Server("serve", args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
         spec = {
             "port": server.port,
             "server_pid": server.pid,

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/capacity.py                                        both parts, about 6 minutes
@@ -52,7 +52,7 @@ def _window(
     warm_s = max(1.0, calls / 50) + (0.5 if chosen.quick else 3.0)
     if script == "serve":
         args = (*args, "--set", f"speech.lead_ms={chosen.lead_ms}")
-    with Server(script, args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess(script, args, core=server_core, priority=chosen.priority) as server:
         spec = {
             "port": server.port,
             "server_pid": server.pid,

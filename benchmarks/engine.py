@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from harness import report
 from harness.process import give_back_unused, resident_kib
-from harness.synthesis import Rig, Speaker, Watch, build, chunk_work, progress, sayable
+from harness.synthesis import Rig, Speaker, Watch, build, chunk_work, progress
 
+from telephony_tts.bench.subject import random_tokens
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
@@ -73,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     precision = Precision.of(chosen.dtype, chosen.lm_dtype, chosen.flow_dtype, chosen.vocoder_dtype)
     rig = build(chosen.size, precision)
-    n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), sayable(chosen.seconds)
+    n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), random_tokens(chosen.seconds)
     features = rig.voice(n_prompt)
     results: dict[str, Any] = {
         "utterance": {
@@ -114,7 +115,7 @@ def _loading(rig: Rig, features: PromptFeatures, n: int) -> dict[str, Any]:
 def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Up to the first chunk of each profile: ids that the sampler had drawn, seconds, sound in hand."""
     rows = []
-    n_most = sayable(3.0)  # more than any profile's first chunk takes
+    n_most = random_tokens(3.0)  # more than any profile's first chunk takes
     for name, profile in PROFILES.items():
         for n_prompt, voice in ((features.speech_tokens.numel(), features), (0, rig.voice(0))):
             speaker = rig.speaker(voice, profile)

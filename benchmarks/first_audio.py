@@ -11,7 +11,7 @@ import argparse
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/first_audio.py                          all, about 3 minutes
@@ -91,7 +91,7 @@ def _window(engine: str, calls: int, chosen: argparse.Namespace) -> dict[str, An
     if engine == "fake":
         args.append("--instant")
     one_core = engine == "fake" or chosen.server_cores == "one"
-    with Server("serve", args, core=server_core if one_core else None, priority=chosen.priority) as server:
+    with ServerProcess("serve", args, core=server_core if one_core else None, priority=chosen.priority) as server:
         # During the warm-up every call says its first sentence, and the fake engine learns all of them.
         spec = {
             "port": server.port,

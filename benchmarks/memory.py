@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, TextIO
 
 from harness import churn, report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/memory.py                 2,000 calls, 2,000 barge-ins, about 3 minutes
@@ -35,7 +35,7 @@ def main() -> None:
     server_core, load_core = cores()
     series: dict[str, Any] = {}
     args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
-    with Server("serve", args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
         for scenario, n in (("calls", chosen.calls), ("barge_ins", chosen.barge_ins)):
             if not n:
                 continue
@@ -78,7 +78,7 @@ def _judge(run: dict[str, Any]) -> dict[str, Any]:
 async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     """Calls and interruptions against a server in this process, then a look at what is left of them."""
     from telephony_tts import app, config, logs
-    from telephony_tts.transport.server import Server as OurServer
+    from telephony_tts.transport.server import Server
 
     # However slow the machine is just now, no call may be refused: the count would then mean less than it says.
     overrides = {"server.port": 0, "engines.default": "fake", "limits.text_chars_per_s": 0}
@@ -87,7 +87,7 @@ async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
     catalog = app.build_catalog(settings)
     await catalog.start()
     try:
-        async with OurServer(app.transport_settings(settings), catalog).running() as server:
+        async with Server(app.transport_settings(settings), catalog).running() as server:
             spec = {"port": server.port, "server_pid": None, "n": n, "width": 4, "samples": 1}
             await churn.calls(spec)
             await churn.barge_ins(spec, hang_up=True)

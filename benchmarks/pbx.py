@@ -30,7 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import pbx_bridge, pbx_calls, pbx_speech, report
 from harness.pbx_peers import PeerFailed, PeerUnavailable, Standstills, standstills
-from harness.pbx_stage import EXTENSIONS, stage, told
+from harness.pbx_setup import EXTENSIONS, pbx_setup, told
 from harness.process import cores
 
 _EXAMPLES = """examples:
@@ -128,7 +128,7 @@ def _first_speech(chosen: argparse.Namespace, machine: Standstills) -> dict[str,
     placement = {"server": None, "bridge": None, "asterisk": None}
     texts = pbx_speech.QUICK_TEXTS if chosen.quick else pbx_speech.TEXTS
     ways = {}
-    with stage("embedded", placement, chosen.priority) as up:
+    with pbx_setup("embedded", placement, chosen.priority) as up:
         for way in chosen.ways.split(","):
             found = pbx_speech.measure(up, way, chosen.turns, texts, machine)
             ways[way] = {"reached": _at_most(found["speech_ms"].get("p50"), 120.0) and not found["failed"], **found}
@@ -151,7 +151,7 @@ def _calls(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
     placement = {"server": ours, "bridge": ours, "asterisk": other}
     phones = other if chosen.phones_beside == "asterisk" else ours
     ways = {}
-    with stage("tones", placement, chosen.priority) as up:
+    with pbx_setup("tones", placement, chosen.priority) as up:
         for way in chosen.calls_over.split(","):
             found = pbx_calls.measure(up, way, chosen.calls, chosen.seconds, phones, machine)
             all_speak = found["speaking_share"]["least"] >= _SPEAKING_SHARE

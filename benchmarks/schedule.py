@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.cost import NS_PER_MS, Cost
-from harness.simulated import NS_PER_S, Planner, Simulation
+from harness.cost import Cost
+from harness.simulated import Planner, Simulation
 
-from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
 from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Stage, Widths, plan
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 
@@ -34,7 +34,7 @@ of flow and vocoder has 25 tokens. Nothing is measured.
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PricedMachine:
     """Prices, and how such a machine is used."""
 
     cost: Cost
@@ -48,10 +48,10 @@ class Machine:
 
 
 MACHINES = {
-    "cpu": Machine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
-    "zen5": Machine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
-    "tiny": Machine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
-    "h200-guess": Machine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
+    "cpu": PricedMachine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
+    "zen5": PricedMachine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
+    "tiny": PricedMachine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
+    "h200-guess": PricedMachine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
 }
 """`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`, `tiny`: about
 what two cores of one take at full size, and one core for the tiny random checkpoint (docs/experiments.md)."""
@@ -122,7 +122,7 @@ def main() -> None:
     report.save(chosen, {"measured": False, "prices_ms": _prices(machine.cost), "runs": runs})
 
 
-def _priced(machine: Machine, prices: list[str]) -> Machine:
+def _priced(machine: PricedMachine, prices: list[str]) -> PricedMachine:
     """With these prices in place of its own. Raises ValueError for what is none."""
     names = [field.name for field in fields(Cost) if field.name != "run_ahead"]
     cost = machine.cost
@@ -138,7 +138,7 @@ def _priced(machine: Machine, prices: list[str]) -> Machine:
     return replace(machine, cost=cost)
 
 
-def _scaled(machine: Machine, factor: float) -> Machine:
+def _scaled(machine: PricedMachine, factor: float) -> PricedMachine:
     """A machine that takes so many times as long. Raises ValueError for no time at all."""
     if factor <= 0:
         raise ValueError(f"--scale {factor}: expected more than 0")
@@ -151,7 +151,7 @@ def _prices(cost: Cost) -> dict[str, Any]:
     return {field.name: getattr(cost, field.name) for field in fields(cost)}
 
 
-def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[str, Any]:
+def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """So many callers, until the last has heard its last sentence."""
     profile = PROFILES[chosen.profile]
     if chosen.hops:
@@ -173,7 +173,7 @@ def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[s
         nervous |= _change_its_mind(sim, chosen.seconds)
     sim.run()
     heard = [said for key, said in sim.said.items() if key not in nervous]
-    turns = [Turn(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
+    turns = [TurnRecord(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
     n_batches = max(1, sim.n_batches[Stage.DECODE])
     return {
         "callers": n_callers,

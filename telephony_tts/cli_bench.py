@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -353,8 +352,10 @@ def _writable(out: Path) -> Path:
 
 
 def _write(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    from telephony_tts.bench.report import write_result
+
     try:
-        out.write_text(json.dumps({**about, "results": rows}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        write_result(out, **about, results=rows)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
     _progress(f"result in {out}")

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from harness import arrivals, pbx_bridge, pbx_calls, pbx_speech
 from harness.arrivals import Gap
 from harness.pbx_peers import Bot, RtpPacket
-from harness.pbx_speech import Turn
+from harness.pbx_speech import SpokenTurn
 
 from telephony_tts.audio.g711 import encode_ulaw
 
@@ -85,10 +85,10 @@ def test_the_first_packet_of_speech_is_the_earliest_behind_the_question() -> Non
 
 def test_turns_are_summed_up_and_those_without_speech_counted() -> None:
     turns = [
-        Turn(0, 50 * MS, 60 * MS, 20.0),
-        Turn(1000 * MS, 1090 * MS, 1090 * MS, 30.0),
-        Turn(2000 * MS, None, None, None),
-        Turn(3000 * MS, 3100 * MS, 3200 * MS, 40.0),
+        SpokenTurn(0, 50 * MS, 60 * MS, 20.0),
+        SpokenTurn(1000 * MS, 1090 * MS, 1090 * MS, 30.0),
+        SpokenTurn(2000 * MS, None, None, None),
+        SpokenTurn(3000 * MS, 3100 * MS, 3200 * MS, 40.0),
     ]
     found = pbx_speech.summary(turns, Machine([(1080, 1100), (5000, 5060)]), 0, 4000 * MS)
     assert (found["turns"], found["failed"], found["each_ms"]) == (4, 1, [60.0, 90.0, 200.0])

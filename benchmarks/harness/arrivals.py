@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw
+from telephony_tts.bench.measures import NS_PER_MS
 
-NS_PER_MS = 1_000_000
+if TYPE_CHECKING:
+    from harness.pbx_peers import Standstills
+
 LOUD_DBFS = -45.0
-"""From here on it is heard; the same as in first_audio.py."""
+"""A window above this RMS level is heard as speech."""
 _WINDOW = 40
-"""Samples that must be so loud, 5 ms."""
+"""Samples of a window: 5 ms."""
 
 
 class Packet(Protocol):
@@ -40,11 +44,17 @@ class Gap:
         return (self.end_ns - self.begin_ns) / NS_PER_MS
 
 
-def is_speech(codes: bytes) -> bool:
-    """Whether 5 ms of these μ-law bytes are loud enough to be heard."""
+def loud_windows(codes: bytes) -> NDArray[np.bool_]:
+    """For each whole 5 ms of these μ-law bytes: whether its RMS level is above `LOUD_DBFS`."""
     samples = decode_ulaw(codes[: len(codes) // _WINDOW * _WINDOW]).astype(np.float64).reshape(-1, _WINDOW)
     levels = np.sqrt((samples**2).mean(axis=1)) / 32768
-    return bool((levels > 10 ** (LOUD_DBFS / 20)).any())
+    loud: NDArray[np.bool_] = levels > 10 ** (LOUD_DBFS / 20)
+    return loud
+
+
+def is_speech(codes: bytes) -> bool:
+    """Whether any 5 ms of these μ-law bytes are loud enough to be heard."""
+    return bool(loud_windows(codes).any())
 
 
 def is_sound(codes: bytes) -> bool:
@@ -78,25 +88,7 @@ def n_moments(found: Iterable[Gap]) -> int:
 # ------------------------------------------------------------------- beside the machine's own standstills
 
 
-class Still(Protocol):
-    """One core did nothing from `begin_ns` to `end_ns`."""
-
-    @property
-    def begin_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-
-
-class Machine(Protocol):
-    """tests/standstill.py: `within` is how much of a time any core stood still."""
-
-    is_exact: bool
-
-    def list(self) -> Sequence[Still]: ...
-    def within(self, begin_ns: int, end_ns: int) -> int: ...
-
-
-def standstills(machine: Machine, begin_ns: int, end_ns: int) -> dict[str, Any]:
+def standstills(machine: Standstills, begin_ns: int, end_ns: int) -> dict[str, Any]:
     """What the witnesses saw in a time, each standstill with its whole length. Nothing but `exact` where they may
     not run before everything else."""
     if not machine.is_exact:
@@ -114,7 +106,7 @@ def standstills(machine: Machine, begin_ns: int, end_ns: int) -> dict[str, Any]:
     }
 
 
-def beside_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Machine) -> dict[str, Any]:
+def beside_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Standstills) -> dict[str, Any]:
     """How many of these times, all of them longer than the limit, have to do with the machine.
 
     `overlapping_...`: it stood still for any part of it. `over_without_...`: longer than the limit also when the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from array import array
 from base64 import b64encode
@@ -120,17 +121,16 @@ class BotPeer(Peer):
             self.on_event(event, at_ns)
 
     def talk_without_end(self, first: int) -> None:
-        """Keep one turn ahead of the one that is spoken."""
-        at = first
+        """Say `TURNS` from number `first` on, without end: one turn is spoken and one more waits, also after errors."""
+        numbers = itertools.count(first)
 
-        def go_on() -> None:
-            nonlocal at
-            self.send({"type": "say", "text": TURNS[at % len(TURNS)]})
-            at += 1
+        def say_next() -> None:
+            self.send({"type": "say", "text": TURNS[next(numbers) % len(TURNS)]})
 
         def on_event(event: dict[str, Any], _at_ns: int) -> None:
-            if event["type"] == "started":
-                go_on()
+            if event["type"] == "done" or (event["type"] == "error" and "turn" in event):
+                say_next()
 
         self.on_event = on_event
-        go_on()
+        say_next()
+        say_next()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telephony_tts.bench.measures import NS_PER_MS
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
-
-NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,9 @@ from websockets.server import ServerProtocol
 
 from harness import arrivals, report
 from harness.pbx_peers import PeerFailed, Standstills, free_port
-from harness.pbx_stage import bridge_command, here_on, place, program
+from harness.pbx_setup import bridge_command, program
+from harness.process import place, placed_here
+from telephony_tts.bench.measures import NS_PER_MS
 
 LIMIT_MS = 25.0
 FRAME_NS = 20_000_000
@@ -56,7 +58,7 @@ def measure(
         command = bridge_command(loop.server_url, port, http_port)
         bridge = stack.enter_context(program("bridge", command, http_port))
         place(bridge.pid, bridge_core, priority)
-        stack.enter_context(here_on(own_core, priority))
+        stack.enter_context(placed_here(own_core, priority))
         calls = loop.call(port, n_calls)
         print(f"  {n_calls} calls are up", flush=True)
         stack.enter_context(_no_collection())
@@ -73,10 +75,10 @@ def measure(
     }
 
 
-def summary(frames: list[tuple[int, int | None]], machine: arrivals.Machine) -> dict[str, Any]:
+def summary(frames: list[tuple[int, int | None]], machine: Standstills) -> dict[str, Any]:
     """Of frames, each with when it was sent and when it came, if it did."""
     came = [(sent_ns, came_ns) for sent_ns, came_ns in frames if came_ns is not None]
-    over = [times for times in came if times[1] - times[0] > LIMIT_MS * arrivals.NS_PER_MS]
+    over = [times for times in came if times[1] - times[0] > LIMIT_MS * NS_PER_MS]
     return {
         **report.percentiles([(came_ns - sent_ns) / 1e6 for sent_ns, came_ns in came]),
         "lost": len(frames) - len(came),

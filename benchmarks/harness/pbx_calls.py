@@ -12,8 +12,8 @@ from harness import arrivals, report
 from harness.arrivals import Gap
 from harness.calls import TURNS
 from harness.pbx_peers import Bot, Phone, RtpPacket, Standstills, calling, exchange
-from harness.pbx_stage import EXTENSIONS, Stage, here_on
-from harness.process import cpu_times_s, stolen_s
+from harness.pbx_setup import EXTENSIONS, PbxSetup
+from harness.process import cpu_times_s, placed_here, stolen_s
 
 GAP_MS = 40.0
 _MS_PER_CHAR = 60
@@ -27,15 +27,15 @@ _N_SHOWN = 40
 
 
 def measure(
-    stage: Stage, way: str, n_calls: int, seconds: float, phones_core: int | None, machine: Standstills
+    pbx: PbxSetup, way: str, n_calls: int, seconds: float, phones_core: int | None, machine: Standstills
 ) -> dict[str, Any]:
     """Frames at the telephones of `n_calls` calls during `seconds` in which all of them hear speech. The telephones and
     the bots are this process, on `phones_core`. Raises PeerFailed."""
-    with here_on(phones_core), exchange() as media:
-        with calling(media, stage.asterisk.sip_port, *[EXTENSIONS[way]] * n_calls) as phones:
+    with placed_here(phones_core), exchange() as media:
+        with calling(media, pbx.asterisk.sip_port, *[EXTENSIONS[way]] * n_calls) as phones:
             for phone in phones:
                 phone.wait_answered(_UP_WITHIN_S)
-            bots = [stage.next_bot(_UP_WITHIN_S) for _ in phones]
+            bots = [pbx.next_bot(_UP_WITHIN_S) for _ in phones]
             rng = random.Random(3)
             for bot in bots:
                 talk(bot, seconds + _UP_WITHIN_S)
@@ -44,9 +44,9 @@ def measure(
                 bot.event("started", _UP_WITHIN_S)
             print(f"  {way}: {n_calls} calls are up and speak", flush=True)
             time.sleep(_SETTLE_S)
-            begun_ns, stolen_before_s, cpu_s = time.monotonic_ns(), stolen_s(), _cpu_s(stage, phones)
+            begun_ns, stolen_before_s, cpu_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
             _sleep(seconds, way)
-            ended_ns, stolen_after_s, spent_s = time.monotonic_ns(), stolen_s(), _cpu_s(stage, phones)
+            ended_ns, stolen_after_s, spent_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
             time.sleep(0.1)  # what has come is also read
             packets = [phone.rtp.audio_packets() for phone in phones]
             lost = [phone.rtp.heard(begun_ns) for phone in phones]
@@ -54,7 +54,7 @@ def measure(
                 phone.hang_up()
             for phone in phones:
                 phone.wait_ended()
-        stage.asterisk.wait_for_no_channel()
+        pbx.asterisk.wait_for_no_channel()
     wall_s = (ended_ns - begun_ns) / 1e9
     return {
         "calls": n_calls,
@@ -79,7 +79,7 @@ def talk(bot: Bot, seconds: float) -> None:
 
 
 def summary(
-    packets: Sequence[Sequence[RtpPacket]], machine: arrivals.Machine, begun_ns: int, ended_ns: int
+    packets: Sequence[Sequence[RtpPacket]], machine: Standstills, begun_ns: int, ended_ns: int
 ) -> dict[str, Any]:
     """The figures of all telephones' packets, one sequence each, within a time."""
     found: list[Gap] = []
@@ -113,8 +113,8 @@ def summary(
     }
 
 
-def _cpu_s(stage: Stage, phones: Sequence[Phone]) -> dict[str, float]:
-    return {**stage.cpu_s(), "sipp": cpu_times_s(phones[0].process.pid)[0]}
+def _cpu_s(pbx: PbxSetup, phones: Sequence[Phone]) -> dict[str, float]:
+    return {**pbx.cpu_s(), "sipp": cpu_times_s(phones[0].process.pid)[0]}
 
 
 def _sleep(seconds: float, way: str) -> None:

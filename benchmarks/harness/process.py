@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,16 +63,38 @@ def give_back_unused() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _pinned(core: int | None, priority: int | str) -> Any:
-    def prepare() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        if isinstance(priority, str):
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        elif priority:
-            os.nice(priority)
+def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
+    """Move all threads of a process to a core (None: any) and give them a priority; later threads inherit both.
 
-    return prepare
+    `priority` is a niceness or "realtime". Between processes with "realtime" the higher `rank` runs first.
+    Raises PermissionError for a priority that this user may not set.
+    """
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        thread = int(task.name)
+        with contextlib.suppress(ProcessLookupError):
+            if core is not None:
+                os.sched_setaffinity(thread, {core})
+            if isinstance(priority, str):
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(rank))
+            elif priority:
+                os.setpriority(os.PRIO_PROCESS, thread, priority)
+
+
+@contextmanager
+def placed_here(core: int | None, priority: int | str = 0) -> Iterator[None]:
+    """`place` this process, and with it every process that it starts; undo it at the end."""
+    usable, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        place(os.getpid(), core, priority)
+        yield
+    finally:
+        for task in Path("/proc/self/task").iterdir():
+            thread = int(task.name)
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, usable)
+                if priority:
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+                    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _environment() -> dict[str, str]:
@@ -80,7 +103,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Server:
+class ServerProcess:
     """A server in a process of its own; `script` prints one line with its port when it is ready."""
 
     def __init__(
@@ -97,7 +120,7 @@ class Server:
             stderr=subprocess.DEVNULL,
             text=True,
             env=_environment(),
-            preexec_fn=_pinned(self._core, self._priority),
+            preexec_fn=lambda: place(os.getpid(), self._core, self._priority),
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None
@@ -131,12 +154,12 @@ def run_load(
     """Run a scenario of load.py in a process of its own and return what it measured."""
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(_HARNESS / "load.py"), scenario],
+        [sys.executable, str(_HARNESS / "load_generator.py"), scenario],
         input=json.dumps(spec),
         capture_output=True,
         text=True,
         env=_environment(),
-        preexec_fn=_pinned(core, priority),
+        preexec_fn=lambda: place(os.getpid(), core, priority),
         check=False,
         timeout=_START_WITHIN_S + 3 * float(spec.get("seconds", 120)),
     )

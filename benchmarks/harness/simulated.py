@@ -18,7 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from harness.cost import NS_PER_MS, Cost
+from harness.cost import Cost
+from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, Listener
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
@@ -44,7 +45,6 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import Feed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
-NS_PER_S = 1_000_000_000
 N_EULER = 10
 TOKENS_PER_WORD = 10
 """Speech tokens of a word of the text: four tenths of a second."""
@@ -117,9 +117,7 @@ class Said:
     """Samples of each chunk made and not taken."""
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     """(when a chunk was taken, how long it sounds)"""
-    underruns_ns: list[int] = field(default_factory=list)
-    until_ns: int | None = None
-    """When all that was taken will have been heard."""
+    listener: Listener = field(default_factory=Listener)
     is_filling: bool = True
     cancelled_ns: int | None = None
     ended_ns: int | None = None
@@ -127,7 +125,12 @@ class Said:
     def ahead_ns(self, now_ns: int) -> int:
         """Sound that was made and not heard."""
         kept = sum(self.waiting) * NS_PER_S // SAMPLE_RATE_HZ
-        return kept + max(0, (self.until_ns or now_ns) - now_ns)
+        return kept + max(0, (self.listener.until_ns or now_ns) - now_ns)
+
+    @property
+    def underruns_ns(self) -> list[int]:
+        """The silences that the listener heard within the utterance."""
+        return self.listener.underruns_ns
 
 
 class Simulation:
@@ -346,23 +349,23 @@ class Simulation:
         """The listener takes what it has room for, in runs, and hears it in real time."""
         if said.cancelled_ns is not None:
             return
+        listener = said.listener
         while said.waiting:
+            until_ns = listener.until_ns
             room_ns = self._listen_ns - (0 if said.is_filling else REFILL_NS)
-            if said.until_ns is not None and said.until_ns - self.now_ns > room_ns:
+            if until_ns is not None and until_ns - self.now_ns > room_ns:
                 said.is_filling = False
-                self.at(said.until_ns - self._listen_ns + REFILL_NS, lambda: self._refill(said))
+                self.at(until_ns - self._listen_ns + REFILL_NS, lambda: self._refill(said))
                 return
             n_samples = said.waiting.popleft()
             sound_ns = n_samples * NS_PER_S // SAMPLE_RATE_HZ
-            starts_ns = max(self.now_ns, said.deadline_ns if said.until_ns is None else said.until_ns)
-            if said.until_ns is not None and starts_ns > said.until_ns:
-                said.underruns_ns.append(starts_ns - said.until_ns)
-            said.until_ns = starts_ns + sound_ns
+            # The first sound is heard at the deadline if it comes earlier.
+            listener.arrive(max(self.now_ns, said.deadline_ns) if until_ns is None else self.now_ns, sound_ns)
             said.arrivals.append((self.now_ns, sound_ns))
             said.job.n_taken += n_samples
         if said.ended_ns is not None and said.then is not None:
             then, said.then = said.then, None
-            then(said.until_ns or self.now_ns)
+            then(listener.until_ns or self.now_ns)
 
     def _refill(self, said: Said) -> None:
         said.is_filling = True

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from telephony_tts.bench.subject import random_model, random_text
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size, write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import Cancel, Ended, Event, Submit
@@ -33,8 +31,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
-from telephony_tts.engines.cosyvoice2.text.prompting import Request, with_end
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 VOICE = "measured"
@@ -68,15 +65,6 @@ class Rig:
             transcript_ids=tuple(range(40, 60)) if n_prompt else (),
         )
 
-    def text(self, n_tokens: int) -> str:
-        """Text of which the model can say `n_tokens` at most. Raises RuntimeError if the tokenizer disagrees."""
-        n_text = n_tokens // MAX_TOKENS_PER_TEXT
-        text = "a" + " the" * (n_text - 2) + "."
-        n_found = len(self.model.tokenizer.encode(with_end(text)))
-        if n_found != n_text:
-            raise RuntimeError(f"the text has {n_found} tokens, not {n_text}")
-        return text
-
     def speaker(self, features: PromptFeatures, profile: Profile) -> Speaker:
         """An engine with this one voice, which is ready to speak."""
         return Speaker(self, features, profile)
@@ -102,7 +90,7 @@ class Speaker:
         """Chunks as they are made; closing it is the cancel. Raises RuntimeError where the engine stands still."""
         key = self._n_said
         self._n_said += 1
-        self._core.receive(Submit(key, VOICE, Request(self._rig.text(n_tokens), seed=1)))
+        self._core.receive(Submit(key, VOICE, Request(random_text(n_tokens / TOKENS_PER_S), seed=1)))
         try:
             while True:
                 heard, self._heard = self._heard, []
@@ -125,22 +113,15 @@ class Speaker:
         self._heard.append(event)
 
 
-def sayable(seconds: float) -> int:
-    """Speech tokens of an utterance of at least that length: a whole number of text tokens, two at least."""
-    n_text = max(2, math.ceil(seconds * TOKENS_PER_S / MAX_TOKENS_PER_TEXT))
-    return n_text * MAX_TOKENS_PER_TEXT
-
-
 def build(size: Size, precision: Precision) -> Rig:
     """Write a random checkpoint, which never ends early, and load it."""
-    with tempfile.TemporaryDirectory() as folder:
-        progress(f"writing random weights, {size} size")
-        begun = time.perf_counter()
-        write_random_checkpoint(Path(folder), size=size, endless=True)
+    progress(f"writing random weights, {size} size")
+    begun = time.perf_counter()
+    with random_model(size, 0.0) as directory:
         write_s = time.perf_counter() - begun
         progress("loading them")
         begun = time.perf_counter()
-        checkpoint = load_model_directory(Path(folder))
+        checkpoint = load_model_directory(directory)
         model = SpeechModel.load(checkpoint, device="cpu", precision=precision, n_slots=1)
         load_s = time.perf_counter() - begun
     states = (checkpoint.lm, checkpoint.flow, checkpoint.hift)

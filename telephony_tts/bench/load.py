@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from telephony_tts.bench.measures import NS_PER_S, Playout, Turn
+from telephony_tts.bench.measures import NS_PER_S, Listener, TurnRecord
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine, Utterance
 from telephony_tts.errors import TelephonyTTSError
@@ -54,12 +54,12 @@ class Callers:
         clock: Callable[[], int] = monotonic_ns,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[TurnRecord] = []
         self.n_queued_most = 0
         self._engine, self._say, self._load = engine, say, load
         self._clock, self._sleep = clock, sleep
         self._random = random.Random(load.seed)
-        self._live: dict[asyncio.Task[None], Turn] = {}
+        self._live: dict[asyncio.Task[None], TurnRecord] = {}
 
     async def run(self) -> None:
         """Until every turn has ended and been heard. What an engine raises ends the turn, not the run."""
@@ -89,9 +89,9 @@ class Callers:
             group.create_task(self._turn(index))
 
     async def _turn(self, index: int) -> None:
-        turn, playout = Turn(self._clock()), Playout()
+        turn, listener = TurnRecord(self._clock()), Listener()
         self.turns.append(turn)
-        listening = asyncio.create_task(self._listen(self._say(index, turn.asked_ns), turn, playout))
+        listening = asyncio.create_task(self._listen(self._say(index, turn.asked_ns), turn, listener))
         self._live[listening] = turn
         try:
             await listening
@@ -103,18 +103,18 @@ class Callers:
                 turn.error, turn.ended_ns = "the engine gave up", self._clock()
         finally:
             del self._live[listening]
-        if self._load.paced and turn.is_whole and playout.until_ns is not None:
-            await self._sleep_until(playout.until_ns)
+        if self._load.paced and turn.is_whole and listener.until_ns is not None:
+            await self._sleep_until(listener.until_ns)
 
-    async def _listen(self, utterance: Utterance, turn: Turn, playout: Playout) -> None:
+    async def _listen(self, utterance: Utterance, turn: TurnRecord, listener: Listener) -> None:
         """Take an utterance's chunks as a call does. A cancelled one ends when the engine has let go of it."""
         stats = self._engine.stats()
         self.n_queued_most = max(self.n_queued_most, stats.n_queued)
         try:
             async with aclosing(self._engine.synthesize(utterance)) as chunks:
                 while True:
-                    if self._load.paced and playout.until_ns is not None:
-                        await self._sleep_until(playout.until_ns - AHEAD_NS)
+                    if self._load.paced and listener.until_ns is not None:
+                        await self._sleep_until(listener.until_ns - AHEAD_NS)
                     chunk = await anext(chunks, None)
                     now_ns = self._clock()
                     if chunk is None:
@@ -122,7 +122,7 @@ class Callers:
                     if len(chunk.pcm):
                         sound_ns = len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                         turn.arrivals.append((now_ns, sound_ns))
-                        playout.arrive(now_ns, sound_ns)
+                        listener.arrive(now_ns, sound_ns)
             if not turn.arrivals:
                 turn.error = "the engine said nothing"
         except asyncio.CancelledError:

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -34,10 +34,13 @@ def need_gpu(device: str) -> None:
         raise EngineUnavailable(f"--device {device}: {problem}; telephony-tts doctor tells which GPUs there are")
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Processor, cores, libraries. Neither host names nor paths: the file is made to be shown."""
+def machine(device: str, names: Sequence[str] = LIBRARIES) -> dict[str, Any]:
+    """The processor, the cores that this process may use, the versions of the libraries `names`; the GPU if it is used.
+
+    Neither host names nor paths: results are published.
+    """
     libraries = {}
-    for name in LIBRARIES:
+    for name in names:
         try:
             libraries[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -15,7 +15,7 @@ Figure = float | int | None
 
 
 @dataclass(slots=True)
-class Turn:
+class TurnRecord:
     """One utterance, from when it was asked for; all times in nanoseconds of one clock.
 
     `arrivals` are (when a piece of sound came, how long it sounds). A turn that was cancelled has `cancel_ns`, when the
@@ -38,7 +38,7 @@ class Turn:
         return sum(sound_ns for _, sound_ns in self.arrivals)
 
 
-class Playout:
+class Listener:
     """A listener: hears the first sound when it comes, and silence wherever the next one is late."""
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Playout:
         self.until_ns = max(now_ns, self.until_ns or now_ns) + sound_ns
 
 
-def underruns_ms(turn: Turn) -> list[float]:
+def underruns_ms(turn: TurnRecord) -> list[float]:
     """The silences that a listener of the turn heard within it."""
-    playout = Playout()
+    listener = Listener()
     for now_ns, sound_ns in turn.arrivals:
-        playout.arrive(now_ns, sound_ns)
-    return [silence_ns / NS_PER_MS for silence_ns in playout.underruns_ns]
+        listener.arrive(now_ns, sound_ns)
+    return [silence_ns / NS_PER_MS for silence_ns in listener.underruns_ns]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -68,7 +68,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, rank - 1)]
 
 
-def figures(turns: Sequence[Turn]) -> dict[str, Figure]:
+def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
     """The figures of a run; None where nothing tells, such as the first audio of turns that all failed.
 
     rtf             seconds from asking to the last sound ÷ seconds of sound, of turns spoken to their end
@@ -109,7 +109,7 @@ def figures(turns: Sequence[Turn]) -> dict[str, Figure]:
     }
 
 
-def errors(turns: Sequence[Turn], n_most: int = 3) -> list[str]:
+def errors(turns: Sequence[TurnRecord], n_most: int = 3) -> list[str]:
     """What the failed turns said, each thing once."""
     return list(dict.fromkeys(turn.error for turn in turns if turn.error is not None))[:n_most]
 

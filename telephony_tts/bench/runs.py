@@ -9,6 +9,7 @@ from typing import Any
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.machine import Meter
 from telephony_tts.bench.measures import errors, figures
+from telephony_tts.bench.report import format_cell, format_table
 from telephony_tts.engines.api import Engine, Utterance
 
 COLUMNS = (
@@ -69,9 +70,10 @@ async def _counters(engine: Engine) -> dict[str, float]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    p50, p95 = (_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
+    p50, p95 = (format_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
     line = f"{row['mode']} loop, {row['concurrency']} at once: first audio p50 {p50} ms, p95 {p95} ms, "
-    line += f"RTF {_cell(row['rtf'])}, c100 {_cell(row['c100'])}, {row['turns']} turns in {row['wall_s']:.1f} s"
+    line += f"RTF {format_cell(row['rtf'])}, c100 {format_cell(row['c100'])}, "
+    line += f"{row['turns']} turns in {row['wall_s']:.1f} s"
     if row["failed"]:
         line += f"; {row['failed']} failed: {row['errors'][0]}"
     return line
@@ -80,14 +82,4 @@ def _line(row: dict[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """All runs, one a line; columns of which nothing is known are left out."""
     columns = [(title, key) for title, key in COLUMNS if any(row.get(key) is not None for row in rows)]
-    cells = [[title for title, _ in columns], *([_cell(row.get(key)) for _, key in columns] for row in rows)]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in cells)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return str(value)
+    return format_table([title for title, _ in columns], [[row.get(key) for _, key in columns] for row in rows])

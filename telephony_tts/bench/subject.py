@@ -74,9 +74,14 @@ def random_text(seconds: float) -> str:
     return "a" + " the" * (_n_text(seconds) - 2) + "."
 
 
+def random_tokens(seconds: float) -> int:
+    """Speech tokens of the shortest speech of at least `seconds` that a random model can make: 40, 60 and so on."""
+    return _n_text(seconds) * MAX_TOKENS_PER_TEXT
+
+
 def random_seconds(seconds: float) -> float:
-    """The shortest speech of at least `seconds` that a random model can make: 1.6 s, 2.4 s and so on."""
-    return _n_text(seconds) * MAX_TOKENS_PER_TEXT / TOKENS_PER_S
+    """The length of `random_tokens(seconds)`: 1.6 s, 2.4 s and so on."""
+    return random_tokens(seconds) / TOKENS_PER_S
 
 
 def _n_text(seconds: float) -> int:

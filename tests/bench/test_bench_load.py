@@ -11,7 +11,7 @@ import pytest
 from virtual_loop import clock, run
 
 from telephony_tts.bench.load import Callers, Load
-from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.bench.measures import TurnRecord, figures
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake import FakeEngine
 
@@ -24,8 +24,8 @@ def say(index: int, now_ns: int) -> Utterance:
     return Utterance(f"turn {index}", TEXT, seed=index, deadline_ns=now_ns)
 
 
-def driven(engine: FakeEngine, load: Load) -> list[Turn]:
-    async def work() -> list[Turn]:
+def driven(engine: FakeEngine, load: Load) -> list[TurnRecord]:
+    async def work() -> list[TurnRecord]:
         callers = Callers(engine, say, load, clock=clock)
         await callers.run()
         return callers.turns
@@ -33,7 +33,7 @@ def driven(engine: FakeEngine, load: Load) -> list[Turn]:
     return run(work())
 
 
-def seconds(turns: list[Turn]) -> list[float]:
+def seconds(turns: list[TurnRecord]) -> list[float]:
     return [round(turn.asked_ns / S, 3) for turn in turns]
 
 

@@ -56,13 +56,13 @@ def test_a_machine_that_does_not_tell_gives_none(tmp_path: Path) -> None:
     assert rapl.joules() is None
 
 
-@pytest.mark.skipif(not machine._forget_peak(), reason="the system does not measure a peak anew")
 def hold(n_bytes: int) -> None:
     """For a moment, and not of what this process has anyhow: after other tests that may be gigabytes."""
     with mmap.mmap(-1, n_bytes) as held:
         held[::4096] = b"\1" * (n_bytes // 4096)
 
 
+@pytest.mark.skipif(not machine._forget_peak(), reason="the system does not measure a peak anew")
 def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "POWERCAP", tmp_path)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from telephony_tts.bench.measures import Playout, Turn, errors, figures, percentile, underruns_ms
+from telephony_tts.bench.measures import Listener, TurnRecord, errors, figures, percentile, underruns_ms
 
 MS = 1_000_000
 
 
-def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None, **also: object) -> Turn:
+def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None, **also: object) -> TurnRecord:
     """Arrivals as (when, how long it sounds) in ms; it ends with the last unless told."""
-    made = Turn(asked_ms * MS, [(at * MS, sound * MS) for at, sound in arrivals])
+    made = TurnRecord(asked_ms * MS, [(at * MS, sound * MS) for at, sound in arrivals])
     made.ended_ns = (ended_ms if ended_ms is not None else arrivals[-1][0]) * MS
     for name, value in also.items():
         setattr(made, name, value)
@@ -32,15 +32,15 @@ def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None,
 def test_a_listener_hears_silence_wherever_the_next_sound_is_late(
     arrivals: list[tuple[int, int]], silences: list[float]
 ) -> None:
-    assert underruns_ms(Turn(0, [(at * MS, sound * MS) for at, sound in arrivals])) == silences
+    assert underruns_ms(TurnRecord(0, [(at * MS, sound * MS) for at, sound in arrivals])) == silences
 
 
 def test_all_that_came_is_heard_one_after_the_other() -> None:
-    playout = Playout()
-    assert playout.until_ns is None
+    listener = Listener()
+    assert listener.until_ns is None
     for at, sound, until in ((5, 100, 105), (6, 20, 125), (200, 10, 210)):
-        playout.arrive(at, sound)
-        assert playout.until_ns == until
+        listener.arrive(at, sound)
+        assert listener.until_ns == until
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_turn_that_failed_is_not_smooth_and_not_in_the_ratio() -> None:
 
 
 def test_turns_that_the_end_of_a_run_broke_off_are_no_failures() -> None:
-    heard, unheard = Turn(0, [(10 * MS, 100 * MS)]), Turn(0)
+    heard, unheard = TurnRecord(0, [(10 * MS, 100 * MS)]), TurnRecord(0)
     found = figures([turn(0, (20, 100)), heard, unheard])
     assert (found["turns"], found["failed"], found["cancelled"], found["c100"]) == (3, 0, 0, 1.0)
     assert found["rtf"] == 0.2, "of the whole one alone"

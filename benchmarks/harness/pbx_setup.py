@@ -13,12 +13,12 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.pbx_peers import Asterisk, Bot, Bots, PeerFailed, PeerProcess, free_port, shipped_asterisk, wait_until
-from harness.process import cpu_times_s
+from harness.process import cpu_times_s, place
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXTENSIONS = {"websocket": "700", "audiosocket": "701", "ari": "702"}
@@ -35,8 +35,8 @@ and processes of one real-time priority wait for each other up to 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """All up. The server dials a bot for each call that comes."""
+class PbxSetup:
+    """The running Asterisk, server and bridge. The server dials a bot for each call that comes."""
 
     asterisk: Asterisk
     bots: Bots
@@ -86,7 +86,7 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
 
 
 @contextmanager
-def stage(engine: str, placement: Placement, priority: int | str = 0) -> Iterator[Stage]:
+def pbx_setup(engine: str, placement: Placement, priority: int | str = 0) -> Iterator[PbxSetup]:
     """`engine` is "embedded" or "tones"; `placement` has server, bridge and asterisk. Raises PeerFailed."""
     bots = Bots()
     port, audiosocket, http_port = (free_port(socket.SOCK_STREAM) for _ in range(3))
@@ -101,7 +101,7 @@ def stage(engine: str, placement: Placement, priority: int | str = 0) -> Iterato
         pids = {"server": server.pid, "bridge": bridge.pid, "asterisk": asterisk.pid}
         for name, pid in pids.items():
             place(pid, placement[name], priority, 2 if name == _FIRST else 1)
-        yield Stage(asterisk, bots, pids)
+        yield PbxSetup(asterisk, bots, pids)
 
 
 @contextmanager
@@ -124,39 +124,6 @@ def _is_ready(http_port: int) -> bool:
             return bool(answer.status == 200)
     except OSError:  # HTTPError is one
         return False
-
-
-def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
-    """Put all threads of a process on a core; those they start follow them. Raises PermissionError for a priority.
-
-    `rank` is among those with `realtime`: the higher goes first.
-    """
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        thread = int(task.name)
-        with suppress(ProcessLookupError):
-            if core is not None:
-                os.sched_setaffinity(thread, {core})
-            if priority == "realtime":
-                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(rank))
-            elif isinstance(priority, int) and priority:
-                os.setpriority(os.PRIO_PROCESS, thread, priority)
-
-
-@contextmanager
-def here_on(core: int | None, priority: int | str = 0) -> Iterator[None]:
-    """Put this process on a core, and what it starts; afterwards it is again where it was."""
-    usable, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        place(os.getpid(), core, priority)
-        yield
-    finally:
-        for task in Path("/proc/self/task").iterdir():
-            thread = int(task.name)
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, usable)
-                if priority:
-                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-                    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def told(placement: Placement) -> dict[str, str]:
