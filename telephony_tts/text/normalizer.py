@@ -32,7 +32,7 @@ _N_HEARD = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SpokenSpan:
     """`spoken` is what is said for `text[start:end]` of the input; "" where nothing is said.
 
     The spans of a text tile it in order without gaps.
@@ -62,7 +62,7 @@ def detect_lang(text: str) -> str:
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
 
 
-def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
+def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
     """What is said for each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong one.
 
     The strings of `control` are not words but signs for the engine, and are handed on as they stand. Never raises,
@@ -71,16 +71,16 @@ def normalize_spans(text: str, lang: str | None = None, control: Collection[str]
     if not control:
         return _spans(text, lang)
     lang = lang or detect_lang(text)
-    spans: list[Span] = []
+    spans: list[SpokenSpan] = []
     at = 0
     for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
-        said = [Span(0, len(piece), piece)] if piece in control else _spans(piece, lang)
-        spans += [Span(at + span.start, at + span.end, span.spoken) for span in said]
+        said = [SpokenSpan(0, len(piece), piece)] if piece in control else _spans(piece, lang)
+        spans += [SpokenSpan(at + span.start, at + span.end, span.spoken) for span in said]
         at += len(piece)
     return spans
 
 
-def _spans(text: str, lang: str | None) -> list[Span]:
+def _spans(text: str, lang: str | None) -> list[SpokenSpan]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = _choose(clean, lang)
@@ -129,7 +129,7 @@ class _Spans:
     def __init__(self, text: str, origins: list[int]) -> None:
         self._text = text
         self._origins = origins
-        self._spans: list[Span] = []
+        self._spans: list[SpokenSpan] = []
         self._at = 0
         self._last = ""
 
@@ -158,19 +158,19 @@ class _Spans:
     def reading(self, start: int, end: int, spoken: str) -> None:
         self._add(self._origins[start], self._origins[end - 1] + 1, spoken)
 
-    def close(self) -> list[Span]:
+    def close(self) -> list[SpokenSpan]:
         if self._at < len(self._text):
-            self._spans.append(Span(self._at, len(self._text), ""))
+            self._spans.append(SpokenSpan(self._at, len(self._text), ""))
         return self._spans
 
     def _add(self, start: int, end: int, spoken: str) -> None:
         if start > self._at:
-            self._spans.append(Span(self._at, start, ""))
+            self._spans.append(SpokenSpan(self._at, start, ""))
         if spoken:
             if _touch(self._last, spoken[0]):
                 spoken = " " + spoken
             self._last = spoken[-1]
-        self._spans.append(Span(start, end, spoken))
+        self._spans.append(SpokenSpan(start, end, spoken))
         self._at = end
 
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from telephony_tts.text.characters import PAIRS, is_cjk
-from telephony_tts.text.normalizer import Span, detect_lang, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, detect_lang, normalize_spans
 
 _N_WORDS = 3
 """Words that stand in the beginning that is spoken first."""
@@ -82,7 +82,7 @@ def settled(text: str, lang: str | None = None) -> int:
     return spans[-1].end if spans else 0
 
 
-def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
+def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
     """What is said for the settled beginning of `text`, in spans that tile it; [] where nothing has settled.
 
     `lang` and `control` are those of `normalize_spans`.
@@ -97,7 +97,7 @@ def settled_spans(text: str, lang: str | None = None, control: Collection[str] =
         if any(opened < place < shut for opened, shut in closed):
             continue
         if place <= n_plain and not _DAYS.search(text, 0, place):
-            return [Span(0, place, text[:place])]
+            return [SpokenSpan(0, place, text[:place])]
         if _reads_the_same(text[:known], place, lang):
             seen = text[:known]
             spans = _before(normalize_spans(seen, lang or detect_lang(seen), control), seen, place)
@@ -106,12 +106,12 @@ def settled_spans(text: str, lang: str | None = None, control: Collection[str] =
     return []
 
 
-def behind(spans: list[Span], n_chars: int) -> list[Span]:
+def behind(spans: list[SpokenSpan], n_chars: int) -> list[SpokenSpan]:
     """What `spans` say behind the first `n_chars`, a settled beginning."""
     rest = [span for span in spans if span.end > n_chars]
     if rest and rest[0].start < n_chars:
         first = rest[0]
-        rest[0] = Span(n_chars, first.end, first.spoken[-(first.end - n_chars) :])
+        rest[0] = SpokenSpan(n_chars, first.end, first.spoken[-(first.end - n_chars) :])
     return rest
 
 
@@ -217,7 +217,7 @@ def _may_be_han_code(seen: str, place: int) -> bool:
     return any(len(seen) < number.end() + _N_HAN_CODE for number in _HAN_IS.finditer(seen, 0, place))
 
 
-def _before(spans: list[Span], text: str, place: int) -> list[Span]:
+def _before(spans: list[SpokenSpan], text: str, place: int) -> list[SpokenSpan]:
     """What `spans` say for `text[:place]`; [] if something is read across that place."""
     kept = [span for span in spans if span.start < place]
     last = kept[-1]
@@ -226,5 +226,5 @@ def _before(spans: list[Span], text: str, place: int) -> list[Span]:
         around = text[max(last.start, place - 1) : last.end]
         if not last.spoken.endswith(around):
             return []
-        kept[-1] = Span(last.start, place, last.spoken[:-n_beyond])
+        kept[-1] = SpokenSpan(last.start, place, last.spoken[:-n_beyond])
     return kept

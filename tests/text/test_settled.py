@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telephony_tts.text.markdown import strip
-from telephony_tts.text.normalizer import Span, _choose, normalize, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, _choose, normalize, normalize_spans
 from telephony_tts.text.settled import behind, settled, settled_spans
 
 HERE = Path(__file__).parent
@@ -20,9 +20,11 @@ CORPUS = [
     for line in (HERE / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
     for sentence in json.loads(line)["marked"].replace("¦", "").split("⏐")
 ]
+READING_TESTS = ("english/test_english_rules.py", "chinese/test_chinese_rules.py", "test_normalizer.py")
 WRITTEN = sorted({
     node.elts[0].value
-    for node in ast.walk(ast.parse((HERE / "test_normalizer.py").read_text(encoding="utf-8")))
+    for file in READING_TESTS
+    for node in ast.walk(ast.parse((HERE / file).read_text(encoding="utf-8")))
     if isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Constant)
     and isinstance(node.elts[0].value, str)
 })  # fmt: skip
@@ -74,7 +76,7 @@ def check(whole: str, lang: str | None = None) -> int:
     """
     said, so_far, n_before = normalize(whole, lang), "", 0
     read = normalize_spans(whole, lang)
-    spans: list[Span] = []
+    spans: list[SpokenSpan] = []
     for n_arrived in range(len(whole) + 1):
         text = whole[:n_arrived]
         found = settled_spans(text, lang)
