@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
-from telephony_tts.engines.speech import Speech, shared, speak_pieces, trimmed
+from telephony_tts.engines.speech import SpokenPiece, shared, speak_pieces, trimmed
 from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
 from telephony_tts.engines.workers import Cancelled, WorkerPool
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
@@ -242,7 +242,7 @@ class _Library:
         self._lib.espeak_Terminate()
         _ctypes.dlclose(self._lib._handle)
 
-    def speak(self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled) -> Speech:
+    def speak(self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled) -> SpokenPiece:
         """Speak at most a few hundred characters; empty when cancelled on the way."""
         if self._lib.espeak_SetVoiceByName(voice.encode()) != 0:
             raise EngineError(f"espeak-ng could not load the voice {voice!r}")
@@ -255,9 +255,9 @@ class _Library:
         if error != 0 and not cancelled():
             raise EngineError(f"espeak_Synth answered {error}")
         if not self._parts or cancelled():
-            return Speech(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+            return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         pcm = np.concatenate(self._parts)
-        return Speech(pcm, SAMPLE_RATE_HZ, _timings(text, self._words, len(pcm)))
+        return SpokenPiece(pcm, SAMPLE_RATE_HZ, _timings(text, self._words, len(pcm)))
 
     def voice_files(self) -> dict[str, str]:
         """The file below `lang/` that has each language; of several the first, which is the plain one."""
@@ -323,7 +323,7 @@ def _copy_data(data: Path, own: Path, files: Mapping[str, str]) -> Path:
 def _speak(installation: _Installation, utterance: Utterance, voice: str, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
 
-    def speak(text: str, index: int, trail_ms: float) -> Speech:
+    def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
         library = installation.idle.popleft()  # there are as many as workers, and none is kept between pieces
         try:
             speech = library.speak(text, voice, speed, abs(utterance.seed or 0) + index, cancelled)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
-from telephony_tts.engines.speech import Speech, speak_pieces
+from telephony_tts.engines.speech import SpokenPiece, speak_pieces
 from telephony_tts.engines.words import (
     LATIN,
     is_speakable,
@@ -111,7 +111,7 @@ def _load(cancelled: Cancelled) -> Iterator[HibariModel]:
 def _speak(model: HibariModel, utterance: Utterance, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
 
-    def speak(text: str, index: int, trail_ms: float) -> Speech:
+    def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
         return model.speak(text, speed=speed, seed=abs(utterance.seed or 0) + index, trail_ms=trail_ms)
 
     return speak_pieces(utterance.text, speak, cancelled)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.engines.api import Timing
-from telephony_tts.engines.speech import Speech, shared, trimmed
+from telephony_tts.engines.speech import SpokenPiece, shared, trimmed
 from telephony_tts.engines.words import words
 
 SAMPLE_RATE_HZ = 24_000
@@ -67,14 +67,14 @@ class HibariModel:
         if self.has_durations:
             self.has_durations = self._durations_add_up()
 
-    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> Speech:
+    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> SpokenPiece:
         """Speak at most a few hundred characters. Silence before is cut to 10 ms, after to `trail_ms`.
 
         The PCM is empty where the text has nothing that sounds. The same arguments give the same samples.
         """
         reading = self._read(text)
         if len(reading.ids) < 3:
-            return Speech(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+            return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         wave, durations = self._run(reading.ids, speed, seed)
         pcm = np.round(np.clip(wave, -1.0, 1.0) * 32767.0).astype(np.int16)
         if durations is None:
@@ -83,7 +83,7 @@ class HibariModel:
             n_early = round(_ONSET_MS / speed * SAMPLE_RATE_HZ / 1000)
             edges = np.concatenate(([0], np.cumsum(durations))) * _N_SAMPLES_PER_DURATION - n_early
             timings = _aligned(text, reading, edges.astype(int).tolist())
-        return trimmed(Speech(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
+        return trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
 
     def _read(self, text: str) -> _Reading:
         """Phonemes by word. The words are those of the normalised text, which is not always the text."""

@@ -22,7 +22,7 @@ _SENTENCE_TRAIL_MS, _CLAUSE_TRAIL_MS, _SPACE_TRAIL_MS = 300.0, 180.0, 40.0
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class SpokenPiece:
     """PCM, and the words' places in the piece's text and in the PCM. Empty PCM: nothing in it sounds."""
 
     pcm: Pcm
@@ -45,7 +45,7 @@ class Speech:
             yield Chunk(self.pcm[start : start + n_chunk], self.sample_rate_hz, timings if start == 0 else ())
 
 
-Speak = Callable[[str, int, float], Speech]
+Speak = Callable[[str, int, float], SpokenPiece]
 """Speak one piece: its text, its index, and the milliseconds of silence to keep after it."""
 
 
@@ -63,7 +63,7 @@ def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iter
         n_before += len(speech.pcm)
 
 
-def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
+def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPiece:
     """Without the silence around it: sound is what exceeds `level_dbfs` (RMS of 5 ms windows).
 
     10 ms are kept before the first and `trail_ms` after the last. The first word begins with the first
@@ -71,7 +71,7 @@ def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
     """
     start, end = _sounding(speech.pcm, speech.sample_rate_hz, level_dbfs)
     if start == end:
-        return Speech(speech.pcm[:0], speech.sample_rate_hz)
+        return SpokenPiece(speech.pcm[:0], speech.sample_rate_hz)
     first = max(0, start - round(LEAD_MS * speech.sample_rate_hz / 1000))
     last = end + round(trail_ms * speech.sample_rate_hz / 1000)
     timings = [
@@ -84,7 +84,7 @@ def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
     ]
     if timings:
         timings[0] = replace(timings[0], start_sample=start - first)
-    return Speech(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
+    return SpokenPiece(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
 
 
 def shared(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
