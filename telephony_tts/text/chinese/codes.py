@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
 from telephony_tts.text.scanner import Rule, after, before
-from telephony_tts.text.units import UNIT
 
 # After these words any number of two or more digits is read digit by digit ...
 _STRONG = (
@@ -38,14 +38,11 @@ _COUNTED = re.compile(
 )
 
 
-_MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
-
-
 def context(left: str, right: str) -> str:
     """ "strong", "weak" or "": how surely a number between `left` and `right` is a code."""
     if _CODE_FOLLOWS.match(right):
         return "strong"
-    if _COUNTED.match(right) or _MEASURED.match(right):
+    if _COUNTED.match(right) or MEASURED.match(right):
         return ""
     found = _CONTEXT.search(left)
     return ("strong" if found["strong"] else "weak") if found else ""
@@ -88,14 +85,10 @@ def _say_emergency(match: re.Match[str]) -> str | None:
     return zh.code(match.group()) if alone else None
 
 
-_RUN = re.compile("[A-Za-z]+|[0-9]+")
-_WORDLIKE = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
-
-
 def _say_mixed(match: re.Match[str]) -> str | None:
     """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "5G") is said."""
     text = match.group()
-    runs = _RUN.findall(text)
+    runs = LETTERS_OR_DIGITS.findall(text)
     if not any(r.isdigit() for r in runs) or not any(r.isalpha() for r in runs):
         return None
     if re.fullmatch("[BCPODGM]2[BCPODGEM]", text):
@@ -118,7 +111,7 @@ def _say_mixed(match: re.Match[str]) -> str | None:
 
 
 def _say_letters(run: str, spelled: bool) -> str:
-    if not _WORDLIKE.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
+    if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
         return zh.letters(run)
     return run
 
@@ -128,10 +121,7 @@ def _say_masked(match: re.Match[str]) -> str:
     return _groups(match.group())
 
 
-MASKED_RULE: Rule = (
-    re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])"),
-    _say_masked,
-)
+MASKED_RULE: Rule = (MASKED, _say_masked)
 _END = r"(?![0-9A-Za-z]|[.:：/][0-9]|-[A-Za-z0-9])"
 
 CODE_RULES: tuple[Rule, ...] = (
@@ -166,9 +156,6 @@ def _say_named_decimal(match: re.Match[str]) -> str:
 
 
 MIXED_RULES: tuple[Rule, ...] = (
-    (
-        re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])"),
-        _say_named_decimal,
-    ),
-    (re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])"), _say_mixed),
+    (NAMED_DECIMAL, _say_named_decimal),
+    (MIXED, _say_mixed),
 )

@@ -7,6 +7,7 @@ import unicodedata
 
 from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.patterns import SIGNS, vulgar_fraction
 from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT, UNITS
 
@@ -52,12 +53,12 @@ def _say_sign(match: re.Match[str]) -> str | None:
         return ""
     if value == int(value):
         return zh.cardinal(int(value))
-    for bottom in (2, 3, 4, 5, 6, 7, 8, 9, 10, 16):
-        top = round(value * bottom)
-        if abs(top / bottom - value) < 1e-6:
-            joint = "又" if before(match, 1).isdigit() else ""
-            return f"{joint}{zh.cardinal(bottom)}分之{zh.cardinal(top)}"
-    return ""
+    parts = vulgar_fraction(value)
+    if parts is None:
+        return ""
+    top, bottom = parts
+    joint = "又" if before(match, 1).isdigit() else ""
+    return f"{joint}{zh.cardinal(bottom)}分之{zh.cardinal(top)}"
 
 
 _ENDS_VALUE = re.compile(
@@ -151,12 +152,6 @@ def _say_compare(match: re.Match[str]) -> str:
 def _say_plus(match: re.Match[str]) -> str:
     return "加" * len(match.group())
 
-
-SIGNS = (
-    r"[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"
-    r"\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
-)
-"""Class of the signs that are not left as they are."""
 
 SIGN_RULES: tuple[Rule, ...] = (
     (re.compile(r"\s?[-–~]\s?|(?<!—)—(?!—)"), _say_dash),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.english import numbers as en
+from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
 from telephony_tts.text.scanner import Rule, after, before
-from telephony_tts.text.units import UNIT
 
 # After these words any number of two or more digits is read digit by digit ...
 _STRONG = (
@@ -43,13 +43,12 @@ _COUNTED = re.compile(
     r"s?\b)",
     re.I,
 )
-_MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
 _YEAR = re.compile(r"(?:19|20)[0-9]{2}$")
 
 
 def context(left: str, right: str) -> str:
     """ "strong", "weak" or "": how surely a number between `left` and `right` is a code."""
-    if _COUNTED.match(right) or _MEASURED.match(right):
+    if _COUNTED.match(right) or MEASURED.match(right):
         return ""
     found = _CONTEXT.search(left)
     if found:
@@ -132,14 +131,10 @@ def _say_service(match: re.Match[str]) -> str | None:
     )
 
 
-_LETTER_RUN = re.compile("[A-Za-z]+|[0-9]+")
-_WORDLIKE = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
-
-
 def _say_mixed(match: re.Match[str]) -> str | None:
     """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "24-hour", "5G") is said."""
     text = match.group()
-    runs = _LETTER_RUN.findall(text)
+    runs = LETTERS_OR_DIGITS.findall(text)
     if not any(r.isdigit() for r in runs) or not any(r.isalpha() for r in runs):
         return None
     kind = context(before(match, 44), after(match, 60))
@@ -169,7 +164,7 @@ _SYLLABLES = re.compile("[^aeiouAEIOU]?[aeiouAEIOU][^aeiouAEIOU][aeiouAEIOU]$")
 
 def _say_letters(run: str, spelled: bool) -> str:
     """Letters as a word where they make one ("SAVE20", "COVID-19"), else one by one."""
-    if len(run) == 1 or (len(run) == 2 and run.isupper()) or not _WORDLIKE.match(run):
+    if len(run) == 1 or (len(run) == 2 and run.isupper()) or not WITH_VOWEL.match(run):
         return en.letters(run)
     if spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4 and not _SYLLABLES.match(run))):
         return en.letters(run)
@@ -187,9 +182,6 @@ def _say_masked(match: re.Match[str]) -> str:
 
 
 _GROUPED = re.compile(r"[0-9]+(?:[- /][0-9]{2,}){0,8}(?![0-9A-Za-z]|[.,:/][0-9]|-[A-Za-z0-9])")
-
-MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
-"""A number with its middle or its beginning hidden."""
 
 CODE_RULES: tuple[Rule, ...] = ((MASKED, _say_masked), (_GROUPED, _say_code))
 
@@ -220,10 +212,7 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
 )
 
 MIXED_RULES: tuple[Rule, ...] = (
-    (
-        re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])"),
-        _say_named_decimal,
-    ),
+    (NAMED_DECIMAL, _say_named_decimal),
     (MASKED, _say_masked),
-    (re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])"), _say_mixed),
+    (MIXED, _say_mixed),
 )

@@ -6,6 +6,7 @@ import re
 
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.codes import context
+from telephony_tts.text.patterns import FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MONTH_NAMES = (
@@ -94,7 +95,6 @@ _DATED = re.compile(
 )
 _PART = re.compile(r"\s?(?:of\b|cup|inch|in\b|mile|tsp|tbsp|teaspoon|tablespoon|pound|lb|hour|price|full|off\b)", re.I)
 _EXPIRY = re.compile(r"\b(?:exp|expiry|expiration|valid thru|good thru)\.?(?: date)?:?(?: is| of)?\s$", re.I)
-_FRACTIONS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
 
 
 def _say_month_slash_day(match: re.Match[str]) -> str | None:
@@ -105,7 +105,7 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
     if second >= 20 and 1 <= first <= 12 and _EXPIRY.search(before(match, 18)):
         return f"{en.MONTHS[first - 1]} {_full_year(str(second))}"
     dated = _DATED.search(before(match, 20)) is not None
-    if not dated and (_PART.match(after(match, 14)) or (first < second and second in _FRACTIONS)):
+    if not dated and (_PART.match(after(match, 14)) or (first < second and second in FRACTION_DENOMINATORS)):
         return None
     if 1 <= first <= 12 and 1 <= second <= 31:
         return _say_date(first, second)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from telephony_tts.text.english import numbers as en
-from telephony_tts.text.english.codes import MASKED
+from telephony_tts.text.patterns import MASKED, SIGNS, vulgar_fraction
 from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT, UNITS
 
@@ -62,12 +62,9 @@ def _say_sign(match: re.Match[str]) -> str | None:
 
 
 def say_vulgar(value: float) -> str:
-    """½ and its kin, after a whole number "and a half"."""
-    for bottom in (2, 3, 4, 5, 6, 7, 8, 9, 10, 16):
-        top = round(value * bottom)
-        if abs(top / bottom - value) < 1e-6:
-            return en.fraction(top, bottom)
-    return ""
+    """The words for the sign of a fraction, given its value: 0.5, which is ½, is "one half"; "" if there are none."""
+    parts = vulgar_fraction(value)
+    return en.fraction(*parts) if parts else ""
 
 
 _ENDS_VALUE = re.compile(r"(?:[0-9%°]|[0-9][A-Za-z]{1,3}|[0-9](?:st|nd|rd|th)|[ap]\.?m\.?|\))\s?$", re.I)
@@ -179,12 +176,6 @@ def _say_nothing_or_dash(match: re.Match[str]) -> str | None:
     """A tilde is not said; a dash is punctuation the voice knows."""
     return "" if match.group() == "~" else None
 
-
-SIGNS = (
-    r"""[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"""
-    r"""\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"""
-)
-"""Class of the signs that are not left as they are."""
 
 SIGN_RULES: tuple[Rule, ...] = (
     (
