@@ -1,4 +1,4 @@
-"""Both legs of a call: a Twilio-shaped platform that plays in real time, a bot that always has more to say."""
+"""The peers of a call: a Twilio-shaped platform that plays in real time, and a bot that can speak without end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TURNS = [
 
 
 class MediaPeer(Peer):
-    """The telephone side. It notes when frames came, plays them 20 ms each, and echoes marks when it reaches them."""
+    """The telephone side. It records when frames came, plays 20 ms each, and echoes a mark when playing reaches it."""
 
     def __init__(self, call: str, *, marks: bool = True) -> None:
         super().__init__("/media/twilio")
@@ -65,7 +65,7 @@ class MediaPeer(Peer):
         )
 
     def speak_in(self) -> None:
-        """20 ms of the caller's own voice."""
+        """Send 20 ms of the caller's voice."""
         self.write(self._inbound)
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
@@ -90,7 +90,7 @@ class MediaPeer(Peer):
 
 
 class BotPeer(Peer):
-    """The bot. With audio on the same socket it notes the frames too."""
+    """The bot. With audio on the same socket it also records when frames came."""
 
     def __init__(self, call: str, *, audio: str = "none", options: str = "") -> None:
         super().__init__(f"/v1/stream?call={call}&audio={audio}{options}")

@@ -1,4 +1,4 @@
-"""Many calls on one Asterisk that are all spoken to at the same time: what each telephone was sent, and when."""
+"""Many calls on one Asterisk that all hear speech at the same time: the gaps between packets at each telephone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from harness.process import cpu_times_s, placed_here, stolen_s
 
 GAP_MS = 40.0
 _MS_PER_CHAR = 60
-"""How fast the engine speaks."""
+"""The speed of the engine's speech."""
 _MAX_TURNS = 30
-"""That may wait in one call, with a little room."""
+"""Turns of a call; a little below the server's limit."""
 _UP_WITHIN_S = 30.0
 _SETTLE_S = 2.0
 _PROGRESS_S = 10.0
@@ -29,8 +29,8 @@ _N_SHOWN = 40
 def measure(
     pbx: PbxSetup, way: str, n_calls: int, seconds: float, phones_core: int | None, machine: Standstills
 ) -> dict[str, Any]:
-    """Frames at the telephones of `n_calls` calls during `seconds` in which all of them hear speech. The telephones and
-    the bots are this process, on `phones_core`. Raises PeerFailed."""
+    """Measure the frames at the telephones of `n_calls` calls that all hear speech for `seconds`. The telephones and
+    the bots are in this process, on `phones_core`. Raises PeerFailed."""
     with placed_here(phones_core), exchange() as media:
         with calling(media, pbx.asterisk.sip_port, *[EXTENSIONS[way]] * n_calls) as phones:
             for phone in phones:
@@ -39,7 +39,7 @@ def measure(
             rng = random.Random(3)
             for bot in bots:
                 talk(bot, seconds + _UP_WITHIN_S)
-                time.sleep(rng.uniform(0.0, 0.04))  # frames of different calls do not fall together
+                time.sleep(rng.uniform(0.0, 0.04))  # so that frames of different calls do not coincide
             for bot in bots:
                 bot.event("started", _UP_WITHIN_S)
             print(f"  {way}: {n_calls} calls are up and speak", flush=True)
@@ -47,7 +47,7 @@ def measure(
             begun_ns, stolen_before_s, cpu_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
             _sleep(seconds, way)
             ended_ns, stolen_after_s, spent_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
-            time.sleep(0.1)  # what has come is also read
+            time.sleep(0.1)  # time to read what has come
             packets = [phone.rtp.audio_packets() for phone in phones]
             lost = [phone.rtp.heard(begun_ns) for phone in phones]
             for phone in phones:
@@ -69,7 +69,7 @@ def measure(
 
 
 def talk(bot: Bot, seconds: float) -> None:
-    """Give it turns for so long: one follows the other without a pause."""
+    """Let a bot say turns without a pause between them, enough for `seconds`."""
     n_chars = int(seconds * 1000 / _MS_PER_CHAR)
     n_sentences = n_chars // min(map(len, TURNS)) + 1
     per_turn = -(-n_sentences // _MAX_TURNS)
@@ -81,7 +81,7 @@ def talk(bot: Bot, seconds: float) -> None:
 def summary(
     packets: Sequence[Sequence[RtpPacket]], machine: Standstills, begun_ns: int, ended_ns: int
 ) -> dict[str, Any]:
-    """The figures of all telephones' packets, one sequence each, within a time."""
+    """The figures of a time, given the packets of each telephone."""
     found: list[Gap] = []
     n_frames = 0
     speaking: list[float] = []
@@ -118,7 +118,7 @@ def _cpu_s(pbx: PbxSetup, phones: Sequence[Phone]) -> dict[str, float]:
 
 
 def _sleep(seconds: float, way: str) -> None:
-    """With a word now and then."""
+    """Sleep and report the time left."""
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
         time.sleep(min(left_s, _PROGRESS_S))

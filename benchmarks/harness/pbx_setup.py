@@ -1,7 +1,7 @@
-"""A real Asterisk with our server and our bridge, for a benchmark: started in order, put on their cores, and ended.
+"""A real Asterisk with our server and our bridge: started in order, placed on cores, and stopped.
 
-Asterisk has the configuration that users copy (configs/asterisk) and calls come in at its extensions. The foreign
-programs are those of tests/pbx.
+Asterisk has the configuration that users copy (configs/asterisk), and calls come in at its extensions. The other
+programs come from tests/pbx.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from harness.process import cpu_times_s, place
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXTENSIONS = {"websocket": "700", "audiosocket": "701", "ari": "702"}
-"""By what way the audio goes, and the shipped dialplan's extension for it."""
+"""The way of the audio to its extension in the shipped dialplan."""
 _ARI_PASSWORD = "change-this"
-"""The shipped ari.conf's."""
+"""The password in the shipped ari.conf."""
 _READY_S = 60.0
 
 Placement = Mapping[str, int | None]
-"""A process's name to the core it has; None is all."""
+"""A process's name to its core; None means all cores."""
 _FIRST = "bridge"
-"""With `realtime` it goes before the others: it has a frame to write every 20 ms, where the server is ahead of time,
-and processes of one real-time priority wait for each other up to 100 ms."""
+"""With "realtime" this process runs before the others. The bridge writes a frame every 20 ms, while the server sends
+ahead of time; processes of one real-time priority wait for each other for up to 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +47,30 @@ class PbxSetup:
         try:
             return self.bots.next(within_s)
         except queue.Empty:
-            why = f"the server has dialled no bot within {within_s:g} s; Asterisk's log:\n{self.asterisk.log(1500)}"
+            why = f"the server has dialled no bot within {within_s:g} s. Asterisk's log:\n{self.asterisk.log(1500)}"
             raise PeerFailed(why) from None
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds on a CPU so far, by process; `phones` is this one."""
+        """CPU seconds so far, by process; `phones` is this process."""
         return {name: cpu_times_s(pid)[0] for name, pid in {**self.pids, "phones": os.getpid()}.items()}
 
 
 def embedded_voice(port: int, bot_url: str) -> list[str]:
-    """The server as `make run` starts it."""
+    """The command of the server as `make run` starts it."""
     config = str(_CONFIGS / "server.yaml")
     flags = ["--config", config, "--port", str(port), "--set", f"bot.url={bot_url}"]
     return [sys.executable, "-m", "telephony_tts.cli", "serve", *flags]
 
 
 def tones(port: int, bot_url: str) -> list[str]:
-    """The same server with an engine that costs nothing."""
+    """The command of the server with the fake engine, whose tones cost nothing."""
     settings = {"server.port": port, "bot.url": bot_url, "engines.default": "fake"}
     script = str(Path(__file__).resolve().with_name("serve.py"))
     return [sys.executable, script, "--instant", *_flags(settings)]
 
 
 def bridge_command(server_url: str, port: int, http_port: int, ari_port: int | None = None) -> list[str]:
-    """The bridge as users start it; `ari_port` is Asterisk's."""
+    """The command of the bridge as users start it; `ari_port` is Asterisk's."""
     settings: dict[str, object] = {
         "server.url": server_url, "audiosocket.port": port, "http.port": http_port, "drain_s": 1,
     }  # fmt: skip
@@ -106,7 +106,7 @@ def pbx_setup(engine: str, placement: Placement, priority: int | str = 0) -> Ite
 
 @contextmanager
 def program(name: str, command: Sequence[str], http_port: int) -> Iterator[PeerProcess]:
-    """One of ours, once it says that it is ready. Raises PeerFailed."""
+    """Start one of our programs and wait until it is ready. Raises PeerFailed."""
     with tempfile.TemporaryDirectory() as folder:
         process = PeerProcess(name, command, Path(folder))
         try:
@@ -127,5 +127,5 @@ def _is_ready(http_port: int) -> bool:
 
 
 def told(placement: Placement) -> dict[str, str]:
-    """A placement for the result."""
+    """A placement in words, for the result."""
     return {name: "all cores" if core is None else f"core {core}" for name, core in placement.items()}

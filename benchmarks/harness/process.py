@@ -1,7 +1,7 @@
-"""Processes of a benchmark: the server alone on one core, the load on another, CPU time from the kernel.
+"""The processes of a benchmark: the server on one core, the load generator on another, and their CPU time.
 
-/proc/PID/schedstat counts nanoseconds on a CPU and nanoseconds ready but kept waiting by others; the second figure
-tells how much a noisy machine disturbed a measurement. Linux only.
+/proc/PID/schedstat has the nanoseconds on a CPU and the nanoseconds that a process was ready but waited for one. The
+second figure shows how much other load disturbed a measurement. Linux only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _START_WITHIN_S = 60.0
 
 
 def cores() -> tuple[int, int]:
-    """(the server's core, the load's core); the same one twice where there is only one."""
+    """(the server's core, the load generator's core). Both are the same on a machine with one core."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[0], usable[-1]
 
 
 def cpu_times_s(pid: int) -> tuple[float, float]:
-    """(seconds on a CPU, seconds kept waiting for one) of all threads of a process that live now."""
+    """(seconds on a CPU, seconds waiting for one), summed over the live threads of a process."""
     on_cpu_ns = waiting_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         fields = (task / "schedstat").read_text(encoding="ascii").split()
@@ -41,13 +41,13 @@ def cpu_times_s(pid: int) -> tuple[float, float]:
 
 
 def stolen_s() -> float:
-    """Seconds the host took from this virtual machine, summed over its cores."""
+    """Seconds that the host took from this virtual machine, summed over its cores."""
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_kib(pid: int) -> int:
-    """Resident memory, in KiB."""
+    """Resident memory of a process in KiB."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
@@ -55,9 +55,9 @@ def resident_kib(pid: int) -> int:
 
 
 def give_back_unused() -> None:
-    """Ask the C library for the memory it keeps for later, so that what a process then grows by is what it uses.
+    """Let the C library return its unused memory, so that later growth of this process is memory in use.
 
-    Nothing where the library is not glibc.
+    Does nothing without glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -98,13 +98,13 @@ def placed_here(core: int | None, priority: int | str = 0) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """The harness is found wherever the checkout is; one BLAS thread, as `make run` sets it."""
+    """This environment, with the harness on the Python path and one BLAS thread as in `make run`."""
     paths = [str(_HARNESS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
 
 
 class ServerProcess:
-    """A server in a process of its own; `script` prints one line with its port when it is ready."""
+    """A server in a process of its own. `script` is a file of this folder; it prints "port N" when it is ready."""
 
     def __init__(
         self, script: str, args: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
@@ -127,7 +127,7 @@ class ServerProcess:
         line = self._process.stdout.readline()
         if not line.startswith("port "):
             self._process.kill()
-            raise RuntimeError(f"the server did not start; try it alone: {' '.join(self._command[1:])}")
+            raise RuntimeError(f"the server did not start; to see why, run: {' '.join(self._command)}")
         self.port = int(line.split()[1])
         return self
 
@@ -138,7 +138,7 @@ class ServerProcess:
         try:
             self._process.wait(3)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGTERM)  # a second one does not wait for live speech
+            self._process.send_signal(signal.SIGTERM)  # the second signal ends live calls
             try:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class ServerProcess:
 def run_load(
     scenario: str, spec: dict[str, Any], *, core: int | None = None, priority: int | str = 0
 ) -> dict[str, Any]:
-    """Run a scenario of load.py in a process of its own and return what it measured."""
+    """Run a scenario of load_generator.py in a process of its own and return its figures."""
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(_HARNESS / "load_generator.py"), scenario],

@@ -1,4 +1,4 @@
-"""A benchmark's result: figures with the machine, the commit and the settings they belong to."""
+"""The flags that all benchmarks have, their result as a file, and tables of figures."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def parser(name: str, description: str, examples: str) -> argparse.ArgumentParse
         default=_BENCHMARKS / "results" / f"{name}.json",
         help="where the result is written (default benchmarks/results/%(prog)s)".replace("%(prog)s", f"{name}.json"),
     )
-    flags.add_argument("--quick", action="store_true", help="tiny: shows that it runs, its figures mean nothing")
+    flags.add_argument("--quick", action="store_true", help="a tiny run, whose figures mean nothing")
     flags.add_argument(
         "--priority",
         type=_priority,
         default=0,
         metavar="N",
-        help="of servers and generators: a niceness, or `realtime` to keep their cores from all else; both need root",
+        help="of servers and load generators: a niceness, or `realtime`; both need root",
     )
-    flags.add_argument("--note", default="", help="kept in the result, e.g. what else the machine was doing")
+    flags.add_argument("--note", default="", help="kept in the result, such as what else the machine was doing")
     return flags
 
 

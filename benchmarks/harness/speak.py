@@ -17,7 +17,7 @@ _SLOTS = 20
 
 
 async def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """`shape`: "twilio" (two legs), "native" (one), "bare" (the reference's single media socket)."""
+    """Run the scenario. `shape`: "twilio" (two legs), "native" (one), "bare" (the reference's media socket)."""
     rng = random.Random(1)
     is_bare = spec["shape"] == "bare"
     calls, bots = await _connect(spec, rng)
@@ -91,7 +91,7 @@ async def _connect(spec: dict[str, Any], rng: random.Random) -> tuple[list[Media
 
 
 async def _inbound(calls: list[MediaPeer]) -> None:
-    """50 messages a second and call, each call in one of 20 phases."""
+    """Send 50 messages a second for each call, the calls spread over 20 phases."""
     loop = asyncio.get_running_loop()
     slots = [calls[n::_SLOTS] for n in range(_SLOTS)]
     begun = loop.time()

@@ -1,4 +1,4 @@
-"""One turn at a time: how soon it sounds, and how soon it stops."""
+"""Two scenarios: how soon a turn sounds, and how soon it stops."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SENTENCES = [
 
 
 async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
-    """Each call says a sentence every `period_s`, at its own phase. Times are from the write of `say`.
+    """Each call says a sentence every `period_s`, at a phase of its own. Times count from the write of `say`.
 
-    `clear`: what is still spoken is stopped first, so that the period may be shorter than the sentence.
+    With `clear` the sentence before is stopped first, so the period may be shorter than a sentence.
     """
     rng = random.Random(1)
     seen_ms: list[float] = []
@@ -138,15 +138,15 @@ _SPEECH = " ".join("x" * 9 for _ in range(60))
 
 
 def _text(at: int) -> str:
-    """36 s in which every letter is the tone of `at`."""
+    """Text of 36 s, all of it the tone of turn `at`."""
     return _SPEECH.replace("x", _LETTERS[at % 2])
 
 
 async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
-    """Calls speak; every `period_s` the bot clears and at once says the next turn, in another tone.
+    """Calls speak. Every `period_s` the bot sends `clear` and at once says the next turn in another tone.
 
-    Stale: a frame received after the stop was told (`cleared` on one socket, `clear` on the media leg) that still
-    carries the tone of the turn that was stopped.
+    A stale frame has the tone of the stopped turn and comes after the stop was reported: by `cleared` on one socket,
+    by `clear` on the media leg.
     """
     rng = random.Random(2)
     told_ms: list[float] = []
@@ -154,7 +154,7 @@ async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
     last_frame_ms: list[float] = []
     resumed_ms: list[float] = []
     heard: list[tuple[int, bytes]] = []
-    """(number of the turn that may sound, frame) for every frame after the first stop of its call."""
+    """(the turn that may be heard, frame) for every frame after the first stop of its call."""
     bases: dict[str, int] = {}
     failed: list[str] = []
     twilio = spec["shape"] == "twilio"
@@ -256,7 +256,7 @@ async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tone_of(payload: bytes) -> int | None:
-    """Which of the two tones a frame carries; None if it is silent."""
+    """Which of the two tones a frame has; None if it is silent."""
     samples = decode_ulaw(_codes(payload)).astype(np.float64)
     if np.sqrt((samples**2).mean()) < 200:
         return None
