@@ -33,7 +33,7 @@ _PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class AddressWords:
-    """How a language says the parts of an address. `digits` reads a run of digits, `space` parts the words."""
+    """The words of a language for the parts of an address. `digits` reads a run of digits, `space` separates words."""
 
     at: str
     signs: dict[str, str]
@@ -68,7 +68,7 @@ def _say(text: str, words: AddressWords) -> str:
 
 
 def _say_name(name: str) -> str:
-    """A label as a word where it can be read as one, else its letters: "www" -> "w w w"."""
+    """A label as a word if it can be read as one, else letter by letter: "www" -> "w w w"."""
     if re.search("[aeiouyAEIOUY]", name) or len(name) > 5:
         return name
     return " ".join(name)

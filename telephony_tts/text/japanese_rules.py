@@ -1,4 +1,4 @@
-"""How Japanese reads numbers, amounts, dates, times and telephone numbers: the common forms, in kanji."""
+"""The Japanese rules for the common forms of numbers, amounts, dates, times and telephone numbers, in kanji."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How Korean reads numbers, amounts, dates, times and telephone numbers: the common forms, in hangul.
+"""The Korean rules for the common forms of numbers, amounts, dates, times and telephone numbers, in hangul.
 
-Sino-Korean numerals are the rule; hours take native ones (세 시), and months six and ten are 유월 and 시월.
+Most numbers are Sino-Korean. Hours are native (세 시), and months six and ten are 유월 and 시월.
 """
 
 from __future__ import annotations

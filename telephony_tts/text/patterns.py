@@ -10,7 +10,7 @@ NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 """Digits, with or without commas between thousands and with or without decimals."""
 
 MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
-"""A unit behind a number; a single letter is none, for it may belong to a code."""
+"""A unit after a number. A single letter does not count, because it may belong to a code."""
 
 MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
 """A number of which the beginning or the middle is hidden: "****4821", "138****8000"."""

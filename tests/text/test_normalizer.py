@@ -1,4 +1,4 @@
-"""What a caller hears for what a call-centre bot writes."""
+"""Texts of mixed and other languages as a caller hears them, and the functions of the normaliser."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_other_languages(written: str, lang: str | None, spoken: str) -> None:
         ("12:30", "en"),
     ],
 )
-def test_language_shows_in_the_characters(text: str, lang: str) -> None:
+def test_detect_lang(text: str, lang: str) -> None:
     assert detect_lang(text) == lang
 
 
@@ -60,7 +60,7 @@ def test_characters_overrule_a_wrong_hint() -> None:
     assert normalize("3:00", "zh-CN") == "三点"
 
 
-def test_spans_are_small_and_tell_where_speech_came_from() -> None:
+def test_spans_are_small_and_have_the_source_of_the_speech() -> None:
     text = "Pay **$5** by 12/31."
     assert normalize_spans(text, "en") == [
         SpokenSpan(0, 4, "Pay "),
@@ -73,16 +73,16 @@ def test_spans_are_small_and_tell_where_speech_came_from() -> None:
     ]
 
 
-def test_words_that_would_touch_are_parted() -> None:
+def test_a_space_separates_words_that_would_touch() -> None:
     assert normalize("5%off", "en") == "five percent off"
     assert normalize("snake_case", "en") == "snake case"
 
 
 @pytest.mark.parametrize("text", ["", " \n", "...", "😀👍", "**", "---", "<b></b>", "?!", "- ", "```", "\x00\udc00"])
-def test_nothing_to_say(text: str) -> None:
+def test_text_without_anything_to_say(text: str) -> None:
     assert not is_speakable(text)
 
 
 @pytest.mark.parametrize("text", ["a", "好", "5", "**1**", "é", "¿qué?"])
-def test_something_to_say(text: str) -> None:
+def test_text_with_something_to_say(text: str) -> None:
     assert is_speakable(text)

@@ -1,4 +1,4 @@
-"""What settles of a sentence is read the same whatever comes after it, and never unsettles."""
+"""The settled part of a sentence is read the same with any text after it, and it stays settled."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check(whole: str, lang: str | None = None) -> int:
         found = settled_spans(text, lang)
         n = found[-1].end if found else 0
         assert n_before <= n <= n_arrived, f"{text!r} unsettles"
-        if n > n_before or n_arrived == len(whole):  # asked everywhere it is half of the time, for the same answer
+        if n > n_before or n_arrived == len(whole):  # asking at every length takes twice as long
             assert n == settled(text, lang)
         if n > n_before:
             assert [span.start for span in found] == [0, *(span.end for span in found[:-1])]
@@ -194,7 +194,7 @@ def test_past_numbers_and_signs(text: str, said: str) -> None:
     assert text[: settled(text)] == said
 
 
-def test_what_settles_is_read() -> None:
+def test_the_settled_part_is_normalised() -> None:
     spans = settled_spans("Your balance is now $40 and that is all")
     assert "".join(span.spoken for span in spans) == "Your balance is now forty dollars and"
     spans = settled_spans("您的单号是4711，已经交给快递员")
@@ -203,13 +203,13 @@ def test_what_settles_is_read() -> None:
     assert "".join(span.spoken for span in spans) == "I have [breath] the list and"
 
 
-def test_a_language_that_is_not_read_surely_settles_no_number() -> None:
+def test_no_number_settles_in_an_uncertain_language() -> None:
     for lang in ("ja", "ko", "fr", "zh"):
         assert settled("You pay now $40 and that is all I know", lang) == 0
     assert settled("您的单号是4711，已经交给快递员", "ja") == 0
 
 
-def test_what_was_read_in_english_stays_when_the_sentence_turns_chinese() -> None:
+def test_a_part_read_in_english_stays_when_the_sentence_becomes_chinese() -> None:
     head, tail = "You pay now $40 and that is all I", " know，请您在5点以前把钱送到我们这里来好吗"
     fed = settled_spans(head)
     rest = behind(normalize_spans(head + tail), fed[-1].end)

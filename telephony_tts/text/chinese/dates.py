@@ -53,7 +53,7 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
 
 
 def _say_month_dash_day(match: re.Match[str]) -> str | None:
-    """ "08-15": only with a leading zero is it a day and not a range."""
+    """ "08-15": it is a day only with a leading zero, else a range."""
     if "0" not in (match["month"][0], match["day"][0]):
         return None
     return _say_day("", int(match["month"]), int(match["day"]))

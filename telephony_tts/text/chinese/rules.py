@@ -1,4 +1,4 @@
-"""How Mandarin reads what is not plain words: amounts, quantities, signs; dates and codes have their own files."""
+"""How Mandarin reads what is not plain words: amounts, quantities, signs; other files have dates, codes and signs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|星期|礼拜|之|选�
 
 
 def _say_count(written: str, left: str, right: str) -> str:
-    """A number before what follows it: 2 is 两 before a measure word, 二 in a rank or a date."""
+    """A number with the text around it: 2 is 两 before a measure word, 二 in a rank or a date."""
     if written == "2" and _MEASURE.match(right) and not _NO_LIANG.search(left):
         return "两"
     return zh.number(written)
 
 
 def _money_number(written: str) -> str:
-    """Amounts lose the zeros that only fill up the cents: "13.50" -> 十三点五."""
+    """Amounts lose the zeros at the end of the cents: "13.50" -> 十三点五."""
     if "." in written:
         written = written.rstrip("0").rstrip(".")
     return zh.number(written)

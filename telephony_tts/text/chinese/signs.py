@@ -1,4 +1,4 @@
-"""How Mandarin says the signs between the words: & @ # % + = / - and their kin."""
+"""The Mandarin rules for signs between words: & @ # % + = / - and others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _STARTS_VALUE = re.compile(
 
 
 def _say_dash(match: re.Match[str]) -> str | None:
-    """Between two values 到; before a number alone 负; a tilde is else only a tone of voice."""
+    """Between two values 到, before a single number 负. Elsewhere a tilde is silent."""
     left, right = before(match, 4), after(match, 3)
     sign = match.group().strip()
     tight = not match.group()[-1:].isspace()
@@ -89,7 +89,7 @@ def _say_and(match: re.Match[str]) -> str:
 
 
 def _say_hash(match: re.Match[str]) -> str:
-    """ "按#键" is the key, "工单#4815" names a thing by number."""
+    """ "按#键" is the key, "工单#4815" is a number of a thing."""
     right = after(match, 8)
     if before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
         return "号"
@@ -123,7 +123,7 @@ _LETTER = r"[A-Za-z\u4e00-\u9fff]"
 
 
 def _say_per_unit(match: re.Match[str]) -> str | None:
-    """ "元/㎡": a unit after a slash, where an amount stands before it."""
+    """ "元/㎡": a unit after a slash, if an amount precedes it."""
     amount = re.search(r"[0-9][^，,;；。\s/]{0,6}$", before(match, 8))
     return f"每{UNITS[match['unit']][2]}" if amount and match["unit"] != "%" else None
 

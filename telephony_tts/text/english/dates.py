@@ -1,4 +1,4 @@
-"""Dates, times of day, years and decades in English. Numeric dates are read month first unless they cannot be."""
+"""Dates, times of day, years and decades in English. Numeric dates have the month first if that is possible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _say_month_year(match: re.Match[str]) -> str:
 
 
 def _say_month_name(match: re.Match[str]) -> str | None:
-    """ "Sept." alone; only abbreviations with their full stop, and only before a word or a digit goes on."""
+    """ "Sept." alone: only an abbreviation with its full stop, and only before a lower-case word or a digit."""
     return (
         _month(match["month"]) if re.match(r"\s[a-z0-9]", after(match, 2)) and match["month"].lower() != "may" else None
     )
@@ -98,7 +98,7 @@ _EXPIRY = re.compile(r"\b(?:exp|expiry|expiration|valid thru|good thru)\.?(?: da
 
 
 def _say_month_slash_day(match: re.Match[str]) -> str | None:
-    """ "12/31" is a day; "1/4" is one unless a date is expected there."""
+    """ "12/31" is a day; "1/4" is a fraction unless a date is expected there."""
     first, second = int(match["first"]), int(match["second"])
     if (first, second) == (24, 7) or re.match(r"\s?=", after(match, 2)):
         return None
@@ -117,7 +117,7 @@ def _say_year_month(match: re.Match[str]) -> str:
 
 
 def _meridiem(written: str) -> str:
-    """ "a.m." as initials; lower-case "am" would be read as the verb."""
+    """ "a.m." as capitals: lower-case "am" would be read as the verb."""
     return "AM" if written[0] in "aA" else "PM"
 
 
@@ -135,7 +135,7 @@ def _say_clock(hour: int, minute: int, second: str, meridiem: str) -> str:
 
 
 def _stop(match: re.Match[str]) -> str:
-    """The full stop of "p.m." also ends the sentence where nothing or a capital follows."""
+    """The full stop of "p.m." also ends the sentence if nothing or a capital follows."""
     if match.group().endswith(".") and re.match(
         r"\s*(?:$|(?!(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z])[A-Z](?![A-Z]))", after(match, 6)
     ):
@@ -158,7 +158,7 @@ _UNTIL = r"\s?(?:-|–|—|~)\s?"
 
 
 def _say_time_range(match: re.Match[str]) -> str:
-    """ "9-5pm", "9-11:30 am": only the second carries what tells that the first is a time."""
+    """ "9-5pm", "9-11:30 am": only the second number shows that the first is a time."""
     last = _say_clock(int(match["hour"]), int(match["minute"] or "0"), "", _meridiem(match["meridiem"]))
     first = en.cardinal(int(match["first"]))
     if match["first_minute"]:
@@ -185,7 +185,7 @@ _COUNT_NOUN = re.compile(r"\s(?:(?!was\b|is\b|has\b)[a-z]+s\b|people|dollars|per
 
 
 def _say_year(match: re.Match[str]) -> str | None:
-    """Four digits from 1500 to 2099 where a year is expected and nothing is counted."""
+    """Four digits from 1500 to 2099 if a year is expected there and nothing is counted."""
     number = int(match.group())
     left = before(match, 24)
     if not 1500 <= number <= 2099 or _COUNT_NOUN.match(after(match, 10)):

@@ -1,4 +1,4 @@
-"""How English reads what is not plain words: amounts, quantities, signs; dates and codes have their own files."""
+"""The English rules for amounts, quantities, fractions and abbreviations; other files have dates, codes and signs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _say_rating(match: re.Match[str]) -> str:
 
 
 def _say_slashed(match: re.Match[str]) -> str:
-    """ "24/7/365" and what else looks like a date and is none."""
+    """ "24/7/365" and other text that looks like a date but is not one."""
     return " slash ".join(en.number(n) for n in match.group().split("/"))
 
 
@@ -170,7 +170,7 @@ def _say_big(match: re.Match[str]) -> str:
 
 
 def _say_street_number(match: re.Match[str]) -> str | None:
-    """ "1600 Pennsylvania Avenue" in pairs, as house numbers are said."""
+    """ "1600 Pennsylvania Avenue": house numbers are read in pairs of digits."""
     return en.year(int(match.group())) if match.group()[0] != "0" else None
 
 
