@@ -36,7 +36,7 @@ def test_a_soft_onset_above_the_level_is_speech() -> None:
     assert len(trimmed(SpokenPiece(pcm, RATE_HZ), -55, 0).pcm) >= ms(150)
 
 
-def test_what_never_exceeds_the_level_is_nothing() -> None:
+def test_audio_below_the_level_is_empty() -> None:
     for pcm in (silence(0), silence(3), silence(300), sound(300, -60)):
         assert len(trimmed(SpokenPiece(pcm, RATE_HZ, (Timing(0, 1, 0, 5),)), -55, 120).pcm) == 0
 
@@ -64,17 +64,17 @@ def test_pieces_are_spoken_one_by_one_and_not_after_a_cancel() -> None:
 
     chunks = speak_pieces(text, speak, lambda: not wanted[0])
     first = [next(chunks) for _ in range(4)]
-    assert len(spoken) == 2  # the fourth chunk is the second piece's first
+    assert len(spoken) == 2  # the fourth chunk is the first of the second piece
     assert [len(chunk.pcm) for chunk in first] == [ms(200), ms(200), ms(100), ms(200)]
     moved = first[3].timings[0]
     assert text[moved.start_char : moved.end_char] == "One" and moved.start_char == len(spoken[0])
     assert moved.start_sample == ms(500)
     wanted[0] = False
-    assert len(list(chunks)) == 2  # what is made is given, nothing more is made
+    assert len(list(chunks)) == 2  # the chunks that were made come, and no more are made
     assert len(spoken) == 2
 
 
-def test_the_pause_after_a_piece_is_by_what_ends_it() -> None:
+def test_the_pause_after_a_piece_depends_on_its_end() -> None:
     pauses: dict[str, float] = {}
 
     def speak(piece: str, index: int, trail_ms: float) -> SpokenPiece:
