@@ -129,7 +129,7 @@ def _ramp(chosen: argparse.Namespace) -> list[dict[str, Any]]:
             script, args = ("reference", ()) if shape == "bare" else ("serve", _OURS)
             window = {"shape": shape, **_window(script, args, shape, calls, chosen)}
             windows.append(window)
-            late, told = window["late_ms"], window["server_late_ms"]
+            late, reported = window["late_ms"], window["server_late_ms"]
             rows.append(
                 (
                     calls,
@@ -138,8 +138,8 @@ def _ramp(chosen: argparse.Namespace) -> list[dict[str, Any]]:
                     late["p99"],
                     late["max"],
                     f"{window['late_over_20_ms_share']:.3%}",
-                    told.get("p50_le", "-"),
-                    told.get("p99_le", "-"),
+                    reported.get("p50_le", "-"),
+                    reported.get("p99_le", "-"),
                     f"{window['server_waited_share']:.0%}",
                     f"{window['generator_cpu_share']:.0%}",
                     window["generator_lag_ms"]["p99"],

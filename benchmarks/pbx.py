@@ -31,7 +31,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import pbx_bridge, pbx_calls, pbx_speech, report
 from harness.pbx_peers import PeerFailed, PeerUnavailable, Standstills, standstills
-from harness.pbx_setup import EXTENSIONS, pbx_setup, told
+from harness.pbx_setup import EXTENSIONS, pbx_setup, placement_words
 from harness.process import cores
 
 _EXAMPLES = """examples:
@@ -94,7 +94,7 @@ def main() -> int:
         return 130
     if measured:
         _show(measured)
-        report.save(chosen, _beside(chosen.json, measured) if chosen.add else measured)
+        report.save(chosen, _merged(chosen.json, measured) if chosen.add else measured)
     if failed:
         print(f"benchmarks/pbx.py: {failed}", file=sys.stderr)
     return 1 if failed else 0
@@ -106,7 +106,7 @@ def _stop(_number: int, _frame: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def _beside(kept: Path, measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _merged(kept: Path, measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The measured parts and ways, and from the kept file those that were not measured."""
     if not kept.exists():
         return measured
@@ -133,7 +133,7 @@ def _first_speech(chosen: argparse.Namespace, machine: Standstills) -> dict[str,
         for way in chosen.ways.split(","):
             found = pbx_speech.measure(up, way, chosen.turns, texts, machine)
             ways[way] = {"reached": _at_most(found["speech_ms"].get("p50"), 120.0) and not found["failed"], **found}
-    return {"placement": told({**placement, "phones and bot": None}), "ways": ways}
+    return {"placement": placement_words({**placement, "phones and bot": None}), "ways": ways}
 
 
 def _bridge_added(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _bridge_added(chosen: argparse.Namespace, machine: Standstills) -> dict[str,
     found = pbx_bridge.measure(chosen.frames, chosen.bridge_calls, (ours, other), chosen.priority, machine)
     to_phone = found["to_the_phone_ms"]
     return {
-        "placement": told({"bridge": ours, "stand-ins of server and Asterisk": other}),
+        "placement": placement_words({"bridge": ours, "stand-ins of server and Asterisk": other}),
         "reached": _at_most(to_phone.get("p99"), pbx_bridge.LIMIT_MS) and not to_phone["lost"],
         **found,
     }
@@ -157,7 +157,7 @@ def _calls(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
             found = pbx_calls.measure(up, way, chosen.calls, chosen.seconds, phones, machine)
             all_speak = found["speaking_share"]["least"] >= _SPEAKING_SHARE
             ways[way] = {"reached": found["gaps_over_40_ms"] == 0 and all_speak, **found}
-    return {"placement": told({**placement, "phones, sipp and bots": phones}), "ways": ways}
+    return {"placement": placement_words({**placement, "phones, sipp and bots": phones}), "ways": ways}
 
 
 def _at_most(figure: float | None, limit: float) -> bool:

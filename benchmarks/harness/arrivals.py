@@ -106,7 +106,7 @@ def standstills(machine: Standstills, begin_ns: int, end_ns: int) -> dict[str, A
     }
 
 
-def beside_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Standstills) -> dict[str, Any]:
+def due_to_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Standstills) -> dict[str, Any]:
     """How many of these times, which are all longer than the limit, are due to standstills of the machine.
 
     `overlapping_...`: the machine stood still for a part of the time. `over_without_...`: the time is longer than the

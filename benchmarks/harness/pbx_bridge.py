@@ -82,7 +82,7 @@ def summary(frames: list[tuple[int, int | None]], machine: Standstills) -> dict[
     return {
         **report.percentiles([(came_ns - sent_ns) / 1e6 for sent_ns, came_ns in came]),
         "lost": len(frames) - len(came),
-        "over_25_ms": {"n": len(over), **arrivals.beside_standstills(over, LIMIT_MS, machine)},
+        "over_25_ms": {"n": len(over), **arrivals.due_to_standstills(over, LIMIT_MS, machine)},
     }
 
 

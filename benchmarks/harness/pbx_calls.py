@@ -98,7 +98,7 @@ def summary(
         "speaking_share": {"mean": round(sum(speaking) / len(speaking), 3), "least": round(min(speaking), 3)},
         "gaps_over_40_ms": len(long),
         "moments": arrivals.n_moments(long),
-        **arrivals.beside_standstills([(gap.begin_ns, gap.end_ns) for gap in long], GAP_MS, machine),
+        **arrivals.due_to_standstills([(gap.begin_ns, gap.end_ns) for gap in long], GAP_MS, machine),
         "standstills": arrivals.standstills(machine, begun_ns, ended_ns),
         "gap_ms": report.percentiles([gap.ms for gap in found]),
         "first_long_gaps": [

@@ -126,6 +126,6 @@ def _is_ready(http_port: int) -> bool:
         return False
 
 
-def told(placement: Placement) -> dict[str, str]:
+def placement_words(placement: Placement) -> dict[str, str]:
     """A placement in words, for the result."""
     return {name: "all cores" if core is None else f"core {core}" for name, core in placement.items()}

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
-from telephony_tts.engines.speech import SpokenPiece, shared, speak_pieces, trimmed
+from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
 from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
 from telephony_tts.engines.workers import Cancelled, WorkerPool
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
@@ -362,9 +362,9 @@ def _timings(text: str, events: Sequence[tuple[int, int]], n_samples: int) -> tu
         if index is not None and (not begins or (index > begins[-1][0] and sample >= begins[-1][1])):
             begins.append((index, sample))
     if not begins:
-        return tuple(shared(spans, 0, n_samples))
+        return tuple(share_time(spans, 0, n_samples))
     begins[0] = (0, begins[0][1])
     timings: list[Timing] = []
     for (index, sample), (next_index, next_sample) in pairwise([*begins, (len(spans), n_samples)]):
-        timings.extend(shared(spans[index:next_index], sample, next_sample))
+        timings.extend(share_time(spans[index:next_index], sample, next_sample))
     return tuple(timings)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.engines.api import Timing
-from telephony_tts.engines.speech import SpokenPiece, shared, trimmed
+from telephony_tts.engines.speech import SpokenPiece, share_time, trimmed
 from telephony_tts.engines.words import words
 
 SAMPLE_RATE_HZ = 24_000
@@ -78,7 +78,7 @@ class HibariModel:
         wave, durations = self._run(reading.ids, speed, seed)
         pcm = np.round(np.clip(wave, -1.0, 1.0) * 32767.0).astype(np.int16)
         if durations is None:
-            timings = shared(words(text), 0, len(pcm))
+            timings = share_time(words(text), 0, len(pcm))
         else:
             n_early = round(_ONSET_MS / speed * SAMPLE_RATE_HZ / 1000)
             edges = np.concatenate(([0], np.cumsum(durations))) * _N_SAMPLES_PER_DURATION - n_early
@@ -167,7 +167,7 @@ def _aligned(text: str, reading: _Reading, edges: list[int]) -> list[Timing]:
             for (start, end), (first, last) in zip(written[w0:w1], reading.spans[r0:r1], strict=True):
                 timings.append(Timing(start, end, edges[first], edges[last]))
         else:
-            timings.extend(shared(written[w0:w1], edges[reading.spans[r0][0]], edges[reading.spans[r1 - 1][1]]))
+            timings.extend(share_time(written[w0:w1], edges[reading.spans[r0][0]], edges[reading.spans[r1 - 1][1]]))
     return timings
 
 

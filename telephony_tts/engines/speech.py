@@ -87,8 +87,8 @@ def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPi
     return SpokenPiece(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
 
 
-def shared(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
-    """The timings of words that share a time by their number of letters plus one."""
+def share_time(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
+    """The timings of words that divide a time by their number of letters plus one."""
     if not spans:
         return []
     shares = np.cumsum([0] + [end - start + 1 for start, end in spans])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from telephony_tts.engines.api import Pcm, Timing
-from telephony_tts.engines.speech import SpokenPiece, shared, speak_pieces, trimmed
+from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
 
 RATE_HZ = 24_000
 
@@ -50,9 +50,9 @@ def test_words_move_with_the_cut_and_stay_on_the_sound() -> None:
 
 
 def test_time_is_shared_by_letters() -> None:
-    one, three = shared([(0, 1), (2, 5)], 100, 700)
+    one, three = share_time([(0, 1), (2, 5)], 100, 700)
     assert (one.start_sample, one.end_sample, three.start_sample, three.end_sample) == (100, 300, 300, 700)
-    assert shared([], 0, 10) == []
+    assert share_time([], 0, 10) == []
 
 
 def test_pieces_are_spoken_one_by_one_and_not_after_a_cancel() -> None:
