@@ -31,7 +31,6 @@ class Peer(asyncio.Protocol):
         self._is_open = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.close_code: int | None = None
         self.transport: Any = None
 
     async def connect(self, port: int) -> None:
@@ -93,7 +92,6 @@ class Peer(asyncio.Protocol):
             elif opcode == _PING:
                 self.write(frame(data[begin:end], 10))
             elif opcode == _CLOSE:
-                self.close_code = int.from_bytes(data[begin : begin + 2], "big") if n >= 2 else 1005
                 self.write(frame(data[begin:end], _CLOSE))
                 self.transport.close()
             at = end

@@ -65,12 +65,12 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
     print(textwrap.indent(format_table(header, list(rows)), "  "), flush=True)
 
 
-def percentiles(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
-    """n, p50, p95, p99 and max, by nearest rank; only n for no values."""
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """n, p50, p95, p99 and max, by nearest rank, with three decimals; only n for no values."""
     if not values:
         return {"n": 0}
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    figures = {name: round(float(percentile(values, share) or 0), digits) for name, share in shares.items()}
+    figures = {name: round(float(percentile(values, share) or 0), 3) for name, share in shares.items()}
     return {"n": len(values), **figures}
 
 

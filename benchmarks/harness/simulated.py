@@ -121,11 +121,6 @@ class SimulatedUtterance:
     cancelled_ns: int | None = None
     ended_ns: int | None = None
 
-    def ahead_ns(self, now_ns: int) -> int:
-        """Length of the audio that was made and not heard."""
-        kept = sum(self.waiting) * NS_PER_S // SAMPLE_RATE_HZ
-        return kept + max(0, (self.listener.until_ns or now_ns) - now_ns)
-
     @property
     def underruns_ns(self) -> list[int]:
         """The silences that the listener heard within the utterance."""
