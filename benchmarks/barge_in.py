@@ -1,8 +1,8 @@
-"""How soon speech stops: `clear` sent to its answer received, and not one frame of the stopped turn after that.
+"""How soon speech stops: the time from `clear` to its answer, and the frames of the stopped turn that come after it.
 
-Calls speak all the time; each is interrupted again and again and at once says its next turn in another tone, so every
-frame can be told by ear. "native" has speech and events on one socket; "twilio" has two legs, and the media leg's
-own `clear` counts too.
+All calls speak all the time. Each call is interrupted at intervals and says its next turn at once in another tone. The
+tone of a frame shows which turn it belongs to. The shape "native" has speech and events on one socket. The shape
+"twilio" has two legs, and the media leg's own `clear` is measured too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/barge_in.py                  50 calls of each shape, about 1 minute
@@ -21,12 +21,12 @@ _EXAMPLES = """examples:
 
 def main() -> None:
     flags = report.parser("barge_in", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--calls", type=int, default=50, help="calls that speak (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=20.0, help="measured time of each window (default %(default)s)")
+    flags.add_argument("--calls", type=int, default=50, help="number of calls (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=20.0, help="length of a measured window (default %(default)s)")
     flags.add_argument(
         "--period", type=float, default=1.0, help="seconds between interruptions of a call (default %(default)s)"
     )
-    flags.add_argument("--shapes", default="native,twilio", help="by comma (default %(default)s)")
+    flags.add_argument("--shapes", default="native,twilio", help="shapes, separated by commas (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=1, help="windows of each shape (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
@@ -66,7 +66,7 @@ def main() -> None:
 def _window(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
     server_core, load_core = cores()
     args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
-    with Server("serve", args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
         spec = {
             "port": server.port,
             "server_pid": server.pid,

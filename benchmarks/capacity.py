@@ -1,9 +1,9 @@
 """What a call costs the server, and how many calls can speak at once on one core.
 
-Part "cost": server CPU per second of call speech with inbound audio, ours against a bare websockets + soxr + audioop
-loop (harness/reference.py), both at once on one core, so that a noisy machine hits them alike. Part "ramp": more
-and more calls that all speak all the time, and how late their frames come. The server has one core, the load
-generator another.
+Part "cost" measures the server's CPU time per second of speech, with inbound audio. It compares our server with a bare
+loop of websockets, soxr and audioop (harness/reference.py). Both run at the same time on one core, so other load
+disturbs both alike. Part "ramp" adds calls that all speak all the time and measures how late their frames are. The
+server runs on one core and the load generator on another.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/capacity.py                                        both parts, about 6 minutes
-  python benchmarks/capacity.py --parts cost --repeat 9 --seconds 10   the ratio, more exactly
-  python benchmarks/capacity.py --parts ramp --ramp 200,400,800        where it ends
+  python benchmarks/capacity.py --parts cost --repeat 9 --seconds 10   the ratio, with less noise
+  python benchmarks/capacity.py --parts ramp --ramp 200,400,800        up to the limit
   python benchmarks/capacity.py --parts cost --patch pairs             an experiment against the plain server
 """
 _OURS = ("--set", "engines.default=fake", "--instant")
@@ -26,14 +26,14 @@ _OURS = ("--set", "engines.default=fake", "--instant")
 
 def main() -> None:
     flags = report.parser("capacity", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--parts", default="cost,ramp", help="which parts, by comma (default %(default)s)")
+    flags.add_argument("--parts", default="cost,ramp", help="parts, separated by commas (default %(default)s)")
     flags.add_argument("--calls", type=int, default=50, help="calls of the cost part (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=6.0, help="measured time of each window (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=6.0, help="length of a measured window (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=5, help="rounds of the cost part (default %(default)s)")
     flags.add_argument("--ramp", default="50,100,200,300,400", help="calls of the ramp part (default %(default)s)")
     flags.add_argument("--shapes", default="twilio,native", help="of the ramp: twilio (two legs), native, bare")
     flags.add_argument("--lead-ms", type=int, default=200, help="how far ahead frames are sent (default %(default)s)")
-    flags.add_argument("--patch", action="append", default=[], help="add a side with this experiment applied (cost)")
+    flags.add_argument("--patch", action="append", default=[], help="also measure with this experiment (cost)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.seconds, chosen.repeat, chosen.ramp, chosen.shapes = 2, 0.5, 1, "2", "native"
@@ -52,7 +52,7 @@ def _window(
     warm_s = max(1.0, calls / 50) + (0.5 if chosen.quick else 3.0)
     if script == "serve":
         args = (*args, "--set", f"speech.lead_ms={chosen.lead_ms}")
-    with Server(script, args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess(script, args, core=server_core, priority=chosen.priority) as server:
         spec = {
             "port": server.port,
             "server_pid": server.pid,
@@ -68,7 +68,7 @@ def _window(
 
 
 def _cost(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Each side runs beside a bare loop, on the same core in the same seconds: a noisy machine hits both alike."""
+    """Run each side at the same time as a bare loop on the same core, so other load disturbs both alike."""
     sides: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {"ours": (_OURS, {})}
     if chosen.patch:
         sides |= {f"ours + {name}": ((*_OURS, "--patch", name), {}) for name in chosen.patch}
@@ -129,7 +129,7 @@ def _ramp(chosen: argparse.Namespace) -> list[dict[str, Any]]:
             script, args = ("reference", ()) if shape == "bare" else ("serve", _OURS)
             window = {"shape": shape, **_window(script, args, shape, calls, chosen)}
             windows.append(window)
-            late, told = window["late_ms"], window["server_late_ms"]
+            late, reported = window["late_ms"], window["server_late_ms"]
             rows.append(
                 (
                     calls,
@@ -138,8 +138,8 @@ def _ramp(chosen: argparse.Namespace) -> list[dict[str, Any]]:
                     late["p99"],
                     late["max"],
                     f"{window['late_over_20_ms_share']:.3%}",
-                    told.get("p50_le", "-"),
-                    told.get("p99_le", "-"),
+                    reported.get("p50_le", "-"),
+                    reported.get("p99_le", "-"),
                     f"{window['server_waited_share']:.0%}",
                     f"{window['generator_cpu_share']:.0%}",
                     window["generator_lag_ms"]["p99"],

@@ -1,14 +1,14 @@
-"""One utterance of the CosyVoice2 engine on a CPU: what it costs as it grows, when it is first heard, what it holds.
+"""One utterance of the CosyVoice2 engine on a CPU: cost as it grows, first audio, memory.
 
-Random weights of the official sizes, an utterance of a given length after a prompt that is kept, computed by one lane
-with nobody beside it; many callers are the matter of `telephony-tts bench engine`. Six questions:
+The weights are random and have the official sizes. One lane computes one utterance of a given length after a cached
+prompt. `telephony-tts bench engine` measures many callers. There are six parts:
 
   chunks       a 50-frame chunk of the flow, from the first to the last: does its time grow by more than attention?
-  totals       the whole utterance by the cached stream, and by recomputing every prefix as the reference does
+  totals       the whole utterance, with caches and by recomputing every prefix as the reference does
   first audio  speech tokens drawn before the first sound, for each profile, with and without a prompt
-  end to end   first sound, real-time factor, and the share of each stage
-  memory       bytes of one utterance for each second it is long
-  loading      of the weights, and of a voice
+  end to end   first sound, real-time factor, and the seconds of each stage
+  memory       bytes of one utterance per second of its length
+  loading      seconds to load the weights and a voice
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from harness import report
 from harness.process import give_back_unused, resident_kib
-from harness.synthesis import Rig, Speaker, Watch, build, chunk_work, progress, sayable
+from harness.synthesis import Rig, Speaker, StageTimer, build, chunk_work, progress
 
+from telephony_tts.bench.subject import random_tokens
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
@@ -44,15 +45,15 @@ from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 _EXAMPLES = """examples:
   python benchmarks/engine.py                                the full size, 8 s, a quarter of an hour on one core
   python benchmarks/engine.py --seconds 2 --repetitions 1    a first look
-  python benchmarks/engine.py --size tiny --seconds 2        does it run? half a minute, figures without meaning
+  python benchmarks/engine.py --size tiny --seconds 2        a check that it runs, half a minute
   python benchmarks/engine.py --dtype bfloat16 --lm-dtype int8 --vocoder-dtype mixed --recompute 0 --json mixed.json
 
-The weights are random, so what is said is noise; times and bytes do not depend on that. It takes 2.6 GB of disk, which
-are given back, and 8 GB of memory. Recomputing every prefix is most of the time: --recompute 0 leaves it out.
+The weights are random, so the speech is noise; times and bytes do not depend on that. The benchmark needs 8 GB of
+memory and, while it runs, 2.6 GB of disk. Most of its time is recomputing every prefix: --recompute 0 leaves it out.
 """
 _SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
 GROWING = Profile(hops=(25, 50, 100))
-"""The default profile with blocks that grow, as upstream's do."""
+"""The default profile with blocks that grow, as in upstream's profile."""
 UPSTREAM_CONSTANT = Profile(first_tokens=None, hops=(BLOCK_TOKENS,), causal_finish=False, upstream_joint=True)
 
 
@@ -63,17 +64,17 @@ def main() -> None:
     flags.add_argument("--prompt-seconds", type=float, default=3.5, help="of the voice's prompt (default %(default)s)")
     flags.add_argument("--dtype", choices=DTYPES, default="float32", help="of all networks (default %(default)s)")
     for network, dtypes in (("lm", LM_DTYPES), ("flow", FLOW_DTYPES), ("vocoder", VOCODER_DTYPES)):
-        flags.add_argument(f"--{network}-dtype", choices=dtypes, help="of that one, in place of --dtype")
-    flags.add_argument("--threads", type=int, default=1, help="torch may use (default %(default)s)")
+        flags.add_argument(f"--{network}-dtype", choices=dtypes, help=f"of the {network}, in place of --dtype")
+    flags.add_argument("--threads", type=int, default=1, help="threads of torch (default %(default)s)")
     flags.add_argument("--repetitions", type=int, default=3, help="of each measure, interleaved (default %(default)s)")
-    flags.add_argument("--recompute", type=int, default=1, help="repetitions of the slow way (default %(default)s)")
+    flags.add_argument("--recompute", type=int, default=1, help="repetitions of recomputing (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.size, chosen.seconds, chosen.repetitions = "tiny", 2.4, 1
     torch.set_num_threads(chosen.threads)
     precision = Precision.of(chosen.dtype, chosen.lm_dtype, chosen.flow_dtype, chosen.vocoder_dtype)
     rig = build(chosen.size, precision)
-    n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), sayable(chosen.seconds)
+    n_prompt, n_tokens = int(chosen.prompt_seconds * TOKENS_PER_S), random_tokens(chosen.seconds)
     features = rig.voice(n_prompt)
     results: dict[str, Any] = {
         "utterance": {
@@ -112,9 +113,9 @@ def _loading(rig: Rig, features: PromptFeatures, n: int) -> dict[str, Any]:
 
 
 def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Up to the first chunk of each profile: ids that the sampler had drawn, seconds, sound in hand."""
+    """For each profile, up to the first chunk: the speech tokens drawn so far, and the seconds."""
     rows = []
-    n_most = sayable(3.0)  # more than any profile's first chunk takes
+    n_most = random_tokens(3.0)  # longer than the first chunk of any profile
     for name, profile in PROFILES.items():
         for n_prompt, voice in ((features.speech_tokens.numel(), features), (0, rig.voice(0))):
             speaker = rig.speaker(voice, profile)
@@ -133,7 +134,7 @@ def _first_audio(rig: Rig, features: PromptFeatures, chosen: argparse.Namespace)
 
 
 def _end_to_end(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> list[dict[str, Any]]:
-    """Whole utterances through all stages; the stages' seconds are of the run with the median total."""
+    """Whole utterances through all stages. The seconds of the stages are those of the run with the median total."""
     profiles = {"default": DEFAULT, "fast": PROFILES["fast"]}
     speakers = {name: rig.speaker(features, profile) for name, profile in profiles.items()}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in profiles}
@@ -151,20 +152,20 @@ def _end_to_end(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> li
 
 
 def _whole(rig: Rig, speaker: Speaker, n_tokens: int) -> dict[str, Any]:
-    """Raises RuntimeError if the utterance has not the length it was made for."""
-    watch, n_samples, first = Watch(), 0, 0.0
+    """One whole utterance. Raises RuntimeError if its length is wrong."""
+    timer, n_samples, first = StageTimer(), 0, 0.0
     begun = time.perf_counter()
-    with watch.on(rig.model):
+    with timer.on(rig.model):
         for chunk in speaker.speak(n_tokens):
             first = first or time.perf_counter() - begun
             n_samples += len(chunk.pcm)
     total = time.perf_counter() - begun
     if n_samples != n_tokens * _SAMPLES_PER_TOKEN:
-        raise RuntimeError(f"{n_samples} samples came of {n_tokens} tokens")
-    stages = {f"{part}_s": round(seconds, 4) for part, seconds in watch.seconds.items()}
-    decoding = watch.seconds["LM decode"] + watch.seconds["LM sampling"]
+        raise RuntimeError(f"{n_tokens} tokens gave {n_samples} samples, not {n_tokens * _SAMPLES_PER_TOKEN}")
+    stages = {f"{part}_s": round(seconds, 4) for part, seconds in timer.seconds.items()}
+    decoding = timer.seconds["LM decode"] + timer.seconds["LM sampling"]
     stages["LM per token, ms"] = round(1000 * decoding / n_tokens, 3)
-    stages["other_s"] = round(total - sum(watch.seconds.values()), 4)
+    stages["other_s"] = round(total - sum(timer.seconds.values()), 4)
     return {"first_audio_s": first, "total_s": total, "stages": stages}
 
 
@@ -176,7 +177,7 @@ def _ids(n: int) -> torch.Tensor:
 
 
 def _cached(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Profile) -> Iterator[torch.Tensor]:
-    """Mel, chunk after chunk, from the caches."""
+    """Mel of shape (1, mels, frames), chunk after chunk, with caches."""
     stream = rig.model.flow.start(prompt.flow)
     n_cut = profile.n_cut(prompt.n_flow_tokens)
     for known, offset, last in profile.plan(prompt.n_flow_tokens + n_cut, tokens.shape[1]):
@@ -188,7 +189,7 @@ def _cached(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Prof
 
 
 def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Profile) -> Iterator[torch.Tensor]:
-    """The same by computing everything from the first prompt token anew, as the reference does."""
+    """The same mel by recomputing from the first prompt token for every chunk, as the reference does."""
     for known, offset, last in profile.plan(prompt.n_flow_tokens, tokens.shape[1]):
         mel = rig.model.flow.full(
             prompt.flow_tokens, tokens[:, :known], prompt.flow_mel, prompt.embedding, streaming=not last, finalize=last
@@ -197,12 +198,12 @@ def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: 
 
 
 def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[str, Any]:
-    """Chunks of 25 tokens from the caches. What is expected to grow is attention, as much as it has keys to see."""
+    """Chunks of 25 tokens with caches. Only attention is expected to grow, in proportion to its keys."""
     prompt, tokens = rig.model.prompt(features, DEFAULT), _ids(n_tokens)
     plan = list(DEFAULT.plan(features.speech_tokens.numel(), n_tokens))[:-1]
     ends = [known - LOOKAHEAD_TOKENS for known, _, _ in plan]
     seen = [prompt.n_flow_tokens + end for end in ends]
-    # The first one takes along what of the prompt is not shared, so that all have a block's 25 tokens.
+    # The first chunk also has the part of the prompt that is not shared, so every chunk has 25 tokens.
     tail = prompt.flow.tail_tokens.shape[1]
     news = [end - offset + (0 if offset else tail) for end, (_, offset, _) in zip(ends, plan, strict=True)]
     work = [chunk_work(rig.config, rig.linear, *of) for of in zip(news, seen, strict=True)]
@@ -232,7 +233,7 @@ def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[s
 
 
 def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Flow and vocoder of a whole utterance, four ways; the vocoder joins as its profile does."""
+    """Flow and vocoder of a whole utterance, four ways. The vocoder joins chunks as the profile says."""
     ways: dict[str, tuple[Profile, Callable[..., Iterator[torch.Tensor]], int]] = {
         "cached, 25": (DEFAULT, _cached, chosen.repetitions),
         "cached, 22 25 50 100": (GROWING, _cached, chosen.repetitions),
@@ -284,7 +285,7 @@ def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.
 
 
 def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]:
-    """Bytes that one utterance holds, by counting its tensors and by what the process grows; the prompt is shared."""
+    """Bytes of one utterance: the sum of its tensors, and the growth of the process. The prompt is shared."""
     progress("memory")
     model, cache = rig.model, rig.model.cache
     prompt, tokens = model.prompt(features, DEFAULT), _ids(n_tokens)
@@ -326,7 +327,7 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
 
 
 def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:
-    """Bytes that the flow keeps of a second, told by a first block in buffers without room to spare."""
+    """Bytes that the flow keeps per second: those of a first block in buffers without spare room."""
     stream = rig.model.flow.start(prompt.flow, growth_frames=0)
     n_start, n_tail = stream.nbytes(), stream.tail_tokens.shape[1]
     n = rig.model.flow.tokens_to_block_end(stream)

@@ -1,8 +1,8 @@
-"""How soon a turn sounds: text complete to the first frame, as the client sees it and as the server tells it.
+"""First audio: from the complete text to the first frame, as the client measures it and as the server reports it.
 
-The fake engine without delay shows what the server itself adds; the embedded voice shows what a caller waits. Every
-call says a sentence of about 4 s every 5 s, each at its own phase; a call that is alone is interrupted every second
-and says the next one, to have enough turns.
+The fake engine has no delay of its own, so its figures are those of the server. The embedded voice shows how long a
+caller waits. Every call says a sentence of about 4 s every 5 s, at a phase of its own. A single call is interrupted
+every second and says its next sentence, so that there are enough turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from typing import Any
 
 from harness import report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/first_audio.py                          all, about 3 minutes
@@ -22,20 +22,20 @@ _EXAMPLES = """examples:
 
 def main() -> None:
     flags = report.parser("first_audio", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--engines", default="fake,hibari", help="by comma (default %(default)s)")
-    flags.add_argument("--calls", default="1,50", help="calls at once, by comma (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=30.0, help="measured time of each window (default %(default)s)")
+    flags.add_argument("--engines", default="fake,hibari", help="engines, separated by commas (default %(default)s)")
+    flags.add_argument("--calls", default="1,50", help="numbers of calls, separated by commas (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=30.0, help="length of a measured window (default %(default)s)")
     flags.add_argument(
-        "--period", type=float, help="seconds from turn to turn of a call (default 5; 1 with `clear` for a single call)"
+        "--period", type=float, help="seconds between turns of a call (default 5; for a single call 1, with `clear`)"
     )
     flags.add_argument("--repeat", type=int, default=1, help="windows of each kind (default %(default)s)")
-    flags.add_argument("--workers", type=int, default=2, help="threads of the voice (default %(default)s)")
+    flags.add_argument("--workers", type=int, default=2, help="threads of the embedded voice (default %(default)s)")
     flags.add_argument("--switch", type=float, help="the interpreter's switch interval in seconds, for experiments")
     flags.add_argument(
         "--server-cores",
         choices=("one", "all"),
         default="all",
-        help="cores of the server with the voice; the fake engine always has one (default %(default)s)",
+        help="cores of the server with the embedded voice; with the fake engine it has one (default %(default)s)",
     )
     chosen = flags.parse_args()
     if chosen.quick:
@@ -47,7 +47,7 @@ def main() -> None:
                 windows.append(_window(engine, calls, chosen))
                 print(f"  {engine}, {calls}: p50 {windows[-1]['seen_ms'].get('p50')} ms", flush=True)
     report.table(
-        "first frame after the text is complete, in ms: seen by the client | told by the server",
+        "first frame after the text is complete, in ms: measured by the client | reported by the server",
         (
             "engine, calls",
             "turns",
@@ -91,8 +91,8 @@ def _window(engine: str, calls: int, chosen: argparse.Namespace) -> dict[str, An
     if engine == "fake":
         args.append("--instant")
     one_core = engine == "fake" or chosen.server_cores == "one"
-    with Server("serve", args, core=server_core if one_core else None, priority=chosen.priority) as server:
-        # During the warm-up every call says its first sentence, and the fake engine learns all of them.
+    with ServerProcess("serve", args, core=server_core if one_core else None, priority=chosen.priority) as server:
+        # During the warm-up every call says its first sentences, and the fake engine caches all of them.
         spec = {
             "port": server.port,
             "server_pid": server.pid,

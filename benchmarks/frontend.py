@@ -1,7 +1,7 @@
-"""The parts without sockets: segmenter, normaliser, encoder, wire codecs, and what a frame costs the session.
+"""The parts without sockets: segmenter, normaliser, encoder, wire codecs, and the session's cost of a frame.
 
-Speeds are medians of repeats on one core. With `--cases DIR` case files of that folder are judged too, each
-by the runner, adapter and file that a `--runner` names; the runner's figures are kept.
+Speeds are medians of repeats on one core. With `--cases DIR` and `--runner` a scoring script also judges the case
+files of that folder, and its figures are part of the result.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _MANDARIN = (
 def main() -> None:
     flags = report.parser("frontend", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--repeat", type=int, default=9, help="repeats of each measure (default %(default)s)")
-    flags.add_argument("--cases", type=Path, metavar="DIR", help="the folder of the shared case files")
+    flags.add_argument("--cases", type=Path, metavar="DIR", help="folder of the case files")
     flags.add_argument(
         "--runner",
         action="append",
         default=[],
         metavar="SCRIPT,ADAPTER:CLASS,CASES",
-        help="judge CASES (a file name in --cases) with SCRIPT and ADAPTER; may be given several times",
+        help="score the file CASES of --cases with SCRIPT and ADAPTER; may be given several times",
     )
     chosen = flags.parse_args()
     if chosen.quick:
@@ -90,7 +90,7 @@ def main() -> None:
     report.table("front end (medians)", ("what", "figure"), rows)
     for judged in results["cases"]:
         print(f"\n{judged['cases']}\n{judged['output']}")
-    # The result is public: of the runners only the names, and their figures without what they printed.
+    # The result is published: it has the names of the runners and their figures, without paths and output.
     chosen.runner = [",".join(Path(part).name for part in word.split(",")) for word in chosen.runner]
     for judged in results["cases"]:
         del judged["output"]
@@ -111,7 +111,7 @@ def _seconds(work: Callable[[], object], chosen: argparse.Namespace, n: int) -> 
 
 
 def _segmenter(chosen: argparse.Namespace) -> dict[str, float]:
-    """Characters per second, text arriving in the pieces a language model sends (4 characters) and in one."""
+    """Characters per second of text that comes in pieces of 4 characters, as from a language model, and of 256."""
 
     def feed(text: str, n: int) -> None:
         segmenter = Segmenter(first_clause_chars=24)
@@ -119,7 +119,7 @@ def _segmenter(chosen: argparse.Namespace) -> dict[str, float]:
             segmenter.feed(text[at : at + n])
         segmenter.flush()
 
-    figures = {}
+    figures: dict[str, float] = {}
     for name, text in (("English", _TEXT * 4), ("Mandarin", _MANDARIN * 8)):
         for n in (4, 256):
             seconds = _seconds(lambda text=text, n=n: feed(text, n), chosen, 5)  # type: ignore[misc]
@@ -130,7 +130,7 @@ def _segmenter(chosen: argparse.Namespace) -> dict[str, float]:
 def _normaliser(chosen: argparse.Namespace) -> dict[str, float]:
     plain = "I have sent the form to the address you gave us, is there anything else?"
     rich = "Order no. 4711 costs $42.50 and arrives on May 3rd, 2024 at 9:30 a.m."
-    figures = {}
+    figures: dict[str, float] = {}
     for name, text, lang in (("plain English", plain, "en"), ("rich English", rich, "en")):
         normalize(text, lang)
         figures[f"{name}, µs per sentence"] = round(
@@ -140,7 +140,7 @@ def _normaliser(chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def _encoder(chosen: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds per second of audio in 100 ms chunks, ours and the bare libraries, in turn."""
+    """Milliseconds per second of audio in 100 ms chunks: our encoder and the bare libraries, measured in turn."""
     pcm = render("the quick brown fox jumps over the lazy dog, and then again.")
     n = SAMPLE_RATE_HZ // 10
     chunks = [pcm[at : at + n] for at in range(0, len(pcm) - n, n)]
@@ -207,14 +207,14 @@ def _wire(chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def _session(chosen: argparse.Namespace) -> dict[str, float]:
-    """Microseconds the state machine takes for a frame, all its other work shared out over the frames."""
+    """Microseconds per frame in the state machine; the cost of everything else it does is part of that."""
     text = (
         "Thank you for calling, I can see your account right here. Your last payment reached us on the third of May. "
     )
-    pcm = {}
+    pcm: dict[str, Any] = {}
 
     def speak(marks: bool) -> tuple[int, int]:
-        """(frames, nanoseconds inside the session), encoding included."""
+        """(frames, nanoseconds inside the session), with encoding."""
         session = Session(SessionSettings(), 0)
         session.attach_media(0, marks=marks, clears=marks)
         now_ns = n_frames = spent_ns = 0

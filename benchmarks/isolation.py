@@ -1,13 +1,13 @@
-"""What other calls notice of a saturated CosyVoice2 engine, in threads of the server or in a process of its own.
+"""How much a saturated CosyVoice2 engine delays other calls, in threads of the server or in a process of its own.
 
-The engine has as many endless callers as slots. Beside them, on the same server, paced calls speak tones, which cost
-next to nothing to make: how late their frames are is what the engine does to the event loop. Each arm is a fresh
-server; arms take turns, so that a noisy machine hits them alike. Server, engine and callers share all cores.
+The engine has one endless caller for each slot. On the same server, paced calls speak tones, which cost almost nothing
+to make. The lateness of their frames shows what the engine does to the event loop. Each arm has a fresh server. The
+arms take turns, so other load disturbs them alike. Server, engine and callers share all cores.
 
-  idle         the engine is loaded and says nothing
+  idle         the engine is loaded and idle
   thread       isolation: thread
   process      isolation: process
-  nice5 ...    the same, and the engine's process has that niceness
+  nice5 ...    isolation: process, with that niceness of the engine's process
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -24,13 +23,14 @@ from typing import Any
 
 import uvloop
 from harness import report
-from harness.calls import FRAME_NS, TURNS, BotPeer
-from harness.process import Server, cpu_times_s, stolen_s
+from harness.calls import FRAME_S, BotPeer
+from harness.lateness import frame_lateness_ms, metric_values, watch_timers
+from harness.process import ServerProcess, cpu_times_s, place, stolen_s
 
 _EXAMPLES = """examples:
   python benchmarks/isolation.py                              the tiny model, two minutes
   python benchmarks/isolation.py --model models/CosyVoice2-0.5B --label full --slots 4 --add \\
-      --set dtype=bfloat16 --set lm_dtype=int8                a real one; what the file has of others is kept
+      --set dtype=bfloat16 --set lm_dtype=int8                a real model; keeps other results in the file
   python benchmarks/isolation.py --arms process,nice10 --repeat 5
 """
 ARMS = ("idle", "thread", "process", "nice5", "nice10")
@@ -43,21 +43,21 @@ def main() -> None:
     flags = report.parser("isolation", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--model", type=Path, help="a model directory (default: a tiny one with random weights)")
     flags.add_argument("--label", default="tiny", help="what the result calls the model (default %(default)s)")
-    flags.add_argument("--arms", default=",".join(ARMS), help="which, by comma (default %(default)s)")
-    flags.add_argument("--slots", type=int, default=16, help="and callers of the engine (default %(default)s)")
+    flags.add_argument("--arms", default=",".join(ARMS), help="arms, separated by commas (default %(default)s)")
+    flags.add_argument("--slots", type=int, default=16, help="slots and callers of the engine (default %(default)s)")
     flags.add_argument("--lanes", type=int, default=2, help="threads of the engine (default %(default)s)")
-    flags.add_argument("--calls", type=int, default=20, help="paced calls beside it (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=8.0, help="measured time of each arm (default %(default)s)")
-    flags.add_argument("--warm", type=float, default=3.0, help="seconds before it (default %(default)s)")
+    flags.add_argument("--calls", type=int, default=20, help="paced calls (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=8.0, help="measured time of an arm (default %(default)s)")
+    flags.add_argument("--warm", type=float, default=3.0, help="seconds of warm-up (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=2, help="rounds over all arms (default %(default)s)")
     flags.add_argument("--set", dest="more", action="append", default=[], metavar="KEY=VALUE",
                        help="a setting of engines.cosyvoice2, such as dtype=bfloat16")  # fmt: skip
-    flags.add_argument("--add", action="store_true", help="keep what the result has of other labels")
+    flags.add_argument("--add", action="store_true", help="keep the results of other labels in the file")
     chosen = flags.parse_args()
     arms = chosen.arms.split(",")
     for arm in arms:
         if arm not in ARMS:
-            flags.error(f"there is no arm {arm!r}; there are {', '.join(ARMS)}")
+            flags.error(f"no arm {arm!r}; the arms are {', '.join(ARMS)}")
     if chosen.quick:
         chosen.seconds, chosen.warm, chosen.repeat, chosen.slots, chosen.calls = 1.0, 0.5, 1, 4, 2
         arms = ["thread", "process"]
@@ -93,21 +93,21 @@ def _tiny(folder: Path) -> Path:
 
 
 def _measured(arm: str, model: Path, chosen: argparse.Namespace) -> dict[str, Any]:
-    """One arm on a server of its own."""
+    """Measure one arm on a server of its own."""
     isolation = "thread" if arm == "thread" else "process"
     engine = {"model": model.resolve(), "isolation": isolation, "workers": chosen.lanes, "slots": chosen.slots}
     words = [f"engines.cosyvoice2.{key}={value}" for key, value in engine.items()]
     words += ["engines.default=fake", f"speech.lead_ms={LEAD_MS}"]
     words += [f"engines.cosyvoice2.{word}" for word in chosen.more]
     settings = [part for word in words for part in ("--set", word)]
-    with Server("serve", ("--instant", *settings), priority=chosen.priority) as server:
+    with ServerProcess("serve", ("--instant", *settings), priority=chosen.priority) as server:
         if arm.startswith("nice"):
-            _renice(_engine_pid(server.pid), int(arm.removeprefix("nice")))
+            place(_engine_pid(server.pid), None, int(arm.removeprefix("nice")))
         return uvloop.run(_window(server, 0 if arm == "idle" else chosen.slots, chosen))
 
 
 def _engine_pid(server_pid: int) -> int:
-    """The process of the engine. Raises RuntimeError where there is none."""
+    """The pid of the engine's process. Raises RuntimeError if the engine has no process of its own."""
     children = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text(encoding="ascii").split()
     for pid in children:
         if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -115,51 +115,22 @@ def _engine_pid(server_pid: int) -> int:
     raise RuntimeError("the engine has no process of its own")
 
 
-def _renice(pid: int, niceness: int) -> None:
-    """All its threads: on Linux each has its own."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(task.name), niceness)
-
-
-class _Talker(BotPeer):
-    """Always has the next thing to say, also when one could not be said."""
-
-    def __init__(self, name: str, at: int, voice: str) -> None:
-        super().__init__(name, audio="base64", options=f"&voice={voice}")
-        self._at = at
-        self.on_event = self._hear
-
-    def begin(self) -> None:
-        """One turn to speak and one that waits."""
-        self._say()
-        self._say()
-
-    def _hear(self, event: dict[str, Any], _at_ns: int) -> None:
-        if event["type"] == "done" or (event["type"] == "error" and "turn" in event):
-            self._say()
-
-    def _say(self) -> None:
-        self.send({"type": "say", "text": TURNS[self._at % len(TURNS)]})
-        self._at += 1
-
-
-async def _window(server: Server, n_engine: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    """All connect first: an engine that has enough to do lets nobody else in."""
-    voice = "cosyvoice2/preset"
-    paced = [_Talker(f"paced{n}", n, "fake/tone") for n in range(chosen.calls)]
-    callers = [_Talker(f"engine{n}", n, voice) for n in range(n_engine)]
+async def _window(server: ServerProcess, n_engine: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Connect all calls, let them speak, measure. They connect first, because a loaded engine refuses calls."""
+    paced = [BotPeer(f"paced{n}", audio="base64", options="&voice=fake/tone") for n in range(chosen.calls)]
+    callers = [BotPeer(f"engine{n}", audio="base64", options="&voice=cosyvoice2/preset") for n in range(n_engine)]
     for peer in (*paced, *callers):
         await peer.connect(server.port)
     gc.collect()
-    gc.freeze()  # a collection of this process would look like a late frame
-    for caller in callers:
-        caller.begin()
-    for peer in paced:
-        peer.begin()
-        await asyncio.sleep(FRAME_NS / 1e9 / len(paced))  # frames of different calls do not fall together
+    gc.freeze()  # a garbage collection in this process would look like a late frame
+    for n, caller in enumerate(callers):
+        caller.talk_without_end(n)
+    for n, peer in enumerate(paced):
+        peer.talk_without_end(n)
+        await asyncio.sleep(FRAME_S / len(paced))  # so that frames of different calls do not coincide
     await asyncio.sleep(chosen.warm)
     lag_ms: list[float] = []
-    watching = asyncio.create_task(_watch_lag(lag_ms))
+    watching = asyncio.create_task(watch_timers(lag_ms))
     before, counted_ns = await _work(server.port)
     begun_ns, stolen, cpu = time.monotonic_ns(), stolen_s(), cpu_times_s(server.pid)
     await asyncio.sleep(chosen.seconds)
@@ -170,7 +141,7 @@ async def _window(server: Server, n_engine: int, chosen: argparse.Namespace) -> 
         peer.hang_up()
     await asyncio.sleep(0.2)
     wall_s = (ended_ns - begun_ns) / 1e9
-    late_ms = [late for peer in paced for late in _late_ms(peer, begun_ns, ended_ns)]
+    late_ms = [late for peer in paced for late in frame_lateness_ms(peer.arrivals_ns, begun_ns, ended_ns, LEAD_MS)]
     counted_s = (counted_again_ns - counted_ns) / 1e9
     busy_s = sum(after.get(f"{stage}_s", 0.0) - before.get(f"{stage}_s", 0.0) for stage in STAGES)
     return {
@@ -187,29 +158,11 @@ async def _window(server: Server, n_engine: int, chosen: argparse.Namespace) -> 
     }
 
 
-def _late_ms(peer: BotPeer, begun_ns: int, ended_ns: int) -> list[float]:
-    """By frame that came in the window: how much later than on a schedule that the call's first frame began."""
-    if not peer.arrivals_ns:
-        return []
-    first_ns = peer.arrivals_ns[0]
-    return [
-        max(0, at_ns - first_ns - max(0, n * FRAME_NS - LEAD_MS * 1_000_000)) / 1e6
-        for n, at_ns in enumerate(peer.arrivals_ns)
-        if begun_ns <= at_ns < ended_ns
-    ]
-
-
-async def _watch_lag(lag_ms: list[float]) -> None:
-    """How late this process runs its own timers: what it cannot see more exactly than that."""
-    while True:
-        asked_ns = time.monotonic_ns()
-        await asyncio.sleep(0.01)
-        lag_ms.append(max(0.0, (time.monotonic_ns() - asked_ns) / 1e6 - 10.0))
-
-
 async def _work(port: int) -> tuple[dict[str, float], int]:
-    """The engine's counters, by name, and when they were so: the first that are new. Those of a process come every
-    second, those of an engine at rest never."""
+    """(the engine's counters by name, the time of the look): the first look at which they have changed.
+
+    An engine in a process of its own reports every second; the counters of an idle engine never change.
+    """
     at_first = await _counters(port)
     for _ in range(_NEWS_WITHIN_S * 20):
         await asyncio.sleep(0.05)
@@ -220,17 +173,11 @@ async def _work(port: int) -> tuple[dict[str, float], int]:
 
 
 async def _counters(port: int) -> dict[str, float]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
-    body = (await reader.read()).decode()
-    writer.close()
-    head = 'telephony_tts_engine_work{engine="cosyvoice2",what="'
-    pairs = [line[len(head) :].split('"} ') for line in body.splitlines() if line.startswith(head)]
-    return {name: float(value) for name, value in pairs}
+    return await metric_values(port, 'telephony_tts_engine_work{engine="cosyvoice2",what="')
 
 
 def _summary(rounds: list[dict[str, dict[str, Any]]], arm: str) -> dict[str, Any]:
-    """Medians over the rounds, and the worst of the latest frames."""
+    """Medians over the rounds; of the maximum lateness the largest."""
     found = [one[arm] for one in rounds]
     late = {name: report.median([one["late_ms"].get(name, 0.0) for one in found]) for name in ("p50", "p99")}
     names = ("audio_seconds_per_second", "lanes_busy_share", "late_over_20_ms_share", "server_waited_share")

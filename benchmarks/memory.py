@@ -1,7 +1,7 @@
-"""Does memory stay flat? Thousands of calls and of interruptions, the server's resident memory all along.
+"""Does memory stay flat? The server's resident memory during thousands of calls and of interruptions.
 
-Judged as the last quarter against the second: the first may still warm up. After it, in one process with the server,
-the objects of finished calls are counted: there must be none.
+The result compares the last quarter of the samples with the second, because the first quarter may still be warm-up. A
+second part runs calls and the server in one process and counts the objects of finished calls. There must be none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, TextIO
 
 from harness import churn, report
-from harness.process import Server, cores, run_load
+from harness.process import ServerProcess, cores, run_load
 
 _EXAMPLES = """examples:
   python benchmarks/memory.py                 2,000 calls, 2,000 barge-ins, about 3 minutes
@@ -25,17 +25,17 @@ _COUNTED = ("Session", "Call", "Turn", "Encoder", "Resampler", "CallConnection",
 
 def main() -> None:
     flags = report.parser("memory", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--calls", type=int, default=2000, help="calls one after the other (default %(default)s)")
+    flags.add_argument("--calls", type=int, default=2000, help="calls in all (default %(default)s)")
     flags.add_argument("--barge-ins", type=int, default=2000, help="interruptions (default %(default)s)")
     flags.add_argument("--width", type=int, default=8, help="calls at once (default %(default)s)")
-    flags.add_argument("--samples", type=int, default=80, help="of the memory, per series (default %(default)s)")
+    flags.add_argument("--samples", type=int, default=80, help="memory samples of a series (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.calls, chosen.barge_ins, chosen.width, chosen.samples = 8, 8, 2, 4
     server_core, load_core = cores()
     series: dict[str, Any] = {}
     args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
-    with Server("serve", args, core=server_core, priority=chosen.priority) as server:
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
         for scenario, n in (("calls", chosen.calls), ("barge_ins", chosen.barge_ins)):
             if not n:
                 continue
@@ -76,18 +76,18 @@ def _judge(run: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _in_process(n: int, nowhere: TextIO) -> dict[str, Any]:
-    """Calls and interruptions against a server in this process, then a look at what is left of them."""
+    """Run calls and interruptions against a server in this process; then count what is left of them."""
     from telephony_tts import app, config, logs
-    from telephony_tts.transport.server import Server as OurServer
+    from telephony_tts.transport.server import Server
 
-    # However slow the machine is just now, no call may be refused: the count would then mean less than it says.
+    # A slow machine must not refuse calls: the count would then cover fewer of them.
     overrides = {"server.port": 0, "engines.default": "fake", "limits.text_chars_per_s": 0}
     settings = config.load(None, {**overrides, "limits.max_frame_lateness_ms": 10_000})
     logs.setup(settings.log, nowhere)
     catalog = app.build_catalog(settings)
     await catalog.start()
     try:
-        async with OurServer(app.transport_settings(settings), catalog).running() as server:
+        async with Server(app.transport_settings(settings), catalog).running() as server:
             spec = {"port": server.port, "server_pid": None, "n": n, "width": 4, "samples": 1}
             await churn.calls(spec)
             await churn.barge_ins(spec, hang_up=True)

@@ -1,18 +1,19 @@
-"""Calls through a real Asterisk: how soon a bot is heard, what the bridge adds, and many calls that all speak at once.
+"""Calls through a real Asterisk: first speech at the telephone, the bridge's delay, and gaps in many calls at once.
 
-  first_speech   from the bot's `say` (the text complete) to the first packet of speech at the telephone, with the
-                 embedded voice, one call at a time, over each way that the audio may go
-  bridge_added   from the server's socket to Asterisk's, and back, through the bridge alone: its work, and on the way
-                 to the telephone the wait for its next 20 ms
-  calls          many calls on one Asterisk, all spoken to all the time: times without a packet at the telephones;
-                 server and bridge have one core, Asterisk another; with `--priority realtime` the bridge goes first
+  first_speech   from the bot's `say` with the complete text to the first packet of speech at the telephone, with the
+                 embedded voice, one call at a time, over each way of the audio
+  bridge_added   from the server's socket to Asterisk's and back through the bridge alone: the bridge's work, and on the
+                 way to the telephone the wait for its next 20 ms
+  calls          many calls on one Asterisk that all hear speech all the time: the gaps between packets at the
+                 telephones. Server and bridge share one core, Asterisk has another. With `--priority realtime` the
+                 bridge runs first
 
-The telephones are in this process; when a packet came is told by the kernel, not by when it was looked at. A virtual
-machine may stand still for tens of milliseconds, which no program on it can help: a witness on each core tells when.
-What is late is counted whether the machine stood still or not, and how much of it did is told beside.
+The telephones are in this process. The kernel's timestamps say when a packet came. A virtual machine may stand still
+for tens of milliseconds, and no program on it can prevent that. A witness on each core records these standstills. Late
+packets count in any case; the result also says how many of them overlap a standstill.
 
-Asterisk and the telephones are fetched on first use (80 MB, into .peers). No root is needed, but the witnesses tell
-nothing without it: they must run before everything else.
+The first use downloads Asterisk and the telephones (80 MB, into .peers). The benchmark needs no root, but without root
+the witnesses have no real-time priority and record nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import pbx_bridge, pbx_calls, pbx_speech, report
 from harness.pbx_peers import PeerFailed, PeerUnavailable, Standstills, standstills
-from harness.pbx_stage import EXTENSIONS, stage, told
+from harness.pbx_setup import EXTENSIONS, pbx_setup, placement_words
 from harness.process import cores
 
 _EXAMPLES = """examples:
   python benchmarks/pbx.py                                    all, about 10 minutes
-  python benchmarks/pbx.py --turns 3 --calls 3 --seconds 3 --frames 200     does it run? a minute and a half
-  python benchmarks/pbx.py --only first_speech --ways websocket --add       one again, the rest of the result is kept
+  python benchmarks/pbx.py --turns 3 --calls 3 --seconds 3 --frames 200     a check that it runs, 90 s
+  python benchmarks/pbx.py --only first_speech --ways websocket --add       again, keeping the rest
   python benchmarks/pbx.py --only calls --calls 50 --seconds 120 --priority realtime
 """
 PARTS = ("first_speech", "bridge_added", "calls")
@@ -46,14 +47,14 @@ TARGETS = {
     "calls": "no gaps over 40 ms",
 }
 _MAX_CALLS = 190
-"""Asterisk here has 400 ports for RTP, two for each call, and the shipped bridge takes 200 calls."""
+"""This Asterisk has 400 ports for RTP and uses two for a call. The shipped bridge accepts 200 calls."""
 _SPEAKING_SHARE = 0.8
-"""Of a call that is spoken to all the time, pauses between words and sentences left out."""
+"""Least share of packets with sound in a call that hears speech all the time; the rest are pauses."""
 
 
 def main() -> int:
     flags = report.parser("pbx", __doc__, _EXAMPLES)
-    flags.add_argument("--only", default=",".join(PARTS), help="which parts, by comma (default %(default)s)")
+    flags.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas (default %(default)s)")
     flags.add_argument("--ways", default=",".join(EXTENSIONS), help="of first_speech, by comma (default %(default)s)")
     flags.add_argument("--turns", type=int, default=30, help="of first_speech, for each way (default %(default)s)")
     flags.add_argument("--frames", type=int, default=2000, help="of bridge_added, each way (default %(default)s)")
@@ -64,7 +65,7 @@ def main() -> int:
     flags.add_argument("--seconds", type=float, default=30.0, help="measured time of `calls` (default %(default)s)")
     flags.add_argument("--phones-beside", choices=("asterisk", "server"), default="asterisk",
                        help="whose core the telephones of `calls` share (default %(default)s)")  # fmt: skip
-    flags.add_argument("--add", action="store_true", help="keep what the result has of other parts and ways")
+    flags.add_argument("--add", action="store_true", help="keep the other parts and ways in the file")
     chosen = flags.parse_args()
     only = _listed(flags, "--only", chosen.only, PARTS)
     _listed(flags, "--ways", chosen.ways, tuple(EXTENSIONS))
@@ -81,7 +82,7 @@ def main() -> int:
     try:
         with standstills() as machine:
             if not machine.is_exact:
-                print("  the witnesses may not run before everything else, so they tell nothing; as root they may")
+                print("  the witnesses have no real-time priority and record nothing; run as root to get it")
             for part in only:
                 print(f"{part}:", flush=True)
                 measured[part] = {"target": TARGETS[part], **_MEASURES[part](chosen, machine)}
@@ -93,20 +94,20 @@ def main() -> int:
         return 130
     if measured:
         _show(measured)
-        report.save(chosen, _beside(chosen.json, measured) if chosen.add else measured)
+        report.save(chosen, _merged(chosen.json, measured) if chosen.add else measured)
     if failed:
         print(f"benchmarks/pbx.py: {failed}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    """All that was started is ended on the way out."""
+    """Exit in order, so that every process that was started is stopped."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
 
-def _beside(kept: Path, measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What was measured, with the parts and ways of a result that were not."""
+def _merged(kept: Path, measured: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The measured parts and ways, and from the kept file those that were not measured."""
     if not kept.exists():
         return measured
     results: dict[str, dict[str, Any]] = json.loads(kept.read_text(encoding="utf-8"))["results"]
@@ -120,7 +121,7 @@ def _listed(flags: argparse.ArgumentParser, flag: str, text: str, known: tuple[s
     words = text.split(",")
     for word in words:
         if word not in known:
-            flags.error(f"{flag}: there is no {word!r}; there are {', '.join(known)}")
+            flags.error(f"{flag}: unknown {word!r}; expected some of {', '.join(known)}")
     return words
 
 
@@ -128,11 +129,11 @@ def _first_speech(chosen: argparse.Namespace, machine: Standstills) -> dict[str,
     placement = {"server": None, "bridge": None, "asterisk": None}
     texts = pbx_speech.QUICK_TEXTS if chosen.quick else pbx_speech.TEXTS
     ways = {}
-    with stage("embedded", placement, chosen.priority) as up:
+    with pbx_setup("embedded", placement, chosen.priority) as up:
         for way in chosen.ways.split(","):
             found = pbx_speech.measure(up, way, chosen.turns, texts, machine)
             ways[way] = {"reached": _at_most(found["speech_ms"].get("p50"), 120.0) and not found["failed"], **found}
-    return {"placement": told({**placement, "phones and bot": None}), "ways": ways}
+    return {"placement": placement_words({**placement, "phones and bot": None}), "ways": ways}
 
 
 def _bridge_added(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def _bridge_added(chosen: argparse.Namespace, machine: Standstills) -> dict[str,
     found = pbx_bridge.measure(chosen.frames, chosen.bridge_calls, (ours, other), chosen.priority, machine)
     to_phone = found["to_the_phone_ms"]
     return {
-        "placement": told({"bridge": ours, "stand-ins of server and Asterisk": other}),
+        "placement": placement_words({"bridge": ours, "stand-ins of server and Asterisk": other}),
         "reached": _at_most(to_phone.get("p99"), pbx_bridge.LIMIT_MS) and not to_phone["lost"],
         **found,
     }
@@ -151,12 +152,12 @@ def _calls(chosen: argparse.Namespace, machine: Standstills) -> dict[str, Any]:
     placement = {"server": ours, "bridge": ours, "asterisk": other}
     phones = other if chosen.phones_beside == "asterisk" else ours
     ways = {}
-    with stage("tones", placement, chosen.priority) as up:
+    with pbx_setup("tones", placement, chosen.priority) as up:
         for way in chosen.calls_over.split(","):
             found = pbx_calls.measure(up, way, chosen.calls, chosen.seconds, phones, machine)
             all_speak = found["speaking_share"]["least"] >= _SPEAKING_SHARE
             ways[way] = {"reached": found["gaps_over_40_ms"] == 0 and all_speak, **found}
-    return {"placement": told({**placement, "phones, sipp and bots": phones}), "ways": ways}
+    return {"placement": placement_words({**placement, "phones, sipp and bots": phones}), "ways": ways}
 
 
 def _at_most(figure: float | None, limit: float) -> bool:

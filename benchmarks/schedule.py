@@ -1,9 +1,9 @@
-"""What the schedule makes of a machine: the engine's real plan against prices that are put in, on a clock that jumps.
+"""A simulation of the engine's schedule: the real planner, with the price of a batch as an input, in virtual time.
 
-Nothing here is measured. What a batch costs is an input (--cost, --price), guessed or taken from a benchmark, and the
-figures are what would follow if it were true: good for comparing schedules, block lengths and limits with each other,
-and no promise for any machine. Every caller says a sentence, hears it to its end, is silent for 0.5 to 2.5 s and says
-the next one; lanes do not slow each other.
+Nothing here is measured. The price of a batch is an input (--cost, --price): a guess, or a figure of a benchmark. The
+results follow from the prices. They compare schedules, block lengths and limits with each other; they promise nothing
+for a machine. Every caller says a sentence, hears it to its end, is silent for 0.5 to 2.5 s and says the next one.
+Lanes do not slow each other.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness import report
-from harness.cost import NS_PER_MS, Cost
-from harness.simulated import NS_PER_S, Planner, Simulation
+from harness.cost import Cost
+from harness.simulated import Planner, Simulation
 
-from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
 from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Stage, Widths, plan
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
-  python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  one that computes many rows at once
-  python benchmarks/schedule.py --price decode=12,5 --hops 25        what if decoding were dearer, and blocks all short
-  python benchmarks/schedule.py --cost tiny --callers 8 --nervous 1  beside one who changes his mind every 100 ms
-  python benchmarks/schedule.py --cost zen5 --without company        as if nobody waited for others to draw ids with
+  python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  a machine that computes many rows at once
+  python benchmarks/schedule.py --price decode=12,5 --hops 25        dearer decoding, only short blocks
+  python benchmarks/schedule.py --cost tiny --callers 8 --nervous 1  with a caller that cancels every 100 ms
+  python benchmarks/schedule.py --cost zen5 --without company        without waiting to decode in larger batches
 
-All prices are inputs, in milliseconds: prefill, decode, flow (one of ten Euler steps) and vocode=BATCH,ROW, where a row
-of flow and vocoder has 25 tokens. Nothing is measured.
+All prices are inputs, in milliseconds for a batch and for each row: prefill, decode, flow (one of ten Euler steps) and
+vocode. A row of flow or vocoder has 25 tokens. Nothing is measured.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Prices, and how such a machine is used."""
+class PricedMachine:
+    """The prices of a machine, and how the engine uses it."""
 
     cost: Cost
     n_lanes: int
@@ -48,39 +48,39 @@ class Machine:
 
 
 MACHINES = {
-    "cpu": Machine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
-    "zen5": Machine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
-    "tiny": Machine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
-    "h200-guess": Machine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
+    "cpu": PricedMachine(Cost((20, 150), (7, 4), (2, 40), (5, 95)), 2, False),
+    "zen5": PricedMachine(Cost((330, 0), (17, 3), (0, 85), (0, 120)), 2, False),
+    "tiny": PricedMachine(Cost((4, 0), (1, 0.8), (0.3, 4.5), (2, 38)), 1, False),
+    "h200-guess": PricedMachine(Cost((6, 2), (20, 0.5), (4, 0.4), (8, 1), run_ahead=5), 1, True),
 }
-"""`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`, `tiny`: about
-what two cores of one take at full size, and one core for the tiny random checkpoint (docs/experiments.md)."""
+"""`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`: about two Zen
+5 cores with the full size; `tiny`: about one such core with the tiny random checkpoint (docs/experiments.md)."""
 _RULES = ("patience", "company")
-"""Newcomers wait for who would run dry; ids that can wait are drawn together."""
+"""`patience`: new utterances wait while active ones would underrun. `company`: decoding waits for larger batches."""
 
 
 def main() -> None:
     flags = report.parser("schedule", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--cost", choices=MACHINES, default="cpu", help="prices to begin with (default %(default)s)")
+    flags.add_argument("--cost", choices=MACHINES, default="cpu", help="prices to start from (default %(default)s)")
     flags.add_argument("--price", action="append", default=[], metavar="STAGE=BATCH,ROW", help="another price, in ms")
-    flags.add_argument("--callers", default="1,2,3,4", help="at once, by comma (default %(default)s)")
-    flags.add_argument("--lanes", type=int, help="threads that make steps (default: as the prices are meant)")
+    flags.add_argument("--callers", default="1,2,3,4", help="numbers of callers, by comma (default %(default)s)")
+    flags.add_argument("--lanes", type=int, help="threads that compute steps (default: those of --cost)")
     flags.add_argument(
         "--steps", choices=("one", "all"), default="one",
         help="stages of a step on a wide machine (default %(default)s, as in the engine)",
     )  # fmt: skip
-    flags.add_argument("--slots", type=int, default=64, help="of the language model (default %(default)s)")
+    flags.add_argument("--slots", type=int, default=64, help="slots of the language model (default %(default)s)")
     flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
-    flags.add_argument("--hops", help="other lengths of the blocks after the first, in tokens, by comma")
-    flags.add_argument("--ahead-ms", type=int, default=Ahead().audio_ms, help="sound made and not taken, at most")
-    flags.add_argument("--ahead-tokens", type=int, default=Ahead().n_tokens, help="drawn beyond the next block")
-    flags.add_argument("--nervous", type=int, default=0, help="callers more, who ask every 100 ms and take it back")
+    flags.add_argument("--hops", help="lengths in tokens of the blocks after the first, separated by commas")
+    flags.add_argument("--ahead-ms", type=int, default=Ahead().audio_ms, help="limit of audio made and not taken")
+    flags.add_argument("--ahead-tokens", type=int, default=Ahead().n_tokens, help="tokens drawn beyond the next block")
+    flags.add_argument("--nervous", type=int, default=0, help="callers that start and cancel every 100 ms")
     flags.add_argument(
         "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"
     )
-    flags.add_argument("--scale", type=float, default=1.0, help="times all prices (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=200.0, help="until new sentences begin (default %(default)s)")
-    flags.add_argument("--seed", type=int, default=1, help="of who says how much when (default %(default)s)")
+    flags.add_argument("--scale", type=float, default=1.0, help="factor of all prices (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=200.0, help="sentences begin within this (default %(default)s)")
+    flags.add_argument("--seed", type=int, default=1, help="seed of the sentences and pauses (default %(default)s)")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.callers, chosen.seconds = "1,2", 10.0
@@ -122,8 +122,8 @@ def main() -> None:
     report.save(chosen, {"measured": False, "prices_ms": _prices(machine.cost), "runs": runs})
 
 
-def _priced(machine: Machine, prices: list[str]) -> Machine:
-    """With these prices in place of its own. Raises ValueError for what is none."""
+def _priced(machine: PricedMachine, prices: list[str]) -> PricedMachine:
+    """The machine with these prices in place of its own. Raises ValueError for a malformed price."""
     names = [field.name for field in fields(Cost) if field.name != "run_ahead"]
     cost = machine.cost
     for word in prices:
@@ -138,8 +138,8 @@ def _priced(machine: Machine, prices: list[str]) -> Machine:
     return replace(machine, cost=cost)
 
 
-def _scaled(machine: Machine, factor: float) -> Machine:
-    """A machine that takes so many times as long. Raises ValueError for no time at all."""
+def _scaled(machine: PricedMachine, factor: float) -> PricedMachine:
+    """The machine with all prices times `factor`. Raises ValueError unless the factor is above 0."""
     if factor <= 0:
         raise ValueError(f"--scale {factor}: expected more than 0")
     pairs = {name: getattr(machine.cost, name) for name in ("prefill", "decode", "flow", "vocode")}
@@ -151,8 +151,8 @@ def _prices(cost: Cost) -> dict[str, Any]:
     return {field.name: getattr(cost, field.name) for field in fields(cost)}
 
 
-def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[str, Any]:
-    """So many callers, until the last has heard its last sentence."""
+def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Simulate the callers until the last has heard its last sentence; the figures."""
     profile = PROFILES[chosen.profile]
     if chosen.hops:
         profile = replace(profile, hops=tuple(int(word) for word in chosen.hops.split(",")))
@@ -168,12 +168,12 @@ def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[s
     nervous: set[int] = set()
     for i in range(n_callers):
         chance = random.Random(1000 * chosen.seed + i)
-        _talk(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
+        _converse(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
     for _ in range(chosen.nervous):
-        nervous |= _change_its_mind(sim, chosen.seconds)
+        nervous |= _start_and_cancel(sim, chosen.seconds)
     sim.run()
     heard = [said for key, said in sim.said.items() if key not in nervous]
-    turns = [Turn(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
+    turns = [TurnRecord(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
     n_batches = max(1, sim.n_batches[Stage.DECODE])
     return {
         "callers": n_callers,
@@ -193,8 +193,8 @@ def _planner(without: list[str]) -> Planner:
     return planned
 
 
-def _change_its_mind(sim: Simulation, until_s: float) -> set[int]:
-    """Ask for 8 s of speech every 100 ms, and take it back at once or up to 80 ms later. Which those are."""
+def _start_and_cancel(sim: Simulation, until_s: float) -> set[int]:
+    """Start an utterance of 8 s every 100 ms and cancel it 1 to 80 ms later. Returns the keys of the utterances."""
     keys = set()
     for n in range(round(10 * until_s)):
         at_ns = n * 100 * NS_PER_MS
@@ -203,11 +203,12 @@ def _change_its_mind(sim: Simulation, until_s: float) -> set[int]:
     return keys
 
 
-def _talk(sim: Simulation, chance: random.Random, at_ns: int, until_s: float) -> None:
-    """A sentence of 3 to 12 s now, and the next one after it and a pause."""
+def _converse(sim: Simulation, chance: random.Random, at_ns: int, until_s: float) -> None:
+    """Say a sentence of 3 to 12 s, pause when it was heard, and say the next."""
     if at_ns < until_s * NS_PER_S:
         pause_ns = round(chance.uniform(0.5, 2.5) * NS_PER_S)
-        sim.say(chance.randint(8, 30), at_ns=at_ns, then=lambda end_ns: _talk(sim, chance, end_ns + pause_ns, until_s))
+        n_words = chance.randint(8, 30)
+        sim.say(n_words, at_ns=at_ns, then=lambda end_ns: _converse(sim, chance, end_ns + pause_ns, until_s))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What listening for the caller's voice costs: per 20 ms of a call in the event loop, and of the network alone.
+"""What it costs to listen for the caller's voice: per 20 ms of a call in the event loop, and of the network alone.
 
-The session is driven as a media leg drives it, at 8 kHz μ-law, on one core: 20 ms of the caller's audio at a time while
-nothing is said, while the caller speaks, and while we speak and come back as an echo. Times are those the processor
-spent on this one thread, in which the network computes too.
+The session gets 8 kHz μ-law audio as from a media leg, 20 ms at a time, on one core. The cases are a silent line,
+noise, a caller who speaks, and our own speech that comes back as an echo. The times are CPU times of this one thread,
+which also runs the network.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _TEXT = "Your parcel left the depot on Tuesday and should arrive before noon, if
 
 def main() -> None:
     flags = report.parser("voice_activity", __doc__.splitlines()[0], _EXAMPLES)
-    flags.add_argument("--seconds", type=int, default=30, help="of a call, simulated (default %(default)s)")
+    flags.add_argument("--seconds", type=int, default=30, help="length of the simulated call (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=9, help="repeats of each measure (default %(default)s)")
-    flags.add_argument("--batches", default="1,8,64", help="calls whose windows go together, by comma")
+    flags.add_argument("--batches", default="1,8,64", help="numbers of windows computed together, separated by commas")
     chosen = flags.parse_args()
     if chosen.quick:
         chosen.seconds, chosen.repeat, chosen.batches = 2, 1, "1,2"
@@ -80,7 +80,7 @@ def _calls(chosen: argparse.Namespace, model: VoiceModel, pcm: np.ndarray, rate_
 
 
 def _call(barge_in: BargeIn, model: VoiceModel, line: list[bytes], ours: Chunk | None, echo: float = 0.0) -> float:
-    """Microseconds in the session per frame of `line`; with `ours` we say it again and again, encoding included."""
+    """Microseconds in the session per frame of `line`. With `ours` that chunk is spoken repeatedly, with encoding."""
     session = Session(SessionSettings(barge_in=barge_in), 0, voice_model=lambda: model)
     session.attach_media(0, marks=False, clears=True)
     now_ns = spent_ns = 0
@@ -114,7 +114,7 @@ def _call(barge_in: BargeIn, model: VoiceModel, line: list[bytes], ours: Chunk |
 
 
 def _network(model: VoiceModel, n: int, chosen: argparse.Namespace) -> float:
-    """Microseconds of the network for each of `n` windows that are computed together."""
+    """Microseconds of the network for each window of a batch of `n`."""
     window, state = np.zeros((n, 32 + WINDOW_SAMPLES), np.float32), np.zeros((2, n, 128), np.float32)
     n_runs = 20 if chosen.quick else 500
     spent = []

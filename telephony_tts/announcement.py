@@ -1,4 +1,4 @@
-"""What `serve` tells when it is ready: commands and addresses that work as they stand, from any directory."""
+"""The text that `serve` prints when it is ready: commands and addresses that work from any directory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 PROGRAM = "telephony-tts"
 _SCHEMES = {"http": "ws", "https": "wss"}
 TOKEN = "TOKEN"
-"""Stands for a token: a real one would stay on the screen and in the history of a shell."""
+"""Placeholder for a token: a real one would stay on the screen and in the shell's history."""
 
 
 def announcement(served: Served, settings: Config, version: str, speech_flags: Sequence[str]) -> str:
-    """The lines to print. `speech_flags` make `say` speak as a call does. A line indented by 4 spaces is a command."""
+    """The lines to print. `speech_flags` let `say` speak as a call does. A line indented by 4 spaces is a command."""
     server = settings.server
     voice = voice_of_calls(served, settings)
     is_tls, has_tokens = server.tls.cert is not None, bool(server.tokens)
@@ -53,7 +53,7 @@ def announcement(served: Served, settings: Config, version: str, speech_flags: S
 
 
 def program() -> list[str]:
-    """The command that runs this program from any directory: its bare name if PATH has it, else its path."""
+    """The command that runs this program from any directory: its name if it is on PATH, else its path."""
     started = shutil.which(sys.argv[0]) or sys.argv[0]
     found = shutil.which(PROGRAM)
     if Path(started).name != PROGRAM or not os.access(started, os.X_OK):
@@ -64,10 +64,10 @@ def program() -> list[str]:
 
 
 def voice_of_calls(served: Served, settings: Config) -> Voice:
-    """The voice of a call that asks for none."""
+    """The voice of a call that does not ask for one."""
     from telephony_tts.engines.catalog import Catalog
 
-    # The engines are the server's and their names and voices are all that choosing takes.
+    # A catalog needs only the names and voices of the server's engines to choose.
     voices = {name: [voice for voice in served.voices if voice.engine == name] for name in served.stats}
     engines = [SimpleNamespace(name=name, voices=voices[name]) for name in voices if voices[name]]
     routes = {lang: name for lang, name in settings.engines.routes.items() if voices.get(name)}
@@ -81,7 +81,7 @@ def _frames(settings: Config) -> str:
 
 
 def _client(url: str, is_tls: bool, has_tokens: bool) -> list[str]:
-    """A WebSocket client to type into: wscat, or the client of the package websockets if there is no npx."""
+    """The command of a WebSocket client: wscat, or the client of the package websockets if there is no npx."""
     if shutil.which("npx") is not None:
         command = ["npx", "wscat", "-c", url]
         command += ["--no-check"] if is_tls else []
@@ -91,14 +91,14 @@ def _client(url: str, is_tls: bool, has_tokens: bool) -> list[str]:
 
 
 def _metrics(address: str, is_tls: bool, needs_token: bool) -> str:
-    # --globoff: else the brackets of an IPv6 address could be taken for a range.
+    # --globoff: curl would take the brackets of an IPv6 address for a range.
     command = ["curl", "-s", "--globoff", *(["--insecure"] if is_tls else [])]
     command += ["-H", f"Authorization: Bearer {TOKEN}"] if needs_token else []
     return shlex.join([*command, f"http{address[2:]}/metrics"]) + " | grep telephony_tts"
 
 
 def _for_platforms(served: Served, settings: Config) -> str:
-    """Where a telephony platform connects, which is elsewhere as a rule."""
+    """The address for a telephony platform, which usually runs on another machine."""
     server = settings.server
     if server.public_url is not None:
         scheme, _, rest = server.public_url.rstrip("/").partition("://")
@@ -112,7 +112,7 @@ def _for_platforms(served: Served, settings: Config) -> str:
     else:
         is_local, is_any = ip.is_loopback, ip.is_unspecified
     if is_any:
-        # Its own name needs no question to a name server, which may be slow to answer.
+        # The host's own name needs no name server, which may be slow to answer.
         return f"A telephony platform connects to {scheme}://{socket.gethostname()}:{served.port}/media/twilio"
     reach = "A telephony platform on this machine" if is_local else "A telephony platform"
     return f"{reach} connects to {served.address}/media/twilio"

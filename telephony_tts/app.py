@@ -15,7 +15,7 @@ from typing import Any
 from telephony_tts import event_loop, logs
 from telephony_tts.config import MOST_PTIME_MS, Config, Tls
 from telephony_tts.engines.api import Engine, EngineStats, Voice
-from telephony_tts.engines.catalog import Absent, Catalog
+from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
@@ -84,16 +84,16 @@ def _wanted(config: Config) -> list[str]:
     return list(dict.fromkeys([config.engines.default, *others]))
 
 
-def _absent(wanted: list[str]) -> list[Absent]:
+def _absent(wanted: list[str]) -> list[AbsentEngine]:
     """The engines that this server could have and has not."""
     absent = []
     if "espeak" not in wanted:
         espeak = EspeakEngine()
         languages = tuple(lang for voice in espeak.voices for lang in voice.languages)
-        absent.append(Absent("espeak", languages, espeak.check, "pip install 'telephony-tts[espeak]'"))
+        absent.append(AbsentEngine("espeak", languages, espeak.check, "pip install 'telephony-tts[espeak]'"))
     if "cosyvoice2" not in wanted:
         how = "get its model and set engines.cosyvoice2.model (docs/cosyvoice2.md)"
-        absent.append(Absent("cosyvoice2", LANGUAGES, lambda utterance: check_letters(utterance.text), how))
+        absent.append(AbsentEngine("cosyvoice2", LANGUAGES, lambda utterance: check_letters(utterance.text), how))
     return absent
 
 

@@ -43,7 +43,7 @@ _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
 """
 _PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices")
-"""The settings of the speech that are paths, which --set takes from the current directory."""
+"""Settings of speech that are paths; --set reads them relative to the current directory."""
 _SERVE_FLAGS = {
     "server.host": "--host",
     "server.port": "--port",
@@ -54,7 +54,7 @@ _SERVE_FLAGS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0 good, 1 failed, 2 wrong use)."""
+    """Run the command line. Returns the exit status: 0 success, 1 failure, 2 wrong use."""
     given = list(sys.argv[1:] if argv is None else argv)
     _check_benchmark(given)
     arguments = _parser().parse_args(cli_cosyvoice2.with_action(given))
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = run(arguments)
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is told here, and not when Python ends
+            sys.stdout.flush()  # so that an output that cannot be written is an error here
         return status
     except ConfigError as error:
         print(f"telephony-tts: {error.message}", file=sys.stderr)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # Discard what is left in Python's buffer: it would fail again when the program ends.
+        # Discard Python's buffer: writing it would fail again when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
             return 0  # the reader has gone, as in `telephony-tts voices | head`
@@ -84,14 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_benchmark(given: list[str]) -> None:
-    """Ends the program where a benchmark is asked for that there is not: argparse would not tell of the scripts."""
+    """Exit with an error for an unknown benchmark. Unlike argparse's error it names the other scripts."""
     if given[:1] != ["bench"] or not given[1:] or given[1].startswith("-") or given[1] in cli_bench.NAMES:
         return
     others = ", ".join(sorted({file.stem for file in cli_bench.scripts().glob("*.py")} - set(cli_bench.SCRIPTS)))
     known = ", ".join(cli_bench.NAMES)
     argparse.ArgumentParser(prog="telephony-tts bench", usage=cli_bench.USAGE).error(
-        f"invalid choice: {given[1]!r}; there are {known}. Other scripts of benchmarks/ in the source "
-        f"checkout{others and f' ({others})'} are run there by themselves: .venv/bin/python benchmarks/NAME.py --help"
+        f"unknown benchmark {given[1]!r}; expected one of {known}. To run another script of the source checkout"
+        f"{others and f' ({others})'}: .venv/bin/python benchmarks/NAME.py --help"
     )
 
 
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_cosyvoice2.add_voices(command)
 
-    doctor = command("doctor", "tell what is installed, what is missing and how to get it", _DOCTOR_EXAMPLES, _doctor)
+    doctor = command("doctor", "show what is installed, what is missing, how to install it", _DOCTOR_EXAMPLES, _doctor)
     config_flags(doctor)
 
     cli_cosyvoice2.add_models(command)
@@ -147,7 +147,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = load(config.load, arguments, _SERVE_FLAGS)
 
     def tell(served: Served) -> None:
-        # A server goes on when its output has no reader, as in `telephony-tts serve | head -3`.
+        # The server keeps running if its output has no reader, as in `telephony-tts serve | head -3`.
         with contextlib.suppress(OSError):
             print(announcement(served, settings, _version(), _speech_flags(arguments)), flush=True)
 
@@ -162,7 +162,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The one error behind a task group's wrapping: what a person can act on."""
+    """The first error inside the groups that task groups raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -179,8 +179,10 @@ def _cannot_listen(error: OSError, settings: Config) -> ConfigError:
 
 
 def _speech_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `serve` that decide how it speaks; the others may hold secrets. Paths are absolute: the other
-    terminal may be in another directory."""
+    """The flags of `serve` that change its speech, with absolute paths for a terminal in another directory.
+
+    Other flags are left out, because they may hold secrets.
+    """
     flags = ["--config", os.path.abspath(arguments.config)] if arguments.config else []
     flags += ["--voice", arguments.voice] if arguments.voice else []
     for pair in arguments.set:

@@ -1,10 +1,9 @@
-"""The command `bench`: the engine under load, its picture, and the benchmarks of the source checkout."""
+"""The command `bench`: measure the engine under load, draw a chart, run the benchmarks of the source checkout."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -37,39 +36,39 @@ EXAMPLES = """examples:
   telephony-tts bench first_audio -- --help                 the flags of that benchmark
 """
 ENGINE_EXAMPLES = """examples:
-  telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2         does it run? half a minute
+  telephony-tts bench engine --random tiny --seconds 1 --concurrency 1,2         a check that it runs, half a minute
   telephony-tts bench engine --config configs/cosyvoice2-l20.yaml --concurrency 1,2,4,8,16 --json l20.json
   telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
   telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
   telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
   telephony-tts bench plot l20.json -o l20.png
 
-What is measured is the engine as a server has it, without sockets. A real model speaks English and Chinese sentences of
-about --seconds; a random one makes noises, which take the same time, of the next length it can make (a multiple of 0.8
-seconds). With --config it has that file's slots, and callers beyond them wait. In the closed loop each caller
-speaks again when it has heard the former turn to its end (all begin at once); in the open loop turns begin at random
-times, one every seconds / concurrency on average. Either way a caller takes the next chunk when it has a second left to
-hear, as a call does, unless --no-pacing is given.
+The engine runs as in the server, but without sockets. A real model speaks English and Chinese sentences of about
+--seconds. A random model makes noise, which takes the same time; its speech is a multiple of 0.8 seconds long. With
+--config the engine has the slots of that file, and further callers wait. In the closed loop all callers begin at once,
+and each begins its next turn when it has heard the one before. In the open loop turns begin at random times, one every
+seconds / concurrency on average. A caller takes the next chunk when a second of audio is left to hear, as a call does,
+unless --no-pacing is given.
 
-  first audio   from asking to the first chunk
-  RTF           from asking to the last chunk, over the length of the speech. A paced caller's pauses are in it: it is
-                an upper bound, and the engine's own is that of --no-pacing --concurrency 1
-  audio s/s     seconds of speech made in a second, by all callers together
-  c100          share of turns in which nothing came more than 100 ms late
-  cancel        from a barge-in to the engine having let go
+  first audio   from the request to the first chunk
+  RTF           from the request to the last chunk, divided by the length of the speech. It includes the pauses of paced
+                callers, so it is an upper bound. The engine's own RTF is that of --no-pacing --concurrency 1
+  audio s/s     seconds of speech made per second for all callers together
+  c100          share of turns without an underrun above 100 ms
+  cancel        from a barge-in until the engine has released the utterance
 """
 PLOT_EXAMPLES = """examples:
   telephony-tts bench plot result.json -o first_audio.png
   telephony-tts bench plot l20.json h200.json -o both.svg
 
-Drawn beside it: what is published of other CosyVoice2 servers on one GPU.
+The chart also has published figures of other CosyVoice2 servers on one GPU.
 """
 MAX_SECONDS, MAX_CONCURRENCY = 30.0, 1024
 
 
 def add_bench(command: Commands) -> None:
-    """The command `bench` with what it can run."""
-    parser = command("bench", "run a benchmark and keep its result as JSON", EXAMPLES, _script)
+    """Add the command `bench` and its benchmarks."""
+    parser = command("bench", "run a benchmark and write its result as JSON", EXAMPLES, _script)
     parser.usage = USAGE
     names = parser.add_subparsers(title="benchmarks", metavar="NAME", required=True, prog="telephony-tts bench")
 
@@ -82,9 +81,9 @@ def add_bench(command: Commands) -> None:
         return sub
 
     _engine_flags(benchmark("engine", "measure the CosyVoice2 engine with many callers", ENGINE_EXAMPLES, _engine))
-    plot = benchmark("plot", "draw first audio against the number of callers", PLOT_EXAMPLES, _plot)
-    plot.add_argument("results", metavar="RESULT.json", nargs="+", help="what bench engine --json wrote")
-    plot.add_argument("-o", "--out", metavar="OUT.png", required=True, help="the picture; .svg and .pdf too")
+    plot = benchmark("plot", "draw first audio by the number of callers", PLOT_EXAMPLES, _plot)
+    plot.add_argument("results", metavar="RESULT.json", nargs="+", help="a file written by bench engine --json")
+    plot.add_argument("-o", "--out", metavar="OUT.png", required=True, help="the chart to write: .png, .svg or .pdf")
     for name in SCRIPTS:
         examples = f"examples:\n  telephony-tts bench {name}\n  telephony-tts bench {name} -- --help\n"
         script = benchmark(name, f"benchmarks/{name}.py of the source checkout", examples, _script)
@@ -96,29 +95,29 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
     what = flags.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
     what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB as the official ones, or 6 MB")
-    flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there, and take them from there")
+    flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there for the next run")
     flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
     flags.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"),
         help="of the weights (default float32, or that of --config)",
     )
     flags.add_argument(
-        "--threads", metavar="N", type=int, help="PyTorch may use on a CPU (default 1, or that of --config)"
+        "--threads", metavar="N", type=int, help="threads of PyTorch on a CPU (default 1, or that of --config)"
     )
-    flags.add_argument("--profile", metavar="P", help="schedule of the chunks: default, fast or upstream")
+    flags.add_argument("--profile", metavar="P", help="lengths of the chunks: default, fast or upstream")
     flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
     flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
     flags.add_argument("--seconds", metavar="S", type=float, default=8.0, help="of speech in a turn (%(default)s)")
     flags.add_argument(
         "--prompt-seconds", metavar="S", type=float, default=3.5,
-        help="of the voice's recording, for --random (%(default)s)",
+        help="with --random: length of the voice's recording (%(default)s)",
     )
     flags.add_argument("--mode", choices=("closed", "open", "both"), default="closed", help="the loop (%(default)s)")
-    flags.add_argument("--turns", metavar="N", type=int, default=4, help="of each caller (%(default)s)")
+    flags.add_argument("--turns", metavar="N", type=int, default=4, help="turns of each caller (%(default)s)")
     flags.add_argument("--no-pacing", action="store_true", help="take audio as fast as it comes: throughput and RTF")
-    flags.add_argument("--cancel-every", metavar="S", type=float, help="break one turn off every S seconds")
-    flags.add_argument("--seed", metavar="N", type=int, default=0, help="of arrivals and barge-ins (%(default)s)")
-    flags.add_argument("--json", metavar="OUT", help="write the result there")
+    flags.add_argument("--cancel-every", metavar="S", type=float, help="cancel one turn every S seconds")
+    flags.add_argument("--seed", metavar="N", type=int, default=0, help="seed of arrivals and barge-ins (%(default)s)")
+    flags.add_argument("--json", metavar="OUT", help="file in which the result is written")
     config_flags(flags)
 
 
@@ -126,7 +125,7 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    """Exit status 0; 1 where a turn failed; 130 if broken off by Ctrl-C, with what had been measured written."""
+    """Run `bench engine`. Exit status 0; 1 if a turn failed; 130 after Ctrl-C, which keeps the rows measured so far."""
     from telephony_tts import app
     from telephony_tts.bench import machine
     from telephony_tts.bench.runs import table
@@ -135,11 +134,11 @@ def _engine(arguments: argparse.Namespace) -> int:
         arguments.model = _configured_model(arguments.config)
     loads = _loads(arguments)
     out = None if arguments.json is None else _writable(Path(arguments.json))
-    settings = _settings(arguments, "of the run", loads)  # what is wrong is told before the weights are written
+    settings = _settings(arguments, "of the run", loads)  # errors come before the weights are written
     app.need_torch()
     machine.need_gpu(settings.engines.cosyvoice2.device)
     if arguments.random is not None:
-        loads = [_at_its_pace(load) for load in loads]
+        loads = [_with_random_length(load) for load in loads]
     rows: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     interrupted = False
@@ -150,7 +149,7 @@ def _engine(arguments: argparse.Namespace) -> int:
             asyncio.run(_measure(arguments, settings, loads, about, rows))
     except KeyboardInterrupt:
         interrupted = True
-        _progress("broken off; this is what there is")
+        _progress("interrupted; these are the results so far")
     finally:
         if rows:
             print(table(rows))
@@ -160,7 +159,7 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
-    """The runs in their order. Raises ConfigError for flags that make no sense."""
+    """The loads in their order. Raises ConfigError for flags that make no sense."""
     from telephony_tts.bench.load import Load
 
     for flag, value, least, most in (
@@ -174,7 +173,7 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     if arguments.keep is not None and arguments.random is None:
         raise ConfigError("--keep goes with --random")
     if arguments.voice is not None and arguments.random is not None:
-        raise ConfigError("--voice goes with --model; a random model's voice is made for --prompt-seconds")
+        raise ConfigError("--voice goes with --model; the voice of a random model follows from --prompt-seconds")
     modes = ("closed", "open") if arguments.mode == "both" else (arguments.mode,)
     return [
         Load(
@@ -187,7 +186,7 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
 
 
 def concurrencies(text: str) -> list[int]:
-    """ "1,2,4" as numbers. Raises ConfigError for anything else."""
+    """The numbers in "1,2,4". Raises ConfigError for anything else."""
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) if word.isascii() and word.isdecimal() else 0 for word in words]
     if not all(1 <= number <= MAX_CONCURRENCY for number in numbers) or len(set(numbers)) < len(numbers):
@@ -198,7 +197,7 @@ def concurrencies(text: str) -> list[int]:
 
 
 def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) -> Config:
-    """As of a server that has room for all callers, unless --config or --set says how much it has."""
+    """The settings of a server with a slot for every caller, unless --config or --set has other slots."""
     from telephony_tts import config
 
     slots = None if arguments.config else max(config.CosyVoice2().slots, *(load.concurrency for load in loads))
@@ -232,31 +231,31 @@ def _model(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def _configured_model(file: str | None) -> str:
-    """The model directory of a configuration. Raises ConfigError where there is none."""
+    """The model directory of a configuration. Raises ConfigError if it names none."""
     from telephony_tts import config
 
     model = None if file is None else config.load(file).engines.cosyvoice2.model
     if model is None:
-        raise ConfigError("what is to be measured? --model DIR, --random full or tiny, or --config with a model")
+        raise ConfigError("no model to measure: give --model DIR, --random full or tiny, or --config with a model")
     return model
 
 
 def _seconds(arguments: argparse.Namespace) -> float:
-    """Of speech in a turn, as it is made."""
+    """The length of a turn's speech that the model makes."""
     from telephony_tts.bench.subject import random_seconds
 
     return arguments.seconds if arguments.random is None else random_seconds(arguments.seconds)
 
 
-def _at_its_pace(load: Load) -> Load:
-    """The load with turns as long as a random model can make them: the open loop's rate goes by it."""
+def _with_random_length(load: Load) -> Load:
+    """The load with the length of speech that a random model makes; the rate of the open loop depends on it."""
     from telephony_tts.bench.subject import random_seconds
 
     return replace(load, seconds=random_seconds(load.seconds))
 
 
 def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
-    """Everything of the result but the figures. A model is told by its directory's name, not by where it is."""
+    """The result without its figures. It has the name of the model directory, not its path."""
     from telephony_tts.bench import machine
     from telephony_tts.engines.cosyvoice2.settings import Precision
 
@@ -297,7 +296,7 @@ async def _measure(
     about: dict[str, Any],
     rows: list[dict[str, Any]],
 ) -> None:
-    """Start the engine, run every load, append a row for each. One broken off leaves a row if it had begun."""
+    """Start the engine and run every load; each appends a row to `rows`, also an interrupted one."""
     from telephony_tts import app
     from telephony_tts.bench.load import Callers
     from telephony_tts.bench.runs import run
@@ -308,7 +307,7 @@ async def _measure(
     try:
         say = _say(arguments, engine)
         about["settings"]["voice"] = say(0, 0).voice
-        _progress("one turn unmeasured, which makes the voice ready")
+        _progress("warm-up: one turn that is not measured")
         warming = Callers(engine, say, loads[0].warm_up())
         await warming.run()
         if warming.turns[0].error is not None:
@@ -320,7 +319,7 @@ async def _measure(
 
 
 def _say(arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], Utterance]:
-    """Makes the utterance of a turn."""
+    """A function that makes the utterance of a turn."""
     from telephony_tts.bench import subject
     from telephony_tts.engines.api import Utterance
 
@@ -340,7 +339,7 @@ def _say(arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], 
 
 
 def _writable(out: Path) -> Path:
-    """The file, found out to be writable before hours of measuring. Raises ConfigError."""
+    """The file, checked to be writable before hours of measuring. Raises ConfigError if it is not."""
     if out.is_dir():
         raise ConfigError(f"{out}: is a directory; expected the name of a file to write")
     try:
@@ -353,8 +352,10 @@ def _writable(out: Path) -> Path:
 
 
 def _write(out: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    from telephony_tts.bench.report import write_result
+
     try:
-        out.write_text(json.dumps({**about, "results": rows}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        write_result(out, **about, results=rows)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
     _progress(f"result in {out}")
@@ -364,7 +365,7 @@ def _progress(text: str) -> None:
     print(f"telephony-tts: {text}", file=sys.stderr, flush=True)
 
 
-# ------------------------------------------------------------- pictures and scripts
+# --------------------------------------------------------------- charts and scripts
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -377,14 +378,14 @@ def _plot(arguments: argparse.Namespace) -> int:
 
 
 def scripts() -> Path:
-    """The folder of them; a checkout alone has it."""
+    """The folder of the scripts. Only a source checkout has it."""
     return Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 def _script(arguments: argparse.Namespace) -> int:
-    """A benchmark of the checkout, in a process of its own; its exit status."""
+    """Run a script of the checkout in a process of its own; its exit status."""
     script = scripts() / f"{arguments.name}.py"
     if not script.is_file():
-        raise ConfigError("this benchmark comes with the source checkout, not with the installed package")
+        raise ConfigError("this benchmark is part of the source checkout, not of the installed package")
     passed = [argument for argument in arguments.args if argument != "--"]
     return subprocess.run([sys.executable, str(script), *passed], check=False).returncode

@@ -1,4 +1,4 @@
-"""The command `say`: a text as a file, or on standard output, as a caller would hear it."""
+"""The command `say`: speak a text into a file or to standard output, as a caller would hear it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ EXAMPLES = """examples:
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model DIR --voice anna --instruct "Speak slowly."
   telephony-tts say "Guten Tag." de.wav --voice espeak/de   another engine's voice (needs the espeak extra)
 
-The name of the file decides what is written: .wav (also a name without an ending) is WAV; .ulaw and .alaw are G.711
-without a header; .raw are the samples of --codec, or of --pcm, without a header.
+The ending of the file decides the format: .wav, or no ending, is WAV; .ulaw and .alaw are G.711 without a header; .raw
+is the samples of --codec, or of --pcm, without a header.
 """
 FLAGS = {
     "engines.default": "--engine",
@@ -54,10 +54,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", help="engine to use, whatever the language (see `telephony-tts voices`)")
     parser.add_argument("--model", metavar="DIR", help="model directory, with --engine cosyvoice2")
     parser.add_argument("--voice", help="voice to use (see `telephony-tts voices`)")
-    parser.add_argument("--lang", help="language of the text (default: told from it)")
+    parser.add_argument("--lang", help="language of the text (default: detected from the text)")
     parser.add_argument("--speed", type=float, help="0.5 to 2, default 1")
     parser.add_argument(
-        "--seed", type=int, help="0 to 4294967295, for engines that sample: the same one gives the same speech again"
+        "--seed", type=int, help="0 to 4294967295, for engines that sample: the same seed gives the same speech"
     )
     parser.add_argument("--instruct", help="how to speak, for engines that take an instruction (cosyvoice2)")
     parser.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the file holds (default ulaw)")
@@ -66,7 +66,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def say(arguments: argparse.Namespace) -> int:
-    """Speak and write. Raises ConfigError for flags that do not go together and for what cannot be written."""
+    """Speak and write. Raises ConfigError for flags that do not go together and for a file that cannot be written."""
     from telephony_tts import app, config
     from telephony_tts.engines.catalog import Catalog
     from telephony_tts.wire.messages import Configure
@@ -84,7 +84,7 @@ def say(arguments: argparse.Namespace) -> int:
     with _opened(arguments.out) as file:
         catalog = app.build_catalog(settings)
         if arguments.engine is not None:
-            # Without this a route, or a voice of another engine, would replace the engine without a word.
+            # Without this a route or a voice of another engine would silently replace the engine.
             catalog = Catalog([engine for engine in catalog.engines if engine.name == arguments.engine], {})
         made = asyncio.run(_spoken(text, catalog, speech, how, arguments.pcm))
         file.write(made.payload if ending != ".wav" else made.wav())
@@ -99,7 +99,7 @@ def say(arguments: argparse.Namespace) -> int:
 def _ending(out: str) -> str:
     """The ending that decides the format. Standard output, devices and pipes get ".wav", whatever their name.
 
-    Raises ConfigError for an ending that is none of the formats.
+    Raises ConfigError for an unknown ending.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT or not path.suffix or (path.exists() and not path.is_file()):
@@ -114,7 +114,7 @@ def _ending(out: str) -> str:
 
 
 def _with_codec(speech: SessionSettings, arguments: argparse.Namespace, ending: str) -> SessionSettings:
-    """The configured way of speaking, with the codec and rate that the flags and the file's ending ask for."""
+    """The configured settings with the codec and rate of the flags and the file's ending. Raises ConfigError."""
     of_ending = ending.removeprefix(".") if ending in (".ulaw", ".alaw") else None
     if arguments.pcm:
         for flag, value in (("--rate", arguments.rate), ("--codec", arguments.codec)):
@@ -141,9 +141,9 @@ def _with_codec(speech: SessionSettings, arguments: argparse.Namespace, ending: 
 
 @contextmanager
 def _opened(out: str) -> Iterator[BinaryIO]:
-    """Open what the speech is written to. An existing file is replaced only when the new one is complete.
+    """Open the output. An existing file is replaced only when the new one is complete.
 
-    Raises ConfigError where it cannot be written, BrokenPipeError where the reader of a pipe has gone.
+    Raises ConfigError if it cannot be written, BrokenPipeError if the reader of a pipe has closed it.
     """
     if out == STANDARD_OUTPUT:
         with _names("standard output"), _standard_output() as file:
@@ -168,7 +168,7 @@ def _opened(out: str) -> Iterator[BinaryIO]:
 
 
 def _standard_output() -> BinaryIO:
-    """Standard output without Python's own buffer, so that no write can fail when the program ends."""
+    """Standard output without Python's buffer, so that no write can fail when the program ends."""
     if sys.stdout is None:
         raise ConfigError("standard output is closed; name a file to write")
     if sys.stdout.isatty():
@@ -181,7 +181,7 @@ def _standard_output() -> BinaryIO:
 
 @contextmanager
 def _names(what: str) -> Iterator[None]:
-    """Raises ConfigError with the name of what could not be written. BrokenPipeError passes: it is no failure here."""
+    """Turn OSError into ConfigError with the name of the output. BrokenPipeError passes: it is not a failure here."""
     try:
         yield
     except BrokenPipeError:
@@ -204,7 +204,7 @@ class _Spoken:
         return len(self.payload) / self.rate_hz / (2 if self.codec == "pcm" else 1)
 
     def wav(self) -> bytes:
-        """The whole WAV file. Its header has the length, which cannot be filled in later in a pipe."""
+        """The whole WAV file. Its header has the length, which cannot be changed later in a pipe."""
         from telephony_tts.audio.wav import write_wav
 
         file = io.BytesIO()
@@ -215,7 +215,7 @@ class _Spoken:
 async def _spoken(
     text: str, catalog: Catalog, settings: SessionSettings, how: Configure, engine_audio: bool
 ) -> _Spoken:
-    """Speak. Raises ConfigError where there is nothing to be spoken, and what engines raise."""
+    """Speak. Raises ConfigError if the text has nothing speakable, and the errors of engines."""
     import numpy as np
 
     from telephony_tts import offline
@@ -243,7 +243,7 @@ async def _spoken(
 
 
 class _Bar:
-    """A progress line on a terminal, for texts long enough to wait for."""
+    """A progress line on a terminal, for long texts."""
 
     def __init__(self, n_chars: int) -> None:
         self._on = n_chars >= _LONG_TEXT_CHARS and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""The flags by which commands take settings: --config and --set, and flags of their own that stand for one setting."""
+"""Settings on the command line: --config, --set, and flags that stand for one setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Config = TypeVar("Config")
 
 
 def config_flags(parser: argparse.ArgumentParser) -> None:
-    """Add --config and --set; `overrides` reads the latter."""
+    """Add --config and --set. `overrides` reads --set."""
     parser.add_argument("--config", metavar="FILE", help="YAML settings (see configs/server.yaml)")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting, e.g. limits.calls=50"
@@ -20,7 +20,7 @@ def config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, object]:
-    """The settings of --set by dotted key, read as YAML. Raises ConfigError where a value is missing."""
+    """The settings of --set by dotted key, read as YAML. Raises ConfigError if a value is missing."""
     import yaml
 
     found: dict[str, object] = {}
@@ -38,10 +38,10 @@ def overrides(arguments: argparse.Namespace) -> dict[str, object]:
 def load(
     read: Callable[[str | None, Mapping[str, object]], Config], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> Config:
-    """`read` the settings of --config, of the command's own flags and of --set; the last of them wins.
+    """`read` the settings of --config, of the command's own flags and of --set; later ones win.
 
-    `flags` maps the dotted key of a setting to its flag. Raises ConfigError. Its message names the flag if the value
-    came from the flag; otherwise it names the key, with the flag beside it.
+    `flags` maps the dotted key of a setting to its flag. Raises ConfigError. The message names the flag if the value
+    came from it, else the key with the flag in brackets.
     """
     given = {key: getattr(arguments, flag.removeprefix("--").replace("-", "_")) for key, flag in flags.items()}
     by_key = overrides(arguments)

@@ -1,4 +1,4 @@
-"""The one reader of the wall clock; everything else takes `now_ns` as an argument."""
+"""The only module that reads the clock. Other modules take `now_ns` as an argument or call these functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NS_PER_S = 1_000_000_000
 
 
 def monotonic_ns() -> int:
-    """Nanoseconds on a clock that never steps back; only differences mean anything."""
+    """Nanoseconds on a clock that never goes back. Only differences have a meaning."""
     return time.monotonic_ns()
 
 
 def unix_s() -> float:
-    """Seconds since 1970, for log lines and file stamps only."""
+    """Seconds since 1970, to compare with the times of files."""
     return time.time()

@@ -1,4 +1,4 @@
-"""What is installed, what is missing and how to get it, one line each."""
+"""The command `doctor`: what is installed, what is missing and how to install it, one line each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from telephony_tts.errors import AudioError, ConfigError, TelephonyTTSError
 from telephony_tts.session.settings import SessionSettings
 
 DRIVER_S = 10.0
-"""The driver may take so long to tell its version: it wakes the GPUs first."""
+"""Time limit for the driver to report its version; it may have to wake the GPUs."""
 
 
 def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
-    """One line each: ok, missing (and how to get it), or broken. Exit status 1 if `serve` would not start."""
+    """Print a line for each part: ok, missing (with the remedy) or broken. Returns 1 if `serve` would not start."""
     failed = False
 
     def line(state: str, what: str, detail: str) -> None:
@@ -34,7 +34,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("numpy", "", ""), ("soxr", "", ""), ("websockets", "", ""), ("uvloop", "", "the faster event loop"),
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
-        ("py3langid", "lang", "tells German, French, ... from English and warns where the voice does not fit"),
+        ("py3langid", "lang", "tells German, French, ... from English and warns if the voice does not fit"),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):
@@ -74,7 +74,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
 
 
 def _server(settings: config.Config) -> tuple[str, str, str]:
-    """Whether `serve` would take the server's settings, and who could use it then."""
+    """Whether `serve` would accept the server's settings, and who could use the server."""
     try:
         app.transport_settings(settings)
     except ConfigError as error:
@@ -86,14 +86,14 @@ def _server(settings: config.Config) -> tuple[str, str, str]:
 
 
 def _gpus(device: str) -> Iterator[tuple[str, str, str]]:
-    """The GPUs that PyTorch sees, or why none; broken where that keeps it from the `device` of the configuration."""
+    """The GPUs that PyTorch sees, or why there is none. Broken if the configured `device` cannot be used."""
     if importlib.util.find_spec("torch") is None:
         return
     try:
         import torch
 
         from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
-    except (ImportError, OSError) as error:  # a library of its own is missing, or made for another machine
+    except (ImportError, OSError) as error:  # one of its libraries is missing or for another machine
         yield "broken", "gpu", f"PyTorch cannot be imported: {error}; install it again: make model TORCH=..."
         return
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -112,7 +112,7 @@ def _gpus(device: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver; None where nothing tells."""
+    """The version of NVIDIA's driver; None if it is unknown."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -125,7 +125,7 @@ def _driver() -> str | None:
 
 
 def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
-    """The model directory and its voices, where one is configured. Whether it speaks is tried with all engines."""
+    """The configured model directory and its voices. Whether it speaks is tried with all engines."""
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
@@ -156,7 +156,7 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _barge_in(enabled: bool) -> tuple[str, str, str]:
-    """Whether the network that tells the caller's voice can be loaded, and who has to ask for it."""
+    """Whether the network that detects the caller's voice can be loaded, and whether bots must ask for it."""
     try:
         VoiceModel()
     except AudioError as error:

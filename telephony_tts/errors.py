@@ -1,25 +1,25 @@
-"""Every error this package raises on purpose.
+"""All errors that this package raises on purpose.
 
 TelephonyTTSError
-├── ConfigError            a configuration file or flag is wrong; raised before anything starts
-├── AudioError             audio of a shape, rate or codec that cannot be carried
-├── Busy                   the server refuses work it could not do in time; says when to come back
-└── EngineError            speech could not be made; ends the turn, never the call
+├── ConfigError            a configuration file or a flag is wrong; raised before anything starts
+├── AudioError             audio has an unsupported shape, rate or codec
+├── Busy                   the server refuses work that it could not do in time; says when to retry
+└── EngineError            synthesis failed; ends the turn, never the call
     ├── EngineUnavailable  the engine's package or files are not installed
     ├── UnknownVoice       no engine has a voice of that name
     └── UnsupportedText    the engine cannot read this script; `Catalog.choose` adds the voices that can
 
-Malformed input from a peer is not an exception: decoders return `wire.messages.Invalid`, because
-a peer's mistake is an ordinary event of a call and never ends it.
+Malformed input from a peer is not an exception. Decoders return `wire.messages.Invalid`, because a peer's mistake is
+an ordinary event of a call and never ends it.
 """
 
 from __future__ import annotations
 
 
 class TelephonyTTSError(Exception):
-    """Base of all deliberate errors. `code` is the stable word sent on the wire.
+    """Base class of the package's errors. `code` is the stable word that is sent on the wire.
 
-    `retry_after_ms`: after how long the same may succeed, where that is known; a hint, not a promise.
+    `retry_after_ms`: when a retry may succeed, if that is known. It is a hint, not a promise.
     """
 
     code = "internal"
@@ -53,7 +53,7 @@ class AudioError(TelephonyTTSError):
 
 
 class Busy(TelephonyTTSError):
-    """Refused to protect live calls."""
+    """New work is refused to protect live calls."""
 
     code = "busy"
     retryable = True

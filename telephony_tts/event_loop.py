@@ -1,4 +1,4 @@
-"""The event loop of a process that serves: uvloop's where there is one, and the signals that end it."""
+"""The event loop of a server process: uvloop if it is installed, garbage collection, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from telephony_tts.clock import NS_PER_MS, monotonic_ns
 _log = logs.get(__name__)
 _SAME_SIGNAL_NS = 300 * NS_PER_MS
 _SWITCH_S = 0.0005
-"""Threads hold the interpreter for 5 ms at a time by default, a quarter of a frame; a call must not wait so long for an
-engine, nor an engine for a call."""
+"""The interpreter's switch interval. The default of 5 ms is a quarter of a frame: too long for a call to wait for an
+engine thread, or for an engine to wait for the event loop."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end on uvloop, or on asyncio's own loop. Raises what it raises."""
+    """Run a coroutine to its end on uvloop, or on asyncio's loop without uvloop. Raises what it raises."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -32,15 +32,18 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def settle() -> None:
-    """To be called when all is loaded, which then stays: a collector that walks through all of it stops every call
-    meanwhile, for 12 ms in the server and 8 in the bridge before there is one (docs/experiments.md)."""
+    """Exclude all current objects from garbage collection. Call it when everything is loaded.
+
+    A collection over these objects would stop every call, for 12 ms in the server and 8 ms in the bridge
+    (docs/experiments.md).
+    """
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def quick_turns() -> Iterator[None]:
-    """Threads give the interpreter to each other often while the context lasts."""
+    """Set a short switch interval of the interpreter inside the context."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -51,7 +54,7 @@ def quick_turns() -> Iterator[None]:
 
 @contextmanager
 def stop_signals(stop_at_once: Callable[[], None]) -> Iterator[asyncio.Event]:
-    """An event that SIGTERM or SIGINT sets while the context lasts. Each further signal calls `stop_at_once`."""
+    """An event that SIGTERM or SIGINT sets inside the context. Each further signal calls `stop_at_once`."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     stopping_since_ns = 0
@@ -61,7 +64,7 @@ def stop_signals(stop_at_once: Callable[[], None]) -> Iterator[asyncio.Event]:
         now_ns = monotonic_ns()
         if stop.is_set():
             if now_ns - stopping_since_ns < _SAME_SIGNAL_NS:
-                return  # make and shells pass the group's signal on once more
+                return  # make and shells forward the signal of the group once more
             _log.warning("stopping_at_once", signal=name)
             stop_at_once()
         else:

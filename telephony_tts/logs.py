@@ -1,12 +1,12 @@
-"""Log lines with the call and turn they belong to, as JSON (one object per line) or for the eye.
+"""Log lines with their call and turn, as JSON (one object per line) or as text for people.
 
     log = logs.get(__name__).bind(call="CA12")
     log.info("turn_done", turn="t7", audio_ms=1980, said=logs.speech(text))
 
-A log whose lines a peer can cause is `limited`: no peer may fill it.
+A logger whose lines a peer can cause is `limited`, so that no peer can fill the log.
 
-An event is a word, facts are fields. What callers hear is private: a text goes into a field through `speech()`,
-and unless `log.spoken_text` is set only its length is written.
+An event is a word, and its facts are fields. The text that callers hear is private: it goes into a field through
+`speech()`, and only its length is written unless `log.spoken_text` is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from telephony_tts.clock import NS_PER_S, monotonic_ns
 
 
 class LogConfig(Protocol):
-    """The `log` section of the configuration, as far as it is needed here."""
+    """The part of the configuration's `log` section that is needed here."""
 
     @property
     def level(self) -> str: ...
@@ -34,8 +34,8 @@ class LogConfig(Protocol):
     def spoken_text(self) -> bool: ...
 
 
-class Speech:
-    """Text that was or will be spoken. Only a formatter that was told to may look inside."""
+class SpokenText:
+    """Text that was or will be spoken. A formatter writes it only with `spoken_text`."""
 
     __slots__ = ("text",)
 
@@ -46,16 +46,16 @@ class Speech:
         return f"<speech of {len(self.text)} characters>"
 
 
-def speech(text: str) -> Speech:
-    """Wrap spoken text for a log field: logged as {"chars": n}, and with {"text": ...} only where that is allowed."""
-    return Speech(text)
+def speech(text: str) -> SpokenText:
+    """Wrap spoken text for a log field. It is logged as {"chars": n}; with `spoken_text` it also has "text"."""
+    return SpokenText(text)
 
 
 class LineLimit:
-    """How many lines peers may cause: `n_at_once`, then `n_per_s` a second. The loggers that share it share the lines.
+    """A limit on the lines that peers cause: `n_at_once`, then `n_per_s` a second. Several loggers may share it.
 
-    Lines with a traceback have a limit of their own: a flood of other lines must not hide a fault of ours, and a fault
-    that a peer can cause again and again must not fill the log. Debug lines have none: they are asked for.
+    Lines with a traceback have a limit of their own. So a flood of other lines cannot hide a fault of ours, and a fault
+    that a peer can repeat cannot fill the log. Debug lines are not limited.
     """
 
     def __init__(self, n_at_once: int, n_per_s: float, clock: Callable[[], int] = monotonic_ns) -> None:
@@ -64,22 +64,22 @@ class LineLimit:
 
     @classmethod
     def of_call(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
-        """For one call. A turn a second, interrupted by voice and with a warning, is five lines a second; a `clear`
-        ends up to 32 queued turns at once."""
+        """The limit of a call. A turn a second that is interrupted by voice, with a warning, is five lines a second. A
+        `clear` ends up to 32 queued turns at once."""
         return cls(60, 5, clock)
 
     @classmethod
     def of_strangers(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
-        """For all connections together that are no call."""
+        """The limit shared by all connections that do not belong to a call."""
         return cls(20, 1, clock)
 
     @property
     def n_left_out(self) -> int:
-        """Lines left out since the beginning."""
+        """The number of lines left out so far."""
         return self._lines.n_left_out + self._faults.n_left_out
 
     def admit(self, is_fault: bool) -> int | None:
-        """Whether a line may be written: None if not, else how many were left out since the last one."""
+        """None if a line may not be written, else the number of lines left out since the last one."""
         return (self._faults if is_fault else self._lines).take()
 
 
@@ -88,32 +88,32 @@ _FAULTS_PER_S = 0.1
 
 
 class _Allowance:
-    """A bucket of time: each line costs some, and the time that passes fills it."""
+    """A token bucket: each line takes a share of it, and time fills it."""
 
     def __init__(self, n_at_once: int, n_per_s: float, clock: Callable[[], int]) -> None:
         self._line_ns = round(NS_PER_S / n_per_s)
-        self._most_ns = self._saved_ns = n_at_once * self._line_ns
+        self._capacity_ns = self._saved_ns = n_at_once * self._line_ns
         self._clock = clock
         self._since_ns = clock()
         self.n_left_out = 0
-        self._n_told = 0
+        self._n_reported = 0
 
     def take(self) -> int | None:
         now_ns = self._clock()
-        self._saved_ns = min(self._most_ns, self._saved_ns + now_ns - self._since_ns)
+        self._saved_ns = min(self._capacity_ns, self._saved_ns + now_ns - self._since_ns)
         self._since_ns = now_ns
         if self._saved_ns < self._line_ns:
             self.n_left_out += 1
             return None
         self._saved_ns -= self._line_ns
-        n_untold, self._n_told = self.n_left_out - self._n_told, self.n_left_out
-        return n_untold
+        n_unreported, self._n_reported = self.n_left_out - self._n_reported, self.n_left_out
+        return n_unreported
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that takes fields as keyword arguments and carries some of them along.
+    """A logger that takes fields as keyword arguments and has bound fields for all its lines.
 
-    With a `limit`, lines beyond it are left out, and the next line that is written says how many: `left_out`.
+    Lines beyond its `limit` are left out. The next line that is written has their number in `left_out`.
     """
 
     def __init__(self, logger: logging.Logger, bound: Mapping[str, object], limit: LineLimit | None = None) -> None:
@@ -122,16 +122,18 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
         self.limit = limit
 
     def bind(self, **fields: object) -> EventLogger:
-        """A logger whose every line has these fields as well, usually `call` or `turn`."""
+        """A logger that adds these fields to every line, usually `call` or `turn`."""
         return EventLogger(self.logger, {**self.bound, **fields}, self.limit)
 
     def limited(self, limit: LineLimit) -> EventLogger:
-        """The same logger, for lines that peers cause."""
+        """The same logger with a limit, for lines that peers cause."""
         return EventLogger(self.logger, self.bound, limit)
 
     def summary(self, event: str, **fields: Any) -> None:
-        """Write the last line about what the limit is for, such as a call. It is never left out. Its field
-        `lines_left_out` says how many lines were, if any."""
+        """Write the last line about a call or another object with a limit. This line is never left out.
+
+        Its field `lines_left_out` has the number of lines that were, if any.
+        """
         n_left_out = 0 if self.limit is None else self.limit.n_left_out
         EventLogger(self.logger, self.bound).info(event, **fields, lines_left_out=n_left_out or None)
 
@@ -142,12 +144,12 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
                 return
             if n_left_out:
                 kwargs["left_out"] = n_left_out
-        # The record must name the place of the caller, not this method.
+        # The record must name the line of the caller, not of this method.
         super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         of_logging = {name: kwargs.pop(name) for name in ("exc_info", "stack_info", "stacklevel") if name in kwargs}
-        # One attribute for all fields: as attributes of their own, "name" or "args" would collide with LogRecord's.
+        # All fields are in one attribute: fields called "name" or "args" would collide with attributes of LogRecord.
         return msg, {**of_logging, "extra": {"fields": {**self.bound, **kwargs.pop("extra", {}), **kwargs}}}
 
 
@@ -170,7 +172,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
         }
         for name, value in _fields(record).items():
-            # A field may not pass itself off as the line's own.
+            # A field must not replace a key of the line itself.
             line[f"field_{name}" if name in line else name] = _plain(value, self._spoken_text)
         if record.exc_info and record.exc_info[0] is not None:
             kind, error, trace = record.exc_info
@@ -181,7 +183,7 @@ class JsonFormatter(logging.Formatter):
             }
         if record.stack_info:
             line["stack"] = record.stack_info
-        # ASCII escapes carry lone surrogates and every script through any stream, and a line break cannot be forged.
+        # ASCII escapes pass through any stream, also lone surrogates, and no value can forge a line break.
         return json.dumps(line, ensure_ascii=True)
 
 
@@ -215,8 +217,8 @@ def setup(settings: LogConfig, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     root.setLevel(level)
-    # The library tells of every connection, so of every probe of /readyz, at info level; and at debug level it writes
-    # every frame, and with it what is spoken and the bearer tokens.
+    # At info level websockets logs every connection, also every probe of /readyz. At debug level it logs every frame,
+    # with spoken text and bearer tokens.
     of_library = max(level, logging.WARNING)
     if level == logging.DEBUG:
         of_library = logging.DEBUG if settings.spoken_text else logging.INFO
@@ -227,7 +229,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Our fields and those a library gave through `extra`; call and turn first, absent ones left out."""
+    """Our fields and those that a library gave through `extra`: call and turn first, without absent ones."""
     found: dict[str, object] = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     found |= getattr(record, "fields", {})
     found = {"call": None, "turn": None, **found}
@@ -239,8 +241,8 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _plain(value: object, spoken_text: bool) -> object:
-    """`value` as JSON can carry it, whatever it is."""
-    if isinstance(value, Speech):
+    """Any value in a form that JSON can represent."""
+    if isinstance(value, SpokenText):
         chars = len(value.text)
         return {"chars": chars, "text": value.text} if spoken_text else {"chars": chars}
     if isinstance(value, float) and not math.isfinite(value):
@@ -259,12 +261,12 @@ def _plain(value: object, spoken_text: bool) -> object:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:  # a field's own __str__ failing must not cost the line
+    except Exception as error:  # a failing __str__ of a field must not lose the line
         return f"<{type(value).__name__}: str() raised {type(error).__name__}>"
 
 
 def _word(value: object) -> str:
-    """A value in a text line: bare if it is one printable word, else quoted, so that no value can look like another."""
+    """A value in a text line: bare if it is one printable word, else quoted, so that no two values look the same."""
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
         return value
     shown = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

@@ -1,13 +1,13 @@
-"""Everything the server counts, one list. `/metrics` is `render()`.
+"""All metrics of the server. `render()` is the body of `/metrics`.
 
-The metrics live in `REGISTRY`, not in the library's global one. They count for the whole life of the process, so a
-test reads before and after:
+The metrics are in `REGISTRY`, not in the library's global registry. They count for the whole life of the process, so a
+test reads them before and after:
 
     before = value("telephony_tts_turns_total", outcome="cleared")
     ...
     assert value("telephony_tts_turns_total", outcome="cleared") == before + 1
 
-Label values come from the fixed sets below or from the configuration, never from a peer: a label value lives for ever.
+Label values come from the fixed sets below or from the configuration, never from a peer: they are never deleted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ProcessCollector(registry=REGISTRY)
 
 
 class LoopHistogram(Collector):
-    """A histogram that only the event loop's thread observes, so it needs no lock.
+    """A histogram without a lock, which only the event loop's thread may observe.
 
-    For what happens once per frame: observe() takes 0.14 µs where the library's takes 0.57 µs (CPython 3.11, 12
+    It is for events of every frame: observe() takes 0.14 µs where the library's takes 0.57 µs (CPython 3.11, 12
     buckets), a difference of 4 ms per second at 200 calls of 50 frames/s.
     """
 
@@ -41,7 +41,7 @@ class LoopHistogram(Collector):
         registry.register(self)
 
     def observe(self, amount: float, n: int = 1) -> None:
-        """Count `n` observations of `amount`, in the unit the metric's name ends with."""
+        """Count `n` observations of `amount`, in the unit at the end of the metric's name."""
         self._counts[bisect_left(self._bounds, amount)] += n
         self._sum += amount * n
 
@@ -55,7 +55,7 @@ class LoopHistogram(Collector):
 
 
 MEDIA_KINDS = ("stream", "joined", "twilio", "asterisk", "native", "freeswitch")
-"""Where a call's frames go: the bot's own socket, or a media leg, of a dialect where that was there before the bot."""
+"""Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
 
 OUTCOMES = ("done", "cleared", "error")
 LEGS = ("bot", "media")
@@ -92,7 +92,7 @@ CANCEL_TO_SILENCE_MS = Histogram(
 
 CALLER_SPEECH = Counter(
     "telephony_tts_caller_speech_total",
-    "Times that callers have spoken, where somebody listens for it, by what became of our speech.",
+    "Times that callers spoke while barge-in was enabled, by the effect on our speech.",
     ["outcome"],
     registry=REGISTRY,
 )
@@ -127,13 +127,13 @@ ENGINE_RUNNING = Gauge(
 )
 ENGINE_LOAD = Gauge(
     "telephony_tts_engine_load",
-    "Speech under way, and one sentence more, over what the engine can make in time; 0 at rest or where it is unknown.",
+    "Active speech and one more sentence, divided by what the engine can make in time; 0 if idle or unknown.",
     ["engine"],
     registry=REGISTRY,
 )
 ENGINE_WORK = Gauge(
     "telephony_tts_engine_work",
-    "What an engine has done since its process began, by its own names (docs/cosyvoice2.md): steps, cancellations "
+    "Work of an engine since its process began, by the engine's names (docs/cosyvoice2.md): steps, cancellations "
     "and seconds of speech; batches, rows and seconds by stage.",
     ["engine", "what"],
     registry=REGISTRY,
@@ -146,8 +146,8 @@ SYNTHESIS_RTF = Histogram(
     registry=REGISTRY,
 )
 
-# A series that appears only at its first event has no increase() for that event; labels() also costs more than inc(),
-# so code on the frame path keeps the child: SENT_BYTES.labels(leg="media").
+# A series that appears with its first event has no increase() for that event, so all series are made here. labels()
+# costs more than inc(), so code on the frame path keeps the child: SENT_BYTES.labels(leg="media").
 for _metric, _values in (
     (CALLS_LIVE, MEDIA_KINDS),
     (CALLS, MEDIA_KINDS),
@@ -168,7 +168,7 @@ def render() -> tuple[bytes, str]:
 
 
 def value(sample: str, **labels: str) -> float:
-    """One sample by its exposed name, such as "telephony_tts_first_audio_ms_count"; KeyError if there is none."""
+    """A sample by its exposed name, such as "telephony_tts_first_audio_ms_count". Raises KeyError if there is none."""
     found = REGISTRY.get_sample_value(sample, labels)
     if found is None:
         raise KeyError(f"{sample} {labels}")

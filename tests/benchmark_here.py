@@ -1,4 +1,4 @@
-"""A script of benchmarks/ run within this process: most of a tiny run in one of its own is the import of PyTorch."""
+"""Runs a script of benchmarks/ within this process, which saves the import of PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def run_here(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `python SCRIPT ARGUMENTS` does and tells."""
+    """The exit status and output of `python SCRIPT ARGUMENTS`."""
     shown, error, code = io.StringIO(), io.StringIO(), 0
     command = [str(script), *arguments]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), contextlib.redirect_stderr(error):

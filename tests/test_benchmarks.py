@@ -1,4 +1,4 @@
-"""Every benchmark runs, in its tiny form, and writes a result another program can read. No figure is judged here."""
+"""Every benchmark runs in its tiny form and writes a result that another program can read. No figure is judged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reaso
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict[str, Any]]]]:
-    """What the tiny runs wrote, two at a time: half of a run is waiting, and no figure of it is judged."""
+    """The results of the tiny runs by name. Two runs go at a time, since half of a run is waiting."""
 
     def run(name: str) -> dict[str, Any]:
         out = folder / f"{name}.json"
@@ -39,23 +39,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
 
 @pytest.fixture(scope="module", params=_NAMES)
 def result(request: pytest.FixtureRequest, runs: dict[str, Future[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
-    """The name of a benchmark and what its tiny run wrote."""
+    """The name of a benchmark and the result of its tiny run."""
     return request.param, runs[request.param].result()
 
 
-def test_result_tells_machine_commit_and_settings(result: tuple[str, dict[str, Any]]) -> None:
+def test_a_result_has_machine_commit_and_settings(result: tuple[str, dict[str, Any]]) -> None:
     _, document = result
     assert set(document) == {"machine", "commit", "settings", "results"}
     assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["websockets"]
     assert document["settings"]["quick"] is True
 
 
-def test_result_names_no_place_on_this_machine(result: tuple[str, dict[str, Any]]) -> None:
+def test_a_result_names_no_path_of_this_machine(result: tuple[str, dict[str, Any]]) -> None:
     _, document = result
     assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
 
 
-def test_something_was_measured(result: tuple[str, dict[str, Any]]) -> None:
+def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     name, document = result
     results = document["results"]
     if name == "capacity":
@@ -86,7 +86,7 @@ def test_help_has_examples(name: str) -> None:
     assert f"python benchmarks/{name}.py" in done.stdout
 
 
-def test_make_bench_runs_all_that_measure_with_flags_that_exist() -> None:
+def test_make_bench_runs_every_measuring_benchmark_with_existing_flags() -> None:
     told = subprocess.run(
         ["make", "-n", "bench"], cwd=_BENCHMARKS.parent, capture_output=True, text=True, timeout=60, check=True
     ).stdout

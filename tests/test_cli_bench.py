@@ -1,4 +1,4 @@
-"""`telephony-tts bench engine` and `bench plot`: a whole run, its result, its picture, and errors of one clear line."""
+"""`telephony-tts bench engine` and `bench plot`: a whole run, its result, its chart, and errors of one line."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ FIGURES = (
 )  # fmt: skip
 
 
-TOLD_AT_ONCE = "import sys; from telephony_tts import cli; from telephony_tts.bench import runs; runs.TOLD_WITHIN_S = 0"
-"""Begins a program that does not wait for an engine's counters, 3 s for each load: here nobody reads them."""
-IN_HERE = ("--set", "engines.cosyvoice2.isolation=thread")
-"""An engine that takes no process of its own, which would import PyTorch for 3 s only to tell what is wrong."""
+NO_WAIT = "import sys; from telephony_tts import cli; from telephony_tts.bench import runs; runs.TOLD_WITHIN_S = 0"
+"""The first lines of a program that does not wait for an engine's counters, which takes 3 s for each load."""
+IN_THIS_PROCESS = ("--set", "engines.cosyvoice2.isolation=thread")
+"""An engine in this process: one of its own would import PyTorch for 3 s only to report an error."""
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
@@ -51,8 +51,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Two callers at most, both loops; the weights are left there for others. With this seed the turns of the open loop
-    do not come seconds apart. A run in a process of its own is the one that is broken off."""
+    """A run with up to two callers and both loops; its weights are kept for other tests. With this seed the turns
+    of the open loop begin close together."""
     folder = tmp_path_factory.mktemp("bench")
     flags = ["--concurrency", "1,2", "--turns", "1", "--mode", "both", "--json", str(folder / "new" / "out.json")]
     flags += ["--keep", str(folder / "random"), "--seed", "4"]
@@ -65,7 +65,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     return ended, folder
 
 
-def test_the_result_has_the_shape_that_programs_read(done: tuple[Any, Path]) -> None:
+def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
     document = json.loads((done[1] / "new" / "out.json").read_text(encoding="utf-8"))
     assert list(document) == ["machine", "commit", "settings", "results"]
     assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["torch"][0].isdigit()
@@ -78,13 +78,13 @@ def test_the_result_has_the_shape_that_programs_read(done: tuple[Any, Path]) -> 
     assert [(row["mode"], row["concurrency"]) for row in rows] == loads
     for row in rows:
         assert row["turns"] == row["concurrency"] and row["failed"] == 0
-        assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the least above 1 s"
+        assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the shortest speech above 1 s"
         assert all(row[name] > 0 for name in FIGURES), row
         assert "left_in_engine" not in row and "interrupted" not in row
     assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
 
 
-def test_progress_is_told_as_it_comes_and_a_table_at_the_end(done: tuple[Any, Path]) -> None:
+def test_progress_goes_to_stderr_and_a_table_to_stdout(done: tuple[Any, Path]) -> None:
     ended, _ = done
     lines = ended.stderr.splitlines()
     assert sum("at once: first audio p50" in line for line in lines) == 4
@@ -102,13 +102,14 @@ def test_the_result_can_be_drawn(done: tuple[Any, Path], tmp_path: Path, capsys:
     assert "2 lines drawn" in capsys.readouterr().err
 
 
-def test_kept_weights_are_a_model_like_another(
+def test_kept_weights_can_be_given_as_a_model(
     done: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unpaced, with barge-ins, and real sentences: those of a model that is not known to be random."""
+    """Unpaced, with barge-ins, and with the sentences for a real model."""
     monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
     out = tmp_path / "r.json"
-    flags = ["--seconds", "0.5", "--no-pacing", "--concurrency", "2", "--turns", "2", "--cancel-every", "0.2", *IN_HERE]
+    flags = ["--seconds", "0.5", "--no-pacing", "--concurrency", "2", "--turns", "2", "--cancel-every", "0.2"]
+    flags += IN_THIS_PROCESS
     switch_s = sys.getswitchinterval()
     assert main(["bench", "engine", "--model", str(done[1] / "random"), "--json", str(out), *flags]) == 0
     assert sys.getswitchinterval() == switch_s
@@ -121,17 +122,17 @@ def test_kept_weights_are_a_model_like_another(
     assert "audio s/s" in capsys.readouterr().out
 
 
-def test_a_run_that_is_broken_off_writes_what_there_is(done: tuple[Any, Path], tmp_path: Path) -> None:
+def test_an_interrupted_run_writes_its_results_so_far(done: tuple[Any, Path], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     flags = ["--keep", str(done[1] / "random"), "--concurrency", "1,64", "--turns", "2", "--json", str(out)]
-    command = [sys.executable, "-c", f"{TOLD_AT_ONCE}; sys.exit(cli.main())", *RUN, *flags, "--no-pacing"]
+    command = [sys.executable, "-c", f"{NO_WAIT}; sys.exit(cli.main())", *RUN, *flags, "--no-pacing"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("closed loop, 1 at once" in line for line in running.stderr)
         running.send_signal(signal.SIGINT)
         shown, error = running.communicate(timeout=60)
     assert running.returncode == 130, error
-    assert "Traceback" not in error and "this is what there is" in error
+    assert "Traceback" not in error and "interrupted; these are the results so far" in error
     first, *rest = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert first["turns"] == 2 and "interrupted" not in first
     assert shown.splitlines()[1].split()[:3] == ["closed", "1", "2"]
@@ -141,14 +142,14 @@ def test_a_run_that_is_broken_off_writes_what_there_is(done: tuple[Any, Path], t
 # --------------------------------------------------------------------------- rows
 
 
-class Counting(FakeEngine):
-    """Counts its steps, as an engine may, and leaves something behind if it is told to."""
+class CountingEngine(FakeEngine):
+    """An engine with counters that can leave utterances behind."""
 
     n_steps = 0
     n_left = 0
 
     def counters(self) -> dict[str, float]:
-        self.n_steps += 7  # a look; two are taken before a run and two after it, the second of which count
+        self.n_steps += 7  # read twice before a run and twice after it; the second readings count
         return {"steps": self.n_steps, "flow_s": 0.5}
 
     def stats(self) -> EngineStats:
@@ -167,48 +168,48 @@ def row_of(engine: FakeEngine) -> tuple[dict[str, Any], str]:
     return row, line
 
 
-def test_a_run_that_is_broken_off_has_a_row_of_its_turns() -> None:
+def test_an_interrupted_run_has_a_row_of_its_turns() -> None:
     rows: list[dict[str, Any]] = []
     engine = FakeEngine(hangs=True)
 
-    async def broken_off() -> None:
+    async def interrupted() -> None:
         running = asyncio.create_task(run(engine, say, Load(3, 1, 0.1), "cpu", rows, lambda line: None))
-        for _ in range(20):  # rounds of the loop, for the callers to have begun
+        for _ in range(20):  # iterations of the loop, in which the callers begin
             await asyncio.sleep(0)
         assert engine.n_live == 3
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    asyncio.run(broken_off())
+    asyncio.run(interrupted())
     assert engine.n_live == 0
     (row,) = rows
     assert row["interrupted"] is True and (row["turns"], row["failed"], row["first_audio_ms_p50"]) == (3, 0, None)
 
 
-def test_what_an_engine_counts_is_kept_as_what_the_run_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_growth_of_the_engines_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
-    row, _ = row_of(Counting(first_audio_ms=1, sleep=lambda seconds: asyncio.sleep(0)))
+    row, _ = row_of(CountingEngine(first_audio_ms=1, sleep=lambda seconds: asyncio.sleep(0)))
     assert row["counters"] == {"steps": 14, "flow_s": 0}
-    assert row["queued_max"] == 1, "the second caller found the first waiting"
+    assert row["queued_max"] == 1, "the first caller was queued when the second began"
     assert "counters" not in row_of(FakeEngine())[0]
 
 
-def test_an_engine_that_does_not_let_go_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utterances_left_in_the_engine_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TOLD_WITHIN_S", 0)
-    engine = Counting()
+    engine = CountingEngine()
     engine.n_left = 3
     assert row_of(engine)[0]["left_in_engine"] == 3
-    assert "left_in_engine" not in row_of(Counting())[0]
+    assert "left_in_engine" not in row_of(CountingEngine())[0]
 
 
-def test_failures_are_told_with_what_the_engine_said() -> None:
+def test_failures_are_reported_with_the_engines_message() -> None:
     row, line = row_of(FakeEngine(fail_after_chunks=0))
     assert row["failed"] == 2 and row["errors"] == ["fake was told to fail after 0 chunks"]
     assert line.endswith("2 failed: fake was told to fail after 0 chunks") and "p50 - ms" in line
 
 
-def test_the_table_leaves_out_what_nobody_knows() -> None:
+def test_the_table_leaves_out_columns_without_figures() -> None:
     row = {"mode": "closed", "concurrency": 1, "rtf": 0.123456, "c100": None, "energy_j": 1234.5}
     shown = table([row]).splitlines()
     assert shown[0].split() == ["loop", "callers", "RTF", "energy,", "J"]
@@ -219,7 +220,7 @@ def test_the_table_leaves_out_what_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "0", "1,1", "one", "-1", "1.5", "2000", "1;2", "²"])
-def test_a_bad_list_of_callers_is_told(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_list_of_callers_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RUN, f"--concurrency={text}"]) == 2
     assert f"--concurrency is {text!r}; expected" in told(capsys)
 
@@ -243,7 +244,7 @@ def test_a_good_list_of_callers() -> None:
         (["--json", "/proc/nowhere/out.json"], "cannot be written"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_made(
+def test_bad_flags_are_errors_before_weights_are_written(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli_bench, "_model", None)
@@ -251,12 +252,12 @@ def test_what_makes_no_sense_is_told_before_anything_is_made(
     assert words in capsys.readouterr().err
 
 
-def test_weights_are_kept_of_random_models_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep_needs_random(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engine", "--model", str(tmp_path), "--keep", str(tmp_path)]) == 2
     assert "--keep goes with --random" in told(capsys)
 
 
-def test_the_model_is_that_of_the_configuration_if_no_other_is_given(
+def test_without_a_flag_the_model_is_that_of_the_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "engine"]) == 2
@@ -271,13 +272,13 @@ def test_the_model_is_that_of_the_configuration_if_no_other_is_given(
 
 
 @pytest.mark.parametrize("flags", [["--model", "a", "--random", "tiny"], ["--random", "huge"]])
-def test_there_is_one_model(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_exactly_one_model(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", "engine", *flags])
     assert ended.value.code == 2 and "usage: telephony-tts bench engine " in capsys.readouterr().err
 
 
-def test_a_directory_without_a_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_a_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert main(["bench", "engine", "--model", str(tmp_path), "--json", str(out)]) == 1
     error = capsys.readouterr().err
@@ -285,12 +286,12 @@ def test_a_directory_without_a_model_is_told(tmp_path: Path, capsys: pytest.Capt
     assert not out.exists()
 
 
-def test_a_voice_that_is_not_there_is_told(done: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--voice", "anna", *IN_HERE]) == 1
+def test_an_unknown_voice_is_an_error(done: tuple[Any, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--model", str(done[1] / "random"), "--voice", "anna", *IN_THIS_PROCESS]) == 1
     assert "no voice 'anna'; it has preset, prompted" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_without_pytorch_one_line_says_how_to_get_it(
+def test_without_pytorch_the_error_says_how_to_install_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: Callable[..., Any] = importlib.util.find_spec
@@ -299,14 +300,14 @@ def test_without_pytorch_one_line_says_how_to_get_it(
     assert "needs PyTorch: pip install -e '.[cosyvoice]'" in told(capsys)
 
 
-def test_a_result_that_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_result_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plot", str(tmp_path / "none.json"), "-o", str(tmp_path / "out.png")]) == 2
     assert "none.json: cannot be read" in told(capsys)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["engine", "plot", "capacity"])
-def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", name, "--help"])
     shown = capsys.readouterr().out
@@ -314,7 +315,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.startswith(f"usage: telephony-tts bench {name} ")
 
 
-def test_the_examples_are_commands_that_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(cli_bench, "_engine", lambda arguments: asked.append([arguments.name]) or 0)
     monkeypatch.setattr(cli_bench, "_plot", lambda arguments: asked.append([arguments.name]) or 0)
@@ -334,7 +335,7 @@ def cli_args(words: list[str]) -> Any:
     return _parser().parse_args(words)
 
 
-def test_scripts_get_their_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_gets_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def called(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
@@ -348,20 +349,20 @@ def test_scripts_get_their_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands == [["capacity.py"], ["first_audio.py", "--calls", "50"], ["first_audio.py", "--help"]]
 
 
-def test_scripts_come_with_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_scripts_need_a_source_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
     with pytest.raises(ConfigError, match="source checkout"):
         cli_bench._script(cli_args(["bench", "capacity"]))
 
 
-def test_what_was_measured_is_written_when_the_engine_breaks_down(
+def test_results_so_far_are_written_when_the_engine_fails(
     done: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def breaks_down(arguments: Any, settings: Any, loads: Any, about: Any, rows: list[dict[str, Any]]) -> None:
+    async def fails(arguments: Any, settings: Any, loads: Any, about: Any, rows: list[dict[str, Any]]) -> None:
         rows.append({"mode": "closed", "concurrency": 1, "failed": 0})
         raise EngineError("it is gone")
 
-    monkeypatch.setattr(cli_bench, "_measure", breaks_down)
+    monkeypatch.setattr(cli_bench, "_measure", fails)
     out = tmp_path / "out.json"
     assert main([*RUN, "--keep", str(done[1] / "random"), "--json", str(out)]) == 1
     assert "it is gone" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the command line tells: of damaged models, of voices that are elsewhere, of its use, and when it is ready."""
+"""Messages of the command line: damaged models, voices, help, and the text of a server that is ready."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(original: Path, tmp_path: Path) -> Path:
-    """A model directory of the test's own that does not say it is random."""
+    """A model directory of this test that is not marked as random."""
     path = tmp_path / "model"
     shutil.copytree(original, path)
     (path / "random.json").unlink()
@@ -50,7 +50,7 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """What went to the error output: one line."""
+    """The error output, which must be one line."""
     error = capsys.readouterr().err
     assert error.startswith("telephony-tts: ") and error.count("\n") == 1, error
     return error
@@ -59,7 +59,9 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 # ------------------------------------------------------------------------ models check
 
 
-def test_what_is_no_directory_is_named_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_a_directory_is_named_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["models", "check", str(tmp_path / "none")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{tmp_path}/none: there is no such directory"
@@ -70,7 +72,7 @@ def test_what_is_no_directory_is_named_with_what_to_do(tmp_path: Path, capsys: p
     assert lines[0] == f"{tmp_path}/a file: it is a file and no directory" and "the name of a new one" in lines[1]
 
 
-def test_a_damaged_model_is_told_in_a_line_and_how_to_mend_it(
+def test_each_damage_of_a_model_is_a_line_and_the_last_line_is_the_remedy(
     model: Path, original: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (model / "llm.pt").write_bytes((model / "llm.pt").read_bytes()[:100_000])
@@ -90,7 +92,7 @@ def test_a_damaged_model_is_told_in_a_line_and_how_to_mend_it(
 
 
 @pytest.mark.parametrize("damage", ["cut", "swapped"])
-def test_adding_a_voice_names_the_graph_that_is_wrong(
+def test_adding_a_voice_names_the_wrong_onnx_file(
     damage: str, model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph = model / "speech_tokenizer_v2.onnx"
@@ -106,7 +108,7 @@ def test_adding_a_voice_names_the_graph_that_is_wrong(
 def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
     voices: str, model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it is told, and from a file of settings that it does not name."""
+    """The printed command works with the configuration's voice folder and with the default one."""
     (model / "spk2info.pt").unlink()
     model = model.rename(tmp_path / "the model")
     file = tmp_path / "server.yaml"
@@ -122,7 +124,7 @@ def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
     assert (tmp_path / ("my voices" if voices else "the model/voices") / "anna.safetensors").is_file()
 
 
-def test_the_command_for_a_damaged_voice_makes_it_again(
+def test_the_printed_command_replaces_a_damaged_voice(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pinned: it lacked the recording, the model and --replace."""
@@ -138,7 +140,7 @@ def test_the_command_for_a_damaged_voice_makes_it_again(
     assert "cosyvoice2/anna " in listed.out and listed.err == ""
 
 
-def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
+def test_a_voice_of_the_model_file_cannot_be_removed(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = torch.load(model / "spk2info.pt", weights_only=True)
@@ -150,14 +152,14 @@ def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
     assert main(["voices", "remove", "anna", "--model", str(model)]) == 1
     assert "spk2info" not in told(capsys)
     assert main(["voices", "import", str(model / "spk2info.pt"), "--only", "preset", "--model", str(model)]) == 0
-    assert main(["voices", "remove", "preset", "--model", str(model)]) == 0, "the stored one of that name is"
+    assert main(["voices", "remove", "preset", "--model", str(model)]) == 0, "a stored voice can be removed"
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("README.md", "no plain file of tensors"), ("llm.pt", "holds no speakers by name"), ("cut.pt", "cut off")],
 )
-def test_what_is_no_file_of_speakers_is_refused_in_a_line(
+def test_a_file_without_speakers_is_refused_in_one_line(
     name: str, words: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (model / "cut.pt").write_bytes((model / "spk2info.pt").read_bytes()[:20_000])
@@ -167,7 +169,7 @@ def test_what_is_no_file_of_speakers_is_refused_in_a_line(
     assert "weights_only" not in error and "PyTorch" not in error and len(error) < 250 + len(str(model))
 
 
-def test_a_file_without_voices_is_still_one(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_file_of_speakers_is_valid(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({}, tmp_path / "spk2info.pt")
     assert main(["voices", "import", str(tmp_path / "spk2info.pt"), "--model", str(model)]) == 1
     assert "no voice of" in told(capsys)
@@ -189,15 +191,15 @@ def test_every_command_is_described_with_examples(command: str, capsys: pytest.C
     assert ended.value.code == 0 and shown.startswith(f"usage: telephony-tts {command} ")
     assert f"examples:\n  telephony-tts {command.removesuffix(' list')}" in shown
     paragraph = shown.split("\n\n")[1]
-    assert paragraph[0].isupper() and paragraph.rstrip().endswith("."), "it says what the command does"
+    assert paragraph[0].isupper() and paragraph.rstrip().endswith("."), "the description is a sentence"
 
 
-def test_the_use_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, words in (
         ([], "required: NAME\n"),
-        (["speed"], "invalid choice: 'speed'; there are engine, plot, first_audio, "),
-        (["isolation", "--", "--quick"], "in the source checkout (engine, isolation, pbx, schedule, voice_activity)"),
-        (["schedule"], "are run there by themselves: .venv/bin/python benchmarks/NAME.py --help\n"),
+        (["speed"], "unknown benchmark 'speed'; expected one of engine, plot, first_audio, "),
+        (["isolation", "--", "--quick"], "source checkout (engine, isolation, pbx, schedule, voice_activity): "),
+        (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["bench", *wrong])
@@ -206,17 +208,17 @@ def test_the_use_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
         assert error.startswith("usage: telephony-tts bench [-h] NAME [-- FLAGS ...]\n")
 
 
-def test_an_installed_package_has_no_scripts_to_name(
+def test_an_installed_package_names_no_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli_bench, "__file__", str(tmp_path / "telephony_tts" / "cli_bench.py"))
     with pytest.raises(SystemExit):
         main(["bench", "isolation"])
-    assert "Other scripts of benchmarks/ in the source checkout are run there by" in capsys.readouterr().err
+    assert "another script of the source checkout: .venv/bin/python benchmarks/NAME.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
-def test_a_seed_that_cannot_be_is_told(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_out_of_range_is_an_error(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     say = ["say", "Hello.", str(tmp_path / "a.wav"), "--set", "engines.default=fake", "--seed"]
     assert main([*say, str(seed)]) == 2
     assert f"--seed is {seed}; expected a whole number from 0 to 4294967295" in told(capsys)
@@ -224,11 +226,11 @@ def test_a_seed_that_cannot_be_is_told(seed: int, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_the_least_and_the_greatest_seed_are_taken(seed: int, tmp_path: Path) -> None:
+def test_the_smallest_and_the_largest_seed_are_accepted(seed: int, tmp_path: Path) -> None:
     assert main(["say", "Hello.", str(tmp_path / "a.wav"), "--set", "engines.default=fake", "--seed", str(seed)]) == 0
 
 
-def test_random_weights_have_no_seed_below_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_refuse_a_negative_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "random", str(tmp_path / "m"), "--seed", "-1"]) == 2
     assert "--seed is -1" in told(capsys) and os.listdir(tmp_path) == []
 
@@ -253,10 +255,10 @@ def test_no_example_is_changed_by_the_shell(command: str, capsys: pytest.Capture
         ("127.0.0.1", OSError("of no number"), "127.0.0.1:8080: of no number; try another --host"),
     ],
 )
-def test_an_address_that_cannot_be_listened_on_is_told_with_the_flag_to_change(
+def test_an_unusable_address_is_reported_with_the_flag_to_change(
     host: str, error: OSError, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pinned: --port was the remedy for a host that is not this machine's."""
+    """Pinned: --port was the remedy for a host of another machine."""
 
     def run(settings: object, announce: object) -> None:
         raise BaseExceptionGroup("of a task group", [error])
@@ -270,7 +272,7 @@ def test_an_address_that_cannot_be_listened_on_is_told_with_the_flag_to_change(
 
 
 def announced(flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `serve` tells when a server of two engines is ready."""
+    """The text that `serve` prints when a server with two engines is ready."""
     voices = (
         Voice("heart", "hibari", ("en",), 24_000),
         Voice("emma", "hibari", ("en-GB",), 24_000),
@@ -294,17 +296,17 @@ def announced(flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["--set", "speech.lang=zh", "--set", "engines.routes={zh: espeak}"], "cosyvoice2/anna"),
     ],
 )
-def test_the_voice_of_a_call_is_announced_and_said_with(
+def test_the_announced_command_speaks_with_the_voice_of_a_call(
     flags: list[str], voice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = announced(flags, monkeypatch, capsys)
     assert f"is ready at ws://127.0.0.1:8080, voice {voice}\n" in shown
     (line,) = [line for line in shown.splitlines() if " say " in line]
-    started = [sys.executable, "-m", "telephony_tts.cli"]  # and not by the installed program: that is in tests/e2e
+    started = [sys.executable, "-m", "telephony_tts.cli"]  # tests/e2e has the installed program
     assert shlex.split(line) == [*started, "say", "Hello there.", "hello.wav", *flags]
 
 
-def test_of_the_flags_only_those_of_the_speech_are_repeated(
+def test_the_announced_command_has_only_the_flags_of_speech(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my server.yaml"
@@ -315,7 +317,7 @@ def test_of_the_flags_only_those_of_the_speech_are_repeated(
     assert f"say 'Hello there.' hello.wav --config '{file}' --set speech.speed=1.2\n" in shown
 
 
-def test_paths_of_the_speech_are_told_as_they_are_from_any_directory(
+def test_the_announced_command_has_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -338,7 +340,7 @@ def test_paths_of_the_speech_are_told_as_they_are_from_any_directory(
         (["--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000"], "and get 16 kHz 16-bit PCM frames:"),
     ],
 )
-def test_where_a_platform_connects(
+def test_the_announced_address_for_a_platform(
     flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "tts-7")
@@ -357,11 +359,11 @@ def test_where_a_platform_connects(
         ("tts.example.com", "tts.example.com"),
     ],
 )
-def test_a_server_is_found_on_its_own_machine(host: str, here: str) -> None:
+def test_the_address_of_a_server_on_its_own_machine(host: str, here: str) -> None:
     assert app._host_here(host) == here
 
 
-def test_without_npx_the_client_is_one_that_is_installed_here(
+def test_without_npx_the_announced_client_is_that_of_websockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -372,8 +374,8 @@ def test_without_npx_the_client_is_one_that_is_installed_here(
 # -------------------------------------------------------------------------------- make
 
 
-def test_a_model_that_was_not_fetched_is_told_how_to_go_on(tmp_path: Path) -> None:
-    """With a program in place of the installed one that says what it was given, and fails."""
+def test_make_model_says_how_to_resume_a_failed_download(tmp_path: Path) -> None:
+    """The installed program is replaced by one that prints its arguments and may fail."""
     program = tmp_path / "bin" / "telephony-tts"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$@"\nexit "$CODE"\n')

@@ -1,4 +1,4 @@
-"""`telephony-tts doctor` on the network that tells the caller's voice."""
+"""`telephony-tts doctor`: the network that detects the caller's voice, and the detector of languages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FLAGS = ("doctor", "--set", "engines.default=fake", "--set", "server.port=0", "-
 
 @pytest.fixture(autouse=True)
 def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other engine is installed, which would be loaded and speak each time."""
+    """Hide the other engines, which would load and speak in each test."""
     monkeypatch.setattr(app, "installed", lambda engine: False)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on it."""
+    """The line about the network."""
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "barge-in by voice" in line]
     return line
 
@@ -31,7 +31,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     ("enabled", "says"),
     [("true", "true: on unless a bot turns it off"), ("false", "false: off unless a bot asks for it")],
 )
-def test_it_loads_and_who_has_to_ask_for_it_is_told(
+def test_it_loads_and_the_line_says_whether_bots_must_ask_for_it(
     enabled: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*FLAGS, f"barge_in.enabled={enabled}"]) == 0
@@ -40,7 +40,7 @@ def test_it_loads_and_who_has_to_ask_for_it_is_told(
 
 
 @pytest.mark.parametrize(("enabled", "status"), [("true", 1), ("false", 0)])
-def test_without_it_a_server_that_is_to_listen_to_all_would_not_start(
+def test_without_it_a_server_with_barge_in_would_not_start(
     enabled: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "VoiceModel", partial(VoiceModel, tmp_path / "none.onnx"))
@@ -52,7 +52,7 @@ def test_without_it_a_server_that_is_to_listen_to_all_would_not_start(
 # ------------------------------------------------------------ the language of Latin text
 
 
-def test_the_detector_of_languages_is_told_and_how_to_get_it(
+def test_the_detector_of_languages_is_listed_with_its_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def line_of_detector() -> str:

@@ -1,4 +1,4 @@
-"""`telephony-tts doctor` on a CosyVoice2 model directory, its voices, GPUs, and the packages of the extras."""
+"""`telephony-tts doctor`: a CosyVoice2 model directory, its voices, GPUs, and the packages of the extras."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     assert lines[0].startswith("ok       cosyvoice2 model") and "random weights" in lines[0]
     assert lines[1].startswith("broken   cosyvoice2 voice") and "voices add broken" in lines[1]
     assert lines[2].startswith("ok       cosyvoice2 voices") and "2: preset, prompted" in lines[2]
-    flags += ["--set", "engines.cosyvoice2.isolation=thread"]  # it was tried in a process of its own once
+    flags += ["--set", "engines.cosyvoice2.isolation=thread"]  # another test uses a process
     (model / "spk2info.pt").unlink()
     shutil.rmtree(model / "voices")
     assert main(flags) == 1
@@ -71,18 +71,18 @@ ON_A_GPU = ["--set", "engines.cosyvoice2.device=cuda"]
 
 @pytest.fixture
 def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other engine is installed, which would be loaded and speak at every look at the GPUs."""
+    """Hide the other engines, which would load and speak in each test."""
     monkeypatch.setattr(app, "installed", lambda engine: False)
 
 
 def gpu_lines(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
-    """What is told of them, with one blank between words."""
+    """The lines about GPUs, with one blank between words."""
     assert main([*TONES, *flags]) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.split()[1] == "gpu"]
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, *capabilities: tuple[int, int]) -> None:
-    """As many GPUs, a PyTorch that is built for 7.5 and newer, and a driver's tool that tells."""
+    """Simulate `n` GPUs, a PyTorch for compute capability 7.5 and newer, and the driver's tool."""
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     for name, answer in (
         ("is_available", lambda: bool(capabilities)), ("device_count", lambda: len(capabilities)),
@@ -98,7 +98,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, *capabilities: t
 
 
 @pytest.mark.usefixtures("tones_alone")
-def test_doctor_finds_no_gpu_fine_unless_one_is_asked_for(
+def test_a_missing_gpu_is_an_error_only_if_one_is_configured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -113,7 +113,7 @@ def test_doctor_finds_no_gpu_fine_unless_one_is_asked_for(
 
 
 @pytest.mark.usefixtures("tones_alone")
-def test_doctor_tells_gpus_and_their_driver(
+def test_doctor_lists_gpus_and_their_driver(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pretend_gpus(monkeypatch, tmp_path, (9, 0), (7, 0))
@@ -129,7 +129,7 @@ def test_doctor_tells_gpus_and_their_driver(
 
 
 @pytest.mark.usefixtures("tones_alone")
-def test_doctor_says_nothing_of_gpus_without_pytorch_and_what_keeps_it_from_being_imported(
+def test_without_pytorch_there_is_no_gpu_line_and_a_failed_import_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "telephony_tts.engines.cosyvoice2.hosting.loading", None)

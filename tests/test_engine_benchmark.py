@@ -1,4 +1,4 @@
-"""benchmarks/engine.py runs in its tiny form, counts what can be counted, and writes what another program can read."""
+"""benchmarks/engine.py in its tiny form: its counts are right, and its result can be read by another program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_result_tells_machine_commit_and_settings(done: tuple[Any, dict[str,
     assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
 
 
-def test_the_speech_tokens_before_the_first_sound_are_counted(done: tuple[Any, dict[str, Any]]) -> None:
+def test_it_counts_the_speech_tokens_before_the_first_sound(done: tuple[Any, dict[str, Any]]) -> None:
     _, document = done
     rows = document["results"]["first_audio"]
     drawn = {(row["profile"], row["prompt_tokens"]): row["speech_tokens"] for row in rows}
@@ -55,7 +55,7 @@ def test_every_part_was_measured(done: tuple[Any, dict[str, Any]]) -> None:
     chunks = results["chunks"]
     assert chunks["frames"] == [50, 50] and chunks["frames_seen"] == [200, 250]
     assert min(chunks["gflop_per_s"]) > 0 and chunks["expected_of_attention"] > 1
-    # Twice as many operations for each key, whatever the sizes: 50 frames more see 50 frames more.
+    # Attention is proportional to the number of keys: 250 frames against 200.
     grown = chunks["gflop_attention"][1] - chunks["gflop_attention"][0]
     assert grown == pytest.approx(chunks["gflop_attention"][0] / 4, rel=0.1)
     totals = results["totals"]
@@ -63,7 +63,7 @@ def test_every_part_was_measured(done: tuple[Any, dict[str, Any]]) -> None:
     assert all(totals[way]["flow_s"]["median"] > 0 for way in totals if "," in way)
     for row in results["end_to_end"]:
         assert row["rtf"]["median"] > 0
-        # What no part has is the engine's own: deciding, handing out, and what lies between the networks.
+        # "other" is the engine's own time: planning, handing out audio, and the work between the networks.
         assert min(row["stages"].values()) > 0
         assert {"LM prefill_s", "LM decode_s", "flow_s", "vocoder_s", "LM per token, ms"} <= set(row["stages"])
     memory = results["memory"]
@@ -74,19 +74,19 @@ def test_every_part_was_measured(done: tuple[Any, dict[str, Any]]) -> None:
     assert results["loading"]["prompt_s"]["median"] > 0
 
 
-def test_progress_is_told_on_stderr_and_figures_on_stdout(done: tuple[Any, dict[str, Any]]) -> None:
+def test_progress_goes_to_stderr_and_figures_to_stdout(done: tuple[Any, dict[str, Any]]) -> None:
     ended, _ = done
     assert "whole utterance, recomputed, 25" in ended.stderr
     assert "memory of one utterance" in ended.stdout and "loading" in ended.stdout
     assert "writing random weights" not in ended.stdout
 
 
-def test_help_teaches() -> None:
+def test_help_has_examples() -> None:
     told = run_here(SCRIPT, "--help").stdout
     assert "python benchmarks/engine.py" in told and "--recompute" in told and "disk" in told
 
 
-def test_each_network_may_have_a_precision_of_its_own(tmp_path: Path) -> None:
+def test_each_network_can_have_its_own_precision(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     networks = ("--dtype", "bfloat16", "--lm-dtype", "int8", "--vocoder-dtype", "float32")
     tiny = ("--size", "tiny", "--seconds", "1.6", "--repetitions", "1", "--recompute", "0")
@@ -95,7 +95,7 @@ def test_each_network_may_have_a_precision_of_its_own(tmp_path: Path) -> None:
     results = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert results["utterance"]["precision"] == {"lm": "int8", "flow": "bfloat16", "vocoder": "float32"}
     memory = results["memory"]
-    # Half of what float32 takes for keys and values of the flow; the language model in int8 keeps its own in float32.
+    # Keys and values of the flow take half of float32; those of an int8 language model stay in float32.
     assert memory["flow, bytes per second"] == 25 * (2 * 32 * (2 + 2 * 2) + 2 * 2 * 2 * 16 * 4 * 10 * 2) * 2
     assert memory["LM, bytes per second"] == 25 * 2 * 2 * 2 * 16 * 4
     refused = run_here(SCRIPT, "--quick", "--lm-dtype", "mixed")

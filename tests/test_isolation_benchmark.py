@@ -1,4 +1,4 @@
-"""benchmarks/isolation.py in its tiny form: both isolations are measured beside a busy engine, no figure is judged."""
+"""benchmarks/isolation.py in its tiny form: it measures both isolations beside a busy engine. No figure is judged."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_thread_and_process_are_measured_beside_an_engine_that_speaks(tmp_path: 
         assert found["audio_seconds_per_second"] > 0 and found["lanes_busy_share"] > 0, name
 
 
-def test_an_arm_that_is_none_is_refused_with_those_there_are() -> None:
+def test_an_unknown_arm_is_refused_with_the_names_of_the_arms() -> None:
     done = run("--arms", "thread,fibre")
-    assert done.returncode == 2 and "no arm 'fibre'; there are idle, thread, process" in done.stderr
+    assert done.returncode == 2 and "no arm 'fibre'; the arms are idle, thread, process" in done.stderr
 
 
 def test_help_has_examples() -> None:

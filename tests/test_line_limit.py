@@ -1,4 +1,4 @@
-"""What peers do is told, and cannot fill the log."""
+"""The limit on log lines: peers cannot fill the log, and the number of missing lines is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def every_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def test_twenty_lines_come_at_once_and_then_one_a_second_says_how_many_did_not(
+def test_twenty_lines_at_once_then_one_a_second_with_the_number_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
@@ -43,7 +43,7 @@ def test_twenty_lines_come_at_once_and_then_one_a_second_says_how_many_did_not(
     ]  # fmt: skip
 
 
-def test_a_quiet_minute_allows_twenty_again_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_minute_without_lines_allows_twenty_again(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = logs.get("test").limited(LineLimit(20, 1, clock))
     for _ in range(30):
@@ -55,7 +55,7 @@ def test_a_quiet_minute_allows_twenty_again_and_no_more(caplog: pytest.LogCaptur
     assert lines(caplog) == [{"left_out": 10}] + [{}] * 19
 
 
-def test_those_that_are_bound_share_what_is_allowed_and_a_fault_of_ours_is_always_told(
+def test_bound_loggers_share_a_limit_that_does_not_hide_a_fault_of_ours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = logs.get("test").limited(LineLimit(20, 1, Clock()))
@@ -70,20 +70,20 @@ def test_those_that_are_bound_share_what_is_allowed_and_a_fault_of_ours_is_alway
     assert lines(caplog) == [{"peer": "x"}] and caplog.records[0].exc_info is not None
 
 
-def test_a_fault_that_a_peer_can_repeat_does_not_fill_the_log_either(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_that_a_peer_can_repeat_is_limited_too(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = logs.get("test").limited(LineLimit(20, 1, clock))
     for _ in range(1000):
         log.error("engine_crashed", exc_info=ZeroDivisionError())
     assert lines(caplog) == [{}] * 20
     log.warning("refused")
-    assert lines(caplog, "refused") == [{}], "and it takes no other line's place"
+    assert lines(caplog, "refused") == [{}], "faults have a limit of their own"
     clock.now_ns += 10 * S
     log.error("engine_crashed", exc_info=ZeroDivisionError())
     assert lines(caplog)[-1] == {"left_out": 980}
 
 
-def test_the_summary_is_always_written_and_counts_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_is_always_written_and_counts_all_missing_lines(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = logs.get("test").bind(call="c1").limited(LineLimit(20, 1, clock))
     log.summary("call_ended", code=1000)
@@ -98,7 +98,7 @@ def test_the_summary_is_always_written_and_counts_all(caplog: pytest.LogCaptureF
     assert len(lines(caplog, "warning")) == 30
 
 
-def test_lines_below_the_level_are_not_counted_and_debug_lines_are_never_left_out(
+def test_lines_below_the_level_do_not_count_and_debug_lines_are_not_limited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = logs.get("test").limited(LineLimit(20, 1, Clock()))
@@ -113,19 +113,19 @@ def test_lines_below_the_level_are_not_counted_and_debug_lines_are_never_left_ou
     assert len(lines(caplog, "sentence")) == 100
 
 
-def test_the_lines_of_a_library_that_wraps_our_logger_count_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    """As websockets does with the logger it is given."""
+def test_the_lines_of_a_library_that_wraps_our_logger_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    """websockets wraps its logger."""
     limit = LineLimit(20, 1, Clock())
     library = logging.LoggerAdapter(logs.get("test").limited(limit), {"websocket": "its own"})
     for n in range(30):
         library.warning("skipped broadcast: %s", n)
     assert caplog.messages == [f"skipped broadcast: {n}" for n in range(20)]
-    assert {record.filename for record in caplog.records} == {"test_line_limit.py"}, "where it was said"
+    assert {record.filename for record in caplog.records} == {"test_line_limit.py"}, "the line of the caller"
     assert lines(caplog)[0] == {"websocket": "its own"} and limit.n_left_out == 10
 
 
-def test_a_turn_a_second_for_an_hour_loses_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Interrupted by voice each time, with a warning each, and now and then a `clear` of 32 turns that waited."""
+def test_a_call_with_a_turn_a_second_loses_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Each turn is interrupted by voice and most have a warning. Sometimes a `clear` ends 32 queued turns."""
     clock = Clock()
     log = logs.get("test").limited(LineLimit.of_call(clock))
     n_said = 0

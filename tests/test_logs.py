@@ -1,4 +1,4 @@
-"""Log lines: parseable whatever is in them, and private by default."""
+"""Log lines can always be parsed and are private by default."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_stream(**settings: Any) -> io.StringIO:
     return stream
 
 
-def test_a_line_carries_its_event_call_turn_and_fields_in_that_order() -> None:
+def test_a_line_has_its_event_call_turn_and_fields_in_that_order() -> None:
     stream = to_stream()
     call = logs.get("telephony_tts.transport").bind(call="CA12", media="twilio")
     call.info("turn_done", audio_ms=1980, turn="t7")
@@ -63,7 +63,7 @@ def test_bound_fields_belong_to_their_logger_and_may_be_overridden() -> None:
     assert [line["call"] for line in written(stream)] == ["A", "A", "A"]
 
 
-def test_a_field_cannot_pass_for_the_lines_own_or_break_the_record() -> None:
+def test_a_field_cannot_replace_a_key_of_the_line_or_break_the_record() -> None:
     stream = to_stream()
     logs.get("x").info("real", event="fake", name="n", message="m", msg_id=3, extra={"level": "fake", "args": (1,)})
     line = only(stream)
@@ -95,7 +95,7 @@ def test_an_exception_is_a_field_of_the_same_line() -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_spoken_text_is_only_counted_unless_asked_for(format: str) -> None:
+def test_only_the_length_of_spoken_text_is_logged_by_default(format: str) -> None:
     said = logs.speech("Your PIN is 4711.")
     private, open_ = to_stream(format=format), io.StringIO()
     logs.get("x").info("sentence", said=said, nested=[{"said": said}])
@@ -169,7 +169,7 @@ def test_any_text_stays_on_one_encodable_text_line(text: str) -> None:
     line.encode("utf-8")
 
 
-def test_a_text_line_reads_well_and_cannot_be_forged() -> None:
+def test_a_text_line_is_readable_and_cannot_be_forged() -> None:
     stream = to_stream(format="text")
     logs.get("x").bind(call="CA1").info("turn_done", turn="t 7", ms=3, evil="a\nb call=CA2")
     (line,) = stream.getvalue().splitlines()

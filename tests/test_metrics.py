@@ -1,4 +1,4 @@
-"""The metrics: as a scraper sees them, read by the library's own parser."""
+"""The metrics as a scraper sees them, read with the library's parser."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def exposed(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.7, 1.0, 3.0, 10.0, 11.0, 1e6]), st.integers(1, 3))))
-def test_the_loop_histogram_exposes_what_the_librarys_would(observed: list[tuple[float, int]]) -> None:
-    """Fast equals slow: same samples for the same observations, at and between the bounds."""
+def test_the_loop_histogram_exposes_the_same_samples_as_the_librarys(observed: list[tuple[float, int]]) -> None:
+    """The same observations, at and between the bounds, give the same samples."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     fast = LoopHistogram("lateness_ms", "How late.", (0.5, 1, 10), ours)
     slow = Histogram("lateness_ms", "How late.", buckets=(0.5, 1, 10), registry=theirs)
@@ -33,7 +33,7 @@ def test_the_loop_histogram_exposes_what_the_librarys_would(observed: list[tuple
     assert exposed(generate_latest(ours)) == pytest.approx(expected)
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_name_can_be_used_only_once() -> None:
     registry = CollectorRegistry()
     LoopHistogram("lateness_ms", "How late.", (1,), registry)
     with pytest.raises(ValueError, match="Duplicated"):
@@ -53,7 +53,7 @@ def test_render_shows_observations_under_names_with_units() -> None:
 
     def assert_grew(by: float, name: str, **labels: str) -> None:
         key = f"telephony_tts_{name}", tuple(sorted(labels.items()))
-        # The sum and not the difference, which is rounded where fractions have been observed before.
+        # Compare sums: a difference is rounded if fractions were observed before.
         assert after[key] == before.get(key, 0.0) + by, key
 
     assert_grew(0, "frame_lateness_ms_bucket", le="5.0")

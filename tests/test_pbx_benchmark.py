@@ -1,4 +1,4 @@
-"""benchmarks/pbx.py: what it makes of packets and times, by content, and that it runs against the real Asterisk."""
+"""benchmarks/pbx.py: the figures that it computes from packets and times, and a run against the real Asterisk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from harness import arrivals, pbx_bridge, pbx_calls, pbx_speech
 from harness.arrivals import Gap
 from harness.pbx_peers import Bot, RtpPacket
-from harness.pbx_speech import Turn
+from harness.pbx_speech import SpokenTurn
 
 from telephony_tts.audio.g711 import encode_ulaw
 
@@ -39,7 +39,7 @@ class Core:
 
 @dataclass
 class Machine:
-    """Stood still at these times, in ms; one core at a time."""
+    """A machine that stood still at these times in ms, one core at a time."""
 
     still_ms: list[tuple[float, float]] = field(default_factory=list)
     is_exact: bool = True
@@ -52,7 +52,7 @@ class Machine:
 
 
 def tone(dbfs: float, n_ms: int = 20) -> bytes:
-    """Of this RMS, with silence behind it to fill the frame."""
+    """A tone of this RMS level, and silence to fill the frame."""
     samples = 32768 * 10 ** (dbfs / 20) * np.sqrt(2) * np.sin(np.arange(8 * n_ms) * np.pi / 4)
     return encode_ulaw(np.rint(samples).astype(np.int16)).ljust(160, b"\xff")
 
@@ -64,18 +64,18 @@ def packet(arrival_ms: float, payload: bytes = SILENCE) -> RtpPacket:
 # ------------------------------------------------------------------- where speech begins
 
 
-def test_speech_is_what_5_ms_are_loud_enough_for() -> None:
+def test_speech_has_5_ms_that_are_loud_enough() -> None:
     assert arrivals.is_speech(tone(-20)) and arrivals.is_speech(tone(-44)) and arrivals.is_speech(tone(-41, n_ms=5))
     assert not arrivals.is_speech(tone(-47)) and not arrivals.is_speech(tone(-40, n_ms=1))
     assert not arrivals.is_speech(SILENCE) and not arrivals.is_speech(b"")
 
 
-def test_sound_is_anything_but_what_pauses_are_filled_with() -> None:
+def test_sound_is_anything_but_the_silence_of_pauses() -> None:
     assert arrivals.is_sound(tone(-60)) and arrivals.is_sound(SILENCE[:-1] + b"\x7e")
     assert not arrivals.is_sound(SILENCE) and not arrivals.is_sound(b"")
 
 
-def test_the_first_packet_of_speech_is_the_earliest_behind_the_question() -> None:
+def test_the_first_packet_of_speech_is_the_earliest_after_the_given_time() -> None:
     came = [packet(90, tone(-20)), packet(110), packet(150, tone(-20)), packet(130, tone(-20)), packet(120, tone(-60))]
     assert arrivals.first_ns(came, 100 * MS, arrivals.is_speech) == 130 * MS
     assert arrivals.first_ns(came, 100 * MS, arrivals.is_sound) == 120 * MS
@@ -83,12 +83,12 @@ def test_the_first_packet_of_speech_is_the_earliest_behind_the_question() -> Non
     assert arrivals.first_ns(came, 151 * MS, arrivals.is_speech) is None
 
 
-def test_turns_are_summed_up_and_those_without_speech_counted() -> None:
+def test_the_summary_of_turns_counts_those_without_speech_as_failed() -> None:
     turns = [
-        Turn(0, 50 * MS, 60 * MS, 20.0),
-        Turn(1000 * MS, 1090 * MS, 1090 * MS, 30.0),
-        Turn(2000 * MS, None, None, None),
-        Turn(3000 * MS, 3100 * MS, 3200 * MS, 40.0),
+        SpokenTurn(0, 50 * MS, 60 * MS, 20.0),
+        SpokenTurn(1000 * MS, 1090 * MS, 1090 * MS, 30.0),
+        SpokenTurn(2000 * MS, None, None, None),
+        SpokenTurn(3000 * MS, 3100 * MS, 3200 * MS, 40.0),
     ]
     found = pbx_speech.summary(turns, Machine([(1080, 1100), (5000, 5060)]), 0, 4000 * MS)
     assert (found["turns"], found["failed"], found["each_ms"]) == (4, 1, [60.0, 90.0, 200.0])
@@ -117,8 +117,8 @@ def test_gaps_that_overlap_are_one_moment() -> None:
     assert arrivals.n_moments([gap(0, 200), gap(10, 20), gap(150, 160), gap(300, 301)]) == 2
 
 
-def test_telephones_are_summed_up_with_the_long_gaps_first_told_raw() -> None:
-    """The first is missing two packets in a row while the machine stands still, the second three when it does not."""
+def test_the_summary_of_telephones_lists_the_first_long_gaps() -> None:
+    """The first telephone misses two packets during a standstill, the second misses three without one."""
     whole = [1000.0 + 20 * n for n in range(51)]
     first = [packet(at, tone(-20)) for at in whole if at not in (1200, 1220)]
     second = [packet(at + 7, tone(-20) if at < 1500 else SILENCE) for at in whole if at not in (1600, 1620, 1640)]
@@ -139,7 +139,7 @@ def test_a_gap_of_40_ms_is_not_over_40_ms() -> None:
     assert pbx_calls.summary([came], Machine(), 0, 100 * MS)["gaps_over_40_ms"] == 1
 
 
-def test_without_witnesses_nothing_is_told_of_the_machine() -> None:
+def test_without_witnesses_the_figures_of_the_machine_are_none() -> None:
     machine = Machine([(0, 50)], is_exact=False)
     found = pbx_calls.summary([[]], machine, 0, 100 * MS)
     assert found["gaps_over_40_ms"] == 1 and found["standstills"] == {"exact": False}
@@ -147,7 +147,7 @@ def test_without_witnesses_nothing_is_told_of_the_machine() -> None:
     assert found["first_long_gaps"][0]["standstill_ms"] is None
 
 
-def test_standstills_are_counted_by_their_whole_length_where_they_touch_the_time() -> None:
+def test_a_standstill_that_touches_the_time_counts_with_its_whole_length() -> None:
     machine = Machine([(0, 100), (190, 212), (300, 345), (390, 407), (500, 600)])
     assert arrivals.standstills(machine, 200 * MS, 400 * MS) == {
         "exact": True, "over_5_ms": 3, "over_10_ms": 3, "over_20_ms": 2, "over_40_ms": 1, "longest_ms": 45.0,
@@ -156,7 +156,7 @@ def test_standstills_are_counted_by_their_whole_length_where_they_touch_the_time
     assert arrivals.standstills(Machine(), 0, MS)["longest_ms"] == 0
 
 
-def test_a_bot_has_enough_to_say_in_as_many_turns_as_may_wait() -> None:
+def test_a_bot_has_enough_to_say_within_the_limit_of_waiting_turns() -> None:
     class Told:
         def __init__(self) -> None:
             self.texts: list[str] = []
@@ -174,15 +174,15 @@ def test_a_bot_has_enough_to_say_in_as_many_turns_as_may_wait() -> None:
 # ------------------------------------------------------------------- frames through the bridge
 
 
-def test_frames_are_summed_up_and_those_that_never_came_counted() -> None:
+def test_the_summary_of_frames_counts_those_that_never_came() -> None:
     frames = [(0, 10 * MS), (0, 25 * MS), (100 * MS, 130 * MS), (200 * MS, None), (300 * MS, 360 * MS)]
     found = pbx_bridge.summary(cast(Any, frames), Machine([(120, 126), (310, 320)]))
     assert (found["n"], found["lost"], found["p50"], found["max"]) == (4, 1, 25.0, 60.0)
-    # 30 ms less 6 are within the limit, 60 less 10 are not.
+    # 30 ms less 6 are within the limit; 60 ms less 10 are not.
     assert found["over_25_ms"] == {"n": 2, "overlapping_a_standstill": 2, "over_without_the_standstill": 1}
 
 
-def test_frames_are_known_by_their_number_however_they_are_cut() -> None:
+def test_frames_are_known_by_their_number_wherever_the_stream_is_cut() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         call = pbx_bridge._Call(uuid.uuid4(), ours, random.Random(1))
@@ -216,13 +216,13 @@ def test_help_has_examples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--only", "calls,speech"), "--only: there is no 'speech'; there are first_speech, bridge_added, calls"),
-        (("--ways", "sip"), "--ways: there is no 'sip'; there are websocket, audiosocket, ari"),
+        (("--only", "calls,speech"), "--only: unknown 'speech'; expected some of first_speech, bridge_added, calls"),
+        (("--ways", "sip"), "--ways: unknown 'sip'; expected some of websocket, audiosocket, ari"),
         (("--calls", "500"), "--calls 500: expected 1 to 190"),
         (("--seconds", "0"), "must be more than 0"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(arguments: tuple[str, ...], words: str) -> None:
+def test_an_impossible_value_is_refused_with_the_possible_ones(arguments: tuple[str, ...], words: str) -> None:
     done = run(*arguments)
     assert done.returncode == 2 and words in done.stderr
 
@@ -230,8 +230,8 @@ def test_what_cannot_be_is_refused_with_what_can(arguments: tuple[str, ...], wor
 @pytest.mark.peer
 @pytest.mark.timed
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc")
-def test_it_runs_and_keeps_what_it_is_told_to(tmp_path: Path) -> None:
-    """All three, each over one way; no figure is judged but that there is one that can be."""
+def test_a_tiny_run_writes_all_parts_and_keeps_what_add_says(tmp_path: Path) -> None:
+    """All three parts, each over one way. The figures must be possible; they are not judged."""
     out = tmp_path / "out.json"
     out.write_text(json.dumps({"results": {"calls": {"ways": {"ari": {"kept": True}}}}}), encoding="utf-8")
     done = run("--quick", "--ways", "websocket", "--calls-over", "audiosocket", "--add", "--json", str(out))
@@ -242,7 +242,7 @@ def test_it_runs_and_keeps_what_it_is_told_to(tmp_path: Path) -> None:
     results = document["results"]
     (speech,) = results["first_speech"]["ways"].values()
     assert speech["failed"] == 0 and len(speech["each_ms"]) == 1
-    # It cannot sound before the server has it, nor before a turn has ended.
+    # It cannot be heard before the server has it.
     assert speech["told_by_the_server_ms"]["p50"] < speech["speech_ms"]["p50"] < 5000
     bridge = results["bridge_added"]
     assert bridge["to_the_phone_ms"]["n"] >= 20 and bridge["to_the_server_ms"]["n"] >= 20

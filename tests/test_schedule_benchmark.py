@@ -1,4 +1,4 @@
-"""benchmarks/schedule.py says that its prices are inputs, and what follows from them follows."""
+"""benchmarks/schedule.py says that its prices are inputs, and its figures follow from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_here(SCRIPT, *arguments)
 
 
-def test_dearer_prices_make_first_audio_later(tmp_path: Path) -> None:
+def test_higher_prices_make_first_audio_later(tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     for price in ("flow=0,10", "flow=0,60"):
         out = tmp_path / "out.json"
@@ -30,14 +30,14 @@ def test_dearer_prices_make_first_audio_later(tmp_path: Path) -> None:
         assert results["measured"] is False and results["prices_ms"]["flow"] == [0.0, float(price[7:])]
         found += results["runs"]
     assert [row["callers"] for row in found] == [1, 3, 1, 3]
-    # One caller's first block, alone: its 22 tokens take ten steps of 22/25 of a row.
+    # The first block of a single caller has 22 tokens: ten Euler steps of 22/25 of a row.
     assert abs(found[2]["first_audio_ms_p50"] - found[0]["first_audio_ms_p50"] - 10 * 50 * 22 / 25) < 1
     assert found[3]["first_audio_ms_p95"] > found[1]["first_audio_ms_p95"]
     assert found[1]["audio_seconds_per_second"] > 2 * found[0]["audio_seconds_per_second"]
 
 
-def test_one_who_changes_his_mind_makes_gaps_where_the_schedule_is_deadlines_alone(tmp_path: Path) -> None:
-    """He is not among those whose figures are told."""
+def test_a_caller_that_starts_and_cancels_causes_gaps_only_without_the_rules_of_the_schedule(tmp_path: Path) -> None:
+    """Its own utterances are not part of the figures."""
     found: list[dict[str, Any]] = []
     nervous = ("--nervous", "1")
     for more in ((), nervous, (*nervous, "--without", "patience"), ("--without", "patience", "--without", "company")):
@@ -51,7 +51,7 @@ def test_one_who_changes_his_mind_makes_gaps_where_the_schedule_is_deadlines_alo
     assert quiet["decode_rows"] > by_deadline["decode_rows"]
 
 
-def test_a_slower_machine_is_later(tmp_path: Path) -> None:
+def test_first_audio_grows_with_the_scale_of_the_prices(tmp_path: Path) -> None:
     found = []
     for scale in ("1", "1.5"):
         out = tmp_path / "out.json"
@@ -76,7 +76,7 @@ def test_a_step_of_a_wide_machine_is_one_stage_as_in_the_engine(tmp_path: Path) 
     assert "(default one, as in the engine)" in " ".join(run("--help").stdout.split())
 
 
-def test_a_price_that_is_none_is_refused_with_what_was_expected() -> None:
+def test_a_malformed_price_is_refused_with_the_expected_form() -> None:
     for price in ("flow=1", "speak=1,2", "flow=-1,2"):
         done = run("--quick", "--price", price)
         assert done.returncode == 2 and f"--price {price}: expected STAGE=BATCH,ROW" in done.stderr

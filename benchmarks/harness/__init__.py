@@ -1,1 +1,1 @@
-"""What the benchmarks share: processes pinned to a core, a light WebSocket peer, and the written result."""
+"""What the benchmarks share: processes on chosen cores, light WebSocket peers, scenarios of load, and results."""

@@ -1,21 +1,25 @@
-"""What a telephone was sent and when: where speech begins, and where nothing came. Pure; nanoseconds of one clock."""
+"""When frames of sound came: where speech begins, and the gaps without frames. Pure; nanoseconds of one clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw
+from telephony_tts.bench.measures import NS_PER_MS
 
-NS_PER_MS = 1_000_000
+if TYPE_CHECKING:
+    from harness.pbx_peers import Standstills
+
 LOUD_DBFS = -45.0
-"""From here on it is heard; the same as in first_audio.py."""
+"""A window above this RMS level is heard as speech."""
 _WINDOW = 40
-"""Samples that must be so loud, 5 ms."""
+"""Samples of a window: 5 ms."""
 
 
 class Packet(Protocol):
@@ -29,7 +33,7 @@ class Packet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Nothing came to one telephone between these two moments."""
+    """A time in which nothing came to one telephone."""
 
     phone: int
     begin_ns: int
@@ -40,32 +44,38 @@ class Gap:
         return (self.end_ns - self.begin_ns) / NS_PER_MS
 
 
-def is_speech(codes: bytes) -> bool:
-    """Whether 5 ms of these μ-law bytes are loud enough to be heard."""
+def loud_windows(codes: bytes) -> NDArray[np.bool_]:
+    """For each whole 5 ms of these μ-law bytes: whether its RMS level is above `LOUD_DBFS`."""
     samples = decode_ulaw(codes[: len(codes) // _WINDOW * _WINDOW]).astype(np.float64).reshape(-1, _WINDOW)
     levels = np.sqrt((samples**2).mean(axis=1)) / 32768
-    return bool((levels > 10 ** (LOUD_DBFS / 20)).any())
+    loud: NDArray[np.bool_] = levels > 10 ** (LOUD_DBFS / 20)
+    return loud
+
+
+def is_speech(codes: bytes) -> bool:
+    """Whether any 5 ms of these μ-law bytes are loud enough to be heard."""
+    return bool(loud_windows(codes).any())
 
 
 def is_sound(codes: bytes) -> bool:
-    """Whether it is anything but the silence that pauses are filled with."""
+    """Whether these μ-law bytes are anything but the silence that fills pauses."""
     return codes.strip(ULAW_SILENCE) != b""
 
 
 def first_ns(packets: Iterable[Packet], since_ns: int, wanted: Callable[[bytes], bool]) -> int | None:
-    """When the first packet came, from `since_ns` on, whose payload is what is wanted; None if none did."""
+    """The earliest arrival from `since_ns` on of a packet whose payload is wanted; None if there is no such packet."""
     came = (one.arrival_ns for one in packets if one.arrival_ns >= since_ns and wanted(one.payload))
     return min(came, default=None)
 
 
 def gaps(phone: int, arrivals_ns: Sequence[int], begin_ns: int, end_ns: int) -> list[Gap]:
-    """From one arrival to the next, within a time. Its ends count as arrivals, so nothing at all is one long gap."""
+    """The gaps between arrivals within a time. Its ends count as arrivals, so no arrival at all is one long gap."""
     inside = sorted(at_ns for at_ns in arrivals_ns if begin_ns < at_ns < end_ns)
     return [Gap(phone, one_ns, next_ns) for one_ns, next_ns in pairwise([begin_ns, *inside, end_ns])]
 
 
 def n_moments(found: Iterable[Gap]) -> int:
-    """How many times something happened: gaps of many telephones that overlap are one."""
+    """The number of moments with a gap: overlapping gaps of several telephones are one moment."""
     n = 0
     until_ns: int | None = None
     for gap in sorted(found, key=lambda gap: gap.begin_ns):
@@ -75,30 +85,12 @@ def n_moments(found: Iterable[Gap]) -> int:
     return n
 
 
-# ------------------------------------------------------------------- beside the machine's own standstills
+# -------------------------------------------------------------------- standstills of the machine
 
 
-class Still(Protocol):
-    """One core did nothing from `begin_ns` to `end_ns`."""
-
-    @property
-    def begin_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-
-
-class Machine(Protocol):
-    """tests/standstill.py: `within` is how much of a time any core stood still."""
-
-    is_exact: bool
-
-    def list(self) -> Sequence[Still]: ...
-    def within(self, begin_ns: int, end_ns: int) -> int: ...
-
-
-def standstills(machine: Machine, begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """What the witnesses saw in a time, each standstill with its whole length. Nothing but `exact` where they may
-    not run before everything else."""
+def standstills(machine: Standstills, begin_ns: int, end_ns: int) -> dict[str, Any]:
+    """The standstills that touch a time, each counted with its whole length. Only `exact` is given if the witnesses
+    run without real-time priority, for then their figures mean nothing."""
     if not machine.is_exact:
         return {"exact": False}
     seen_ms = [
@@ -114,11 +106,11 @@ def standstills(machine: Machine, begin_ns: int, end_ns: int) -> dict[str, Any]:
     }
 
 
-def beside_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Machine) -> dict[str, Any]:
-    """How many of these times, all of them longer than the limit, have to do with the machine.
+def due_to_standstills(times_ns: Sequence[tuple[int, int]], limit_ms: float, machine: Standstills) -> dict[str, Any]:
+    """How many of these times, which are all longer than the limit, are due to standstills of the machine.
 
-    `overlapping_...`: it stood still for any part of it. `over_without_...`: longer than the limit also when the
-    time in which it stood still is left out. None where nobody could tell.
+    `overlapping_...`: the machine stood still for a part of the time. `over_without_...`: the time is longer than the
+    limit even without its standstills. Both are None if the witnesses could not tell.
     """
     if not machine.is_exact:
         return {"overlapping_a_standstill": None, "over_without_the_standstill": None}

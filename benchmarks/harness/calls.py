@@ -1,8 +1,9 @@
-"""Both legs of a call: a Twilio-shaped platform that plays in real time, a bot that always has more to say."""
+"""The peers of a call: a Twilio-shaped platform that plays in real time, and a bot that can speak without end."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from array import array
 from base64 import b64encode
@@ -26,7 +27,7 @@ TURNS = [
 
 
 class MediaPeer(Peer):
-    """The telephone side. It notes when frames came, plays them 20 ms each, and echoes marks when it reaches them."""
+    """The telephone side. It records when frames came, plays 20 ms each, and echoes a mark when playing reaches it."""
 
     def __init__(self, call: str, *, marks: bool = True) -> None:
         super().__init__("/media/twilio")
@@ -64,7 +65,7 @@ class MediaPeer(Peer):
         )
 
     def speak_in(self) -> None:
-        """20 ms of the caller's own voice."""
+        """Send 20 ms of the caller's voice."""
         self.write(self._inbound)
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
@@ -89,7 +90,7 @@ class MediaPeer(Peer):
 
 
 class BotPeer(Peer):
-    """The bot. With audio on the same socket it notes the frames too."""
+    """The bot. With audio on the same socket it also records when frames came."""
 
     def __init__(self, call: str, *, audio: str = "none", options: str = "") -> None:
         super().__init__(f"/v1/stream?call={call}&audio={audio}{options}")
@@ -120,17 +121,16 @@ class BotPeer(Peer):
             self.on_event(event, at_ns)
 
     def talk_without_end(self, first: int) -> None:
-        """Keep one turn ahead of the one that is spoken."""
-        at = first
+        """Say `TURNS` from number `first` on, without end: one turn is spoken and one more waits, also after errors."""
+        numbers = itertools.count(first)
 
-        def go_on() -> None:
-            nonlocal at
-            self.send({"type": "say", "text": TURNS[at % len(TURNS)]})
-            at += 1
+        def say_next() -> None:
+            self.send({"type": "say", "text": TURNS[next(numbers) % len(TURNS)]})
 
         def on_event(event: dict[str, Any], _at_ns: int) -> None:
-            if event["type"] == "started":
-                go_on()
+            if event["type"] == "done" or (event["type"] == "error" and "turn" in event):
+                say_next()
 
         self.on_event = on_event
-        go_on()
+        say_next()
+        say_next()

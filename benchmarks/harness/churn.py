@@ -1,4 +1,4 @@
-"""Many short calls, and many interruptions, as fast as they go: what stays behind in the server's memory?"""
+"""Two scenarios that may leak memory in the server: many short calls, and many interruptions, at full speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.process import resident_kib
 
 
 async def calls(spec: dict[str, Any]) -> dict[str, Any]:
-    """`n` calls, `width` at a time, every other one with two legs, each with one short turn."""
+    """`n` calls with one short turn each, `width` at a time. Every other call has two legs."""
 
     async def one(at: int) -> None:
         name = f"CM{at:06d}"
@@ -49,7 +49,7 @@ async def barge_ins(spec: dict[str, Any], *, hang_up: bool = False) -> dict[str,
 
     async def one(at: int) -> None:
         bot = await free.get()
-        await _until(bot, {"type": "say", "text": "A long sentence that nobody will hear to its end. " * 3}, "started")
+        await _until(bot, {"type": "say", "text": "A long sentence that is stopped before its end. " * 3}, "started")
         await asyncio.sleep(0.02)
         await _until(bot, {"type": "clear"}, "cleared")
         free.put_nowait(bot)
@@ -63,7 +63,7 @@ async def barge_ins(spec: dict[str, Any], *, hang_up: bool = False) -> dict[str,
 
 
 async def _until(bot: BotPeer, message: dict[str, Any], kind: str) -> None:
-    """Send, and wait for the event that answers."""
+    """Send a message and wait up to 10 s for an event of this kind."""
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_event(event: dict[str, Any], _at_ns: int) -> None:
@@ -97,7 +97,7 @@ async def _series(spec: dict[str, Any], one: Any) -> dict[str, Any]:
             for at in range(done, done + batch):
                 group.create_task(guarded(at))
         done += batch
-        # A sample is taken when nothing is going on and after the server has collected its garbage.
+        # A sample is taken while no call is up, after a garbage collection in the server.
         if spec["server_pid"] is not None:
             os.kill(spec["server_pid"], signal.SIGUSR1)
             await asyncio.sleep(0.05)

@@ -1,19 +1,19 @@
-"""What a simulated machine takes for a batch: prices that are put in."""
+"""The prices of a simulated machine: how long it takes for a batch. They are inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telephony_tts.bench.measures import NS_PER_MS
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
-
-NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of a batch: (for being made, for each row). Of the flow it is the price of one Euler step.
+    """Milliseconds by stage: (for a batch, for each of its rows). The price of the flow is that of one Euler step.
 
-    `run_ahead`: ids drawn by one decode step."""
+    `run_ahead`: tokens drawn by one decode step.
+    """
 
     prefill: tuple[float, float] = (50.0, 0.0)
     decode: tuple[float, float] = (6.0, 2.0)
@@ -22,6 +22,6 @@ class Cost:
     run_ahead: int = 1
 
     def of(self, stage: Stage, rows: float) -> int:
-        """Nanoseconds."""
+        """The nanoseconds of a batch of so many rows."""
         made, row = (self.prefill, self.decode, self.flow, self.vocode)[stage]
         return round((made + row * rows) * NS_PER_MS)

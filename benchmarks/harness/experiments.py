@@ -1,4 +1,4 @@
-"""Ideas tried on the running server by patching it in memory; docs/experiments.md tells what came of each."""
+"""Experiments that patch the running server in memory; docs/experiments.md has the result of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from telephony_tts.session.playout import Playout
 
 
 def pairs() -> None:
-    """Send two frames every 40 ms: of a pair, the second goes up to 20 ms early together with the first."""
+    """Send two frames every 40 ms: the second of a pair goes with the first, up to 20 ms early."""
 
     def send_ns(self: Playout) -> int:
         assert self.t0_ns is not None
@@ -21,7 +21,7 @@ def pairs() -> None:
 
 
 def grid() -> None:
-    """All calls of the process send on one 20 ms grid: fewer wake-ups, but all at once."""
+    """Send the frames of all calls on one grid of 20 ms: fewer wake-ups, but all at the same time."""
     plain = Playout.start
 
     def start(self: Playout, t0_ns: int) -> None:
@@ -31,7 +31,7 @@ def grid() -> None:
 
 
 def long_chunks() -> None:
-    """The fake engine yields 400 ms at a time instead of 100: what a chunk costs, apart from its audio."""
+    """Let the fake engine yield 400 ms at a time instead of 100, to see what a chunk costs apart from its audio."""
     plain: Callable[..., None] = fake.FakeEngine.__init__
 
     def init(self: Any, **settings: Any) -> None:
@@ -41,23 +41,21 @@ def long_chunks() -> None:
 
 
 def uncounted_bytes() -> None:
-    """No byte counters on the frame path."""
+    """Leave out the byte counters on the frame path."""
     from telephony_tts import metrics
 
-    class Nothing:
+    class NoCounter:
         def inc(self, _amount: float = 1) -> None: ...
 
     for counter in (metrics.SENT_BYTES, metrics.RECEIVED_BYTES):
-        counter.labels = lambda **_labels: Nothing()
+        counter.labels = lambda **_labels: NoCounter()
     from telephony_tts.transport import call
 
-    for name in ("_SENT",):
-        if hasattr(call, name):
-            setattr(call, name, dict.fromkeys(metrics.LEGS, Nothing()))
+    call._SENT = dict.fromkeys(metrics.LEGS, NoCounter())  # type: ignore[misc, assignment]
 
 
 def no_gc() -> None:
-    """No collections at all: the bound of what tuning them could give."""
+    """Switch garbage collection off: the limit of what tuning it could gain."""
     gc.disable()
 
 
@@ -67,7 +65,7 @@ def _head(n: int, is_text: bool) -> bytes:
 
 
 def raw_write() -> None:
-    """Frames are spelled by hand and written to the transport, past the library's protocol object."""
+    """Write frames by hand to the transport, without the library's protocol object."""
     from websockets.protocol import State
 
     from telephony_tts.transport import connection
@@ -82,7 +80,7 @@ def raw_write() -> None:
 
 
 def joined() -> None:
-    """raw_write, and all messages one pump has for a socket leave in one write."""
+    """`raw_write`, and one write for all messages that a pump sends to a socket."""
     from websockets.protocol import State
 
     from telephony_tts.transport import connection

@@ -1,8 +1,8 @@
-"""What the bridge's process adds: frames with a number from a stand-in server to a stand-in Asterisk, and back.
+"""The delay that the bridge adds: numbered frames from a stand-in server to a stand-in Asterisk, and back.
 
-The bridge is the real one, between real sockets. A numbered frame of speech is sent when nothing waits in the bridge,
-so that no lead is held there: what it adds is its own work and the wait for its next 20 ms. The way back has no
-schedule. Both stand-ins are one loop of this process; the kernel tells when bytes came.
+The bridge is the real one and uses real sockets. A numbered frame of speech is sent only while the bridge holds no
+other speech. So the delay is the bridge's own work and the wait for its next 20 ms. The way back has no schedule.
+Both stand-ins are one loop of this process. The kernel's timestamps say when bytes came.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from websockets.server import ServerProtocol
 
 from harness import arrivals, report
 from harness.pbx_peers import PeerFailed, Standstills, free_port
-from harness.pbx_stage import bridge_command, here_on, place, program
+from harness.pbx_setup import bridge_command, program
+from harness.process import place, placed_here
+from telephony_tts.bench.measures import NS_PER_MS
 
 LIMIT_MS = 25.0
 FRAME_NS = 20_000_000
 _FRAME_BYTES = 320
 """20 ms at 8 kHz."""
 _SPEECH_EVERY_NS = (60_000_000, 100_000_000)
-"""At random, and longer than the bridge takes to be idle again."""
+"""Between two numbered frames, at random; longer than the bridge needs to become idle again."""
 _UUID, _AUDIO = b"\x01\x00\x10", b"\x10\x01\x40"
 _HEADER_BYTES = 3
 _UP_WITHIN_S = 10.0
@@ -41,14 +43,14 @@ _SO_TIMESTAMPNS = 35  # Linux on amd64; the socket module has no name for it
 _TIMESPEC = struct.Struct("@qq")
 
 OnBytes = Callable[[bytes, int], None]
-"""(what came, when in ns; nothing at the end)"""
+"""(the bytes that came, the time in ns); no bytes at the end."""
 
 
 def measure(
     n_frames: int, n_calls: int, cores: tuple[int | None, int | None], priority: int | str, machine: Standstills
 ) -> dict[str, Any]:
-    """At least `n_frames` frames each way, in `n_calls` calls at the same time; `cores` are the bridge's and ours.
-    Raises PeerFailed."""
+    """Send at least `n_frames` frames each way in `n_calls` simultaneous calls. `cores` are those of the bridge and of
+    this process. Raises PeerFailed."""
     bridge_core, own_core = cores
     port, http_port = free_port(socket.SOCK_STREAM), free_port(socket.SOCK_STREAM)
     with ExitStack() as stack:
@@ -56,7 +58,7 @@ def measure(
         command = bridge_command(loop.server_url, port, http_port)
         bridge = stack.enter_context(program("bridge", command, http_port))
         place(bridge.pid, bridge_core, priority)
-        stack.enter_context(here_on(own_core, priority))
+        stack.enter_context(placed_here(own_core, priority))
         calls = loop.call(port, n_calls)
         print(f"  {n_calls} calls are up", flush=True)
         stack.enter_context(_no_collection())
@@ -73,20 +75,20 @@ def measure(
     }
 
 
-def summary(frames: list[tuple[int, int | None]], machine: arrivals.Machine) -> dict[str, Any]:
-    """Of frames, each with when it was sent and when it came, if it did."""
+def summary(frames: list[tuple[int, int | None]], machine: Standstills) -> dict[str, Any]:
+    """The figures of frames: (when it was sent, when it came or None)."""
     came = [(sent_ns, came_ns) for sent_ns, came_ns in frames if came_ns is not None]
-    over = [times for times in came if times[1] - times[0] > LIMIT_MS * arrivals.NS_PER_MS]
+    over = [times for times in came if times[1] - times[0] > LIMIT_MS * NS_PER_MS]
     return {
         **report.percentiles([(came_ns - sent_ns) / 1e6 for sent_ns, came_ns in came]),
         "lost": len(frames) - len(came),
-        "over_25_ms": {"n": len(over), **arrivals.beside_standstills(over, LIMIT_MS, machine)},
+        "over_25_ms": {"n": len(over), **arrivals.due_to_standstills(over, LIMIT_MS, machine)},
     }
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A collection in the middle would look like a late frame."""
+    """No garbage collection meanwhile: it would look like a late frame."""
     gc.collect()
     gc.disable()
     try:
@@ -96,7 +98,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Call:
-    """Both ends of a call. By number: when a frame was sent and when it came, None until it does."""
+    """Both ends of a call. `spoken` and `heard` have (when sent, when it came or None) by the number of a frame."""
 
     def __init__(self, name: uuid.UUID, asterisk: socket.socket, rng: random.Random) -> None:
         self.name = str(name)
@@ -117,7 +119,7 @@ class _Call:
         return min(self._speak_ns, self._listen_ns)
 
     def act(self, now_ns: int, is_speaking: bool) -> None:
-        """Send what is due: the caller's audio every 20 ms, and a frame of speech now and then."""
+        """Send what is due: the caller's audio every 20 ms, and from time to time a frame of speech."""
         if self._listen_ns <= now_ns:
             self._listen_ns += FRAME_NS
             frame = _numbered(len(self.heard))
@@ -143,7 +145,7 @@ class _Call:
             self._held = self._held[n:]
 
     def on_server(self, payload: bytes, came_ns: int) -> None:
-        """The caller's audio, as many frames as the bridge has read at once."""
+        """The caller's audio: as many frames as the bridge has read at once."""
         for at in range(0, len(payload), _FRAME_BYTES):
             self._came(self.heard, payload[at : at + _FRAME_BYTES], came_ns)
 
@@ -158,18 +160,18 @@ class _Call:
 
 
 def _numbered(number: int) -> bytes:
-    """A frame that is not silence and says which it is."""
+    """A frame that is not silence and has its number in it."""
     return struct.pack("<I", number) + b"\x01\x02" * (_FRAME_BYTES // 2 - 2)
 
 
 def _number(frame: bytes) -> int | None:
-    """None for a frame that is not as it was sent."""
+    """The number in a frame; None for a frame that was changed on its way."""
     number = int(struct.unpack_from("<I", frame)[0])
     return number if frame == _numbered(number) else None
 
 
 class _ServerEnd:
-    """A connection of the bridge to the server, PROTOCOL.md §9.4, as far as a measurement needs it."""
+    """The server's end of a connection of the bridge: as much of PROTOCOL.md §9.4 as the measurement needs."""
 
     def __init__(self, connection: socket.socket, on_start: Callable[[str, _ServerEnd], _Call]) -> None:
         self._socket = connection
@@ -206,7 +208,7 @@ class _ServerEnd:
 
 
 class _Loop:
-    """The sockets of all calls, and what is due on them."""
+    """The loop over the sockets of all calls."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -220,7 +222,7 @@ class _Loop:
         return f"ws://127.0.0.1:{self._listener.getsockname()[1]}/media/native"
 
     def call(self, port: int, n_calls: int) -> list[_Call]:
-        """So many calls, which the bridge has joined to the server and sends silence to."""
+        """Start calls and wait until the bridge has connected each of them to the server."""
         rng = random.Random(11)
         for _ in range(n_calls):
             asterisk = self._stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -235,13 +237,13 @@ class _Loop:
         end_ns = now_ns + int(_UP_WITHIN_S * 1e9)
         while not all(call.server for call in self.calls):
             if time.monotonic_ns() > end_ns:
-                raise PeerFailed(f"the bridge has not joined all calls within {_UP_WITHIN_S:g} s")
+                raise PeerFailed(f"the bridge has not connected all calls to the server within {_UP_WITHIN_S:g} s")
             self._turn(False)
         self._go_on(0.5, lambda: False, False)
         return self.calls
 
     def exchange(self, n_frames: int) -> None:
-        """Until so many have been sent each way and have come, or not."""
+        """Send until `n_frames` have been sent each way, then wait for the last of them."""
 
         def n_sent() -> int:
             return min(sum(len(call.spoken) for call in self.calls), sum(len(call.heard) for call in self.calls))
@@ -252,7 +254,7 @@ class _Loop:
         self._go_on(_LAST_WITHIN_S, lambda: False, False)
 
     def hang_up(self) -> None:
-        """As Asterisk does: it just closes. The bridge then leaves the server, and has no call to wait for."""
+        """Close the sockets as Asterisk does, and wait until the bridge has left the server."""
         for call in self.calls:
             self._selector.unregister(call.asterisk)
             call.asterisk.close()
@@ -285,7 +287,7 @@ class _Loop:
             if f'"{call.name}"' in start:
                 call.server = end
                 return call
-        raise PeerFailed(f"the bridge starts a call that was not made: {start[:200]}")
+        raise PeerFailed(f"the bridge starts an unknown call: {start[:200]}")
 
     def _watch(self, connection: socket.socket, on_bytes: OnBytes) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -303,7 +305,7 @@ class _Loop:
 
 
 def _came_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """When the kernel had it, on the monotonic clock; of what came in pieces, the last."""
+    """When the kernel received the bytes, on the monotonic clock; of several pieces, the last."""
     now_ns = time.monotonic_ns()
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:

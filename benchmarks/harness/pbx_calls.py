@@ -1,4 +1,4 @@
-"""Many calls on one Asterisk that are all spoken to at the same time: what each telephone was sent, and when."""
+"""Many calls on one Asterisk that all hear speech at the same time: the gaps between packets at each telephone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from harness import arrivals, report
 from harness.arrivals import Gap
 from harness.calls import TURNS
 from harness.pbx_peers import Bot, Phone, RtpPacket, Standstills, calling, exchange
-from harness.pbx_stage import EXTENSIONS, Stage, here_on
-from harness.process import cpu_times_s, stolen_s
+from harness.pbx_setup import EXTENSIONS, PbxSetup
+from harness.process import cpu_times_s, placed_here, stolen_s
 
 GAP_MS = 40.0
 _MS_PER_CHAR = 60
-"""How fast the engine speaks."""
+"""The speed of the engine's speech."""
 _MAX_TURNS = 30
-"""That may wait in one call, with a little room."""
+"""Turns of a call; a little below the server's limit."""
 _UP_WITHIN_S = 30.0
 _SETTLE_S = 2.0
 _PROGRESS_S = 10.0
@@ -27,34 +27,34 @@ _N_SHOWN = 40
 
 
 def measure(
-    stage: Stage, way: str, n_calls: int, seconds: float, phones_core: int | None, machine: Standstills
+    pbx: PbxSetup, way: str, n_calls: int, seconds: float, phones_core: int | None, machine: Standstills
 ) -> dict[str, Any]:
-    """Frames at the telephones of `n_calls` calls during `seconds` in which all of them hear speech. The telephones and
-    the bots are this process, on `phones_core`. Raises PeerFailed."""
-    with here_on(phones_core), exchange() as media:
-        with calling(media, stage.asterisk.sip_port, *[EXTENSIONS[way]] * n_calls) as phones:
+    """Measure the frames at the telephones of `n_calls` calls that all hear speech for `seconds`. The telephones and
+    the bots are in this process, on `phones_core`. Raises PeerFailed."""
+    with placed_here(phones_core), exchange() as media:
+        with calling(media, pbx.asterisk.sip_port, *[EXTENSIONS[way]] * n_calls) as phones:
             for phone in phones:
                 phone.wait_answered(_UP_WITHIN_S)
-            bots = [stage.next_bot(_UP_WITHIN_S) for _ in phones]
+            bots = [pbx.next_bot(_UP_WITHIN_S) for _ in phones]
             rng = random.Random(3)
             for bot in bots:
                 talk(bot, seconds + _UP_WITHIN_S)
-                time.sleep(rng.uniform(0.0, 0.04))  # frames of different calls do not fall together
+                time.sleep(rng.uniform(0.0, 0.04))  # so that frames of different calls do not coincide
             for bot in bots:
                 bot.event("started", _UP_WITHIN_S)
             print(f"  {way}: {n_calls} calls are up and speak", flush=True)
             time.sleep(_SETTLE_S)
-            begun_ns, stolen_before_s, cpu_s = time.monotonic_ns(), stolen_s(), _cpu_s(stage, phones)
+            begun_ns, stolen_before_s, cpu_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
             _sleep(seconds, way)
-            ended_ns, stolen_after_s, spent_s = time.monotonic_ns(), stolen_s(), _cpu_s(stage, phones)
-            time.sleep(0.1)  # what has come is also read
+            ended_ns, stolen_after_s, spent_s = time.monotonic_ns(), stolen_s(), _cpu_s(pbx, phones)
+            time.sleep(0.1)  # time to read what has come
             packets = [phone.rtp.audio_packets() for phone in phones]
             lost = [phone.rtp.heard(begun_ns) for phone in phones]
             for phone in phones:
                 phone.hang_up()
             for phone in phones:
                 phone.wait_ended()
-        stage.asterisk.wait_for_no_channel()
+        pbx.asterisk.wait_for_no_channel()
     wall_s = (ended_ns - begun_ns) / 1e9
     return {
         "calls": n_calls,
@@ -69,7 +69,7 @@ def measure(
 
 
 def talk(bot: Bot, seconds: float) -> None:
-    """Give it turns for so long: one follows the other without a pause."""
+    """Let a bot say turns without a pause between them, enough for `seconds`."""
     n_chars = int(seconds * 1000 / _MS_PER_CHAR)
     n_sentences = n_chars // min(map(len, TURNS)) + 1
     per_turn = -(-n_sentences // _MAX_TURNS)
@@ -79,9 +79,9 @@ def talk(bot: Bot, seconds: float) -> None:
 
 
 def summary(
-    packets: Sequence[Sequence[RtpPacket]], machine: arrivals.Machine, begun_ns: int, ended_ns: int
+    packets: Sequence[Sequence[RtpPacket]], machine: Standstills, begun_ns: int, ended_ns: int
 ) -> dict[str, Any]:
-    """The figures of all telephones' packets, one sequence each, within a time."""
+    """The figures of a time, given the packets of each telephone."""
     found: list[Gap] = []
     n_frames = 0
     speaking: list[float] = []
@@ -98,7 +98,7 @@ def summary(
         "speaking_share": {"mean": round(sum(speaking) / len(speaking), 3), "least": round(min(speaking), 3)},
         "gaps_over_40_ms": len(long),
         "moments": arrivals.n_moments(long),
-        **arrivals.beside_standstills([(gap.begin_ns, gap.end_ns) for gap in long], GAP_MS, machine),
+        **arrivals.due_to_standstills([(gap.begin_ns, gap.end_ns) for gap in long], GAP_MS, machine),
         "standstills": arrivals.standstills(machine, begun_ns, ended_ns),
         "gap_ms": report.percentiles([gap.ms for gap in found]),
         "first_long_gaps": [
@@ -113,12 +113,12 @@ def summary(
     }
 
 
-def _cpu_s(stage: Stage, phones: Sequence[Phone]) -> dict[str, float]:
-    return {**stage.cpu_s(), "sipp": cpu_times_s(phones[0].process.pid)[0]}
+def _cpu_s(pbx: PbxSetup, phones: Sequence[Phone]) -> dict[str, float]:
+    return {**pbx.cpu_s(), "sipp": cpu_times_s(phones[0].process.pid)[0]}
 
 
 def _sleep(seconds: float, way: str) -> None:
-    """With a word now and then."""
+    """Sleep and report the time left."""
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
         time.sleep(min(left_s, _PROGRESS_S))

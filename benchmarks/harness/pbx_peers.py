@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # where they are shared with the tests
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # shared with the tests
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "pbx"))
 
 from asterisk_peer import Asterisk, free_port

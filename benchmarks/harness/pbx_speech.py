@@ -20,7 +20,7 @@ from harness.pbx_peers import (
     exchange,
     wait_until,
 )
-from harness.pbx_stage import EXTENSIONS, Stage
+from harness.pbx_setup import EXTENSIONS, PbxSetup
 from harness.turns import SENTENCES
 
 TEXTS = SENTENCES
@@ -30,14 +30,14 @@ _WARMING = "One moment, please."
 _SPEECH_WITHIN_S = 5.0
 _TURN_S = 20.0
 _QUIET_PACKETS = 10
-"""So much silence before a turn: what is heard then is not the end of the one before."""
+"""Packets of silence before a turn, so that the end of the turn before it is not taken for its beginning."""
 _PAUSE_S = (0.2, 0.5)
-"""Between turns, at random: no phase of Asterisk's or our 20 ms is preferred."""
+"""Pause between turns, at random, so that no phase of the 20 ms is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Times from just before the `say` was sent, and of the packets by the kernel. None: no speech came in time."""
+class SpokenTurn:
+    """The times of a turn: just before its `say` was sent, and the kernel's times of packets; None without speech."""
 
     said_ns: int
     sound_ns: int | None
@@ -47,20 +47,20 @@ class Turn:
     """The server's own `first_audio_ms`."""
 
 
-def measure(stage: Stage, way: str, n_turns: int, texts: Sequence[str], machine: Standstills) -> dict[str, Any]:
-    """Turns of several calls, one after the other. Each is said to its end: a turn behind an interrupted one would find
-    Asterisk's queue emptied by it. The first turn of all is not counted. Raises PeerFailed."""
+def measure(pbx: PbxSetup, way: str, n_turns: int, texts: Sequence[str], machine: Standstills) -> dict[str, Any]:
+    """Measure turns of several calls, one after the other. Each turn is heard to its end: an interruption would empty
+    Asterisk's queue before the next turn. The very first turn is a warm-up. Raises PeerFailed."""
     rng = random.Random(7)
-    turns: list[Turn] = []
+    turns: list[SpokenTurn] = []
     n_calls = 0
     begun_ns = time.monotonic_ns()
     with exchange() as media:
         while len(turns) < n_turns:
             n_calls += 1
             n_left = min(_TURNS_A_CALL, n_turns - len(turns))
-            with calling(media, stage.asterisk.sip_port, EXTENSIONS[way]) as (phone,):
+            with calling(media, pbx.asterisk.sip_port, EXTENSIONS[way]) as (phone,):
                 phone.wait_answered()
-                bot = stage.next_bot()
+                bot = pbx.next_bot()
                 bot.event("call")
                 phone.wait_heard(25)
                 if n_calls == 1:
@@ -72,12 +72,12 @@ def measure(stage: Stage, way: str, n_turns: int, texts: Sequence[str], machine:
                         print(f"  {way}: {n + 1} of {n_turns} turns", flush=True)
                 phone.hang_up()
                 phone.wait_ended()
-            stage.asterisk.wait_for_no_channel()
+            pbx.asterisk.wait_for_no_channel()
     return {"calls": n_calls, **summary(turns, machine, begun_ns, time.monotonic_ns())}
 
 
-def summary(turns: Sequence[Turn], machine: arrivals.Machine, begun_ns: int, ended_ns: int) -> dict[str, Any]:
-    """The figures of a way."""
+def summary(turns: Sequence[SpokenTurn], machine: Standstills, begun_ns: int, ended_ns: int) -> dict[str, Any]:
+    """The figures of the turns over one way of the audio."""
     heard = [(turn.said_ns, turn.speech_ns) for turn in turns if turn.speech_ns is not None]
     sounds_ms = [(turn.sound_ns - turn.said_ns) / 1e6 for turn in turns if turn.sound_ns is not None]
     each_ms = [round((speech_ns - said_ns) / 1e6, 1) for said_ns, speech_ns in heard]
@@ -93,8 +93,8 @@ def summary(turns: Sequence[Turn], machine: arrivals.Machine, begun_ns: int, end
     }
 
 
-def _one(phone: Phone, bot: Bot, text: str, name: str, rng: random.Random) -> Turn:
-    """Say it, wait for its beginning at the telephone, and for its end."""
+def _one(phone: Phone, bot: Bot, text: str, name: str, rng: random.Random) -> SpokenTurn:
+    """Say a text; wait until the telephone hears its beginning, and for its end."""
     wait_until(lambda: _is_quiet(phone), "the telephone hears silence", _TURN_S)
     time.sleep(rng.uniform(*_PAUSE_S))
     n_before = len(phone.rtp.packets)
@@ -109,11 +109,11 @@ def _one(phone: Phone, bot: Bot, text: str, name: str, rng: random.Random) -> Tu
         wait_until(lambda: arrivals.first_ns(came(), said_ns, arrivals.is_speech), "speech", _SPEECH_WITHIN_S)
         told_ms = bot.event("started", turn=name)["first_audio_ms"]
         bot.event("done", _TURN_S, turn=name)
-    except (PeerFailed, AssertionError):  # it did not come, or its event did not
+    except (PeerFailed, AssertionError):  # the speech or an event did not come in time
         bot.send(type="clear")
-        return Turn(said_ns, None, None, None)
+        return SpokenTurn(said_ns, None, None, None)
     packets = came()
-    return Turn(
+    return SpokenTurn(
         said_ns,
         arrivals.first_ns(packets, said_ns, arrivals.is_sound),
         arrivals.first_ns(packets, said_ns, arrivals.is_speech),

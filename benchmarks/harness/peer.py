@@ -1,7 +1,6 @@
-"""The other side of a call, light enough that one core can play hundreds of them.
+"""A WebSocket client on a bare asyncio.Protocol, light enough that one core can run hundreds of them.
 
-A WebSocket client on a bare asyncio.Protocol. It masks with the zero key, which is legal and leaves the payload as it
-is, so a message that is sent often is built once.
+It masks with a key of zeros. That is legal and leaves the payload unchanged, so a repeated message is built once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Peer(asyncio.Protocol):
         self._is_open = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.close_code: int | None = None
         self.transport: Any = None
 
     async def connect(self, port: int) -> None:
@@ -40,7 +38,7 @@ class Peer(asyncio.Protocol):
         await self.opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # uvloop's is no asyncio.Transport, only shaped like one
+        self.transport = transport  # uvloop has a class of its own for transports
         key = b64encode(os.urandom(16)).decode()
         transport.write(
             f"GET {self._path} HTTP/1.1\r\nHost: bench\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -55,7 +53,7 @@ class Peer(asyncio.Protocol):
             self.transport.write(framed)
 
     def hang_up(self) -> None:
-        """Close politely: the server need not find out by itself."""
+        """Send a close frame, so that the server learns of the end at once."""
         self.write(frame((1000).to_bytes(2, "big"), _CLOSE))
 
     def data_received(self, data: bytes) -> None:
@@ -94,7 +92,6 @@ class Peer(asyncio.Protocol):
             elif opcode == _PING:
                 self.write(frame(data[begin:end], 10))
             elif opcode == _CLOSE:
-                self.close_code = int.from_bytes(data[begin : begin + 2], "big") if n >= 2 else 1005
                 self.write(frame(data[begin:end], _CLOSE))
                 self.transport.close()
             at = end
@@ -110,4 +107,4 @@ class Peer(asyncio.Protocol):
         raise NotImplementedError
 
     def on_binary(self, payload: bytes, at_ns: int) -> None:
-        """A frame of speech without its envelope; most peers here ask for none."""
+        """A frame of speech without an envelope. Most peers here do not ask for it."""

@@ -1,7 +1,7 @@
-"""Processes of a benchmark: the server alone on one core, the load on another, CPU time from the kernel.
+"""The processes of a benchmark: the server on one core, the load generator on another, and their CPU time.
 
-/proc/PID/schedstat counts nanoseconds on a CPU and nanoseconds ready but kept waiting by others; the second figure
-tells how much a noisy machine disturbed a measurement. Linux only.
+/proc/PID/schedstat has the nanoseconds on a CPU and the nanoseconds that a process was ready but waited for one. The
+second figure shows how much other load disturbed a measurement. Linux only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,13 +25,13 @@ _START_WITHIN_S = 60.0
 
 
 def cores() -> tuple[int, int]:
-    """(the server's core, the load's core); the same one twice where there is only one."""
+    """(the server's core, the load generator's core). Both are the same on a machine with one core."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[0], usable[-1]
 
 
 def cpu_times_s(pid: int) -> tuple[float, float]:
-    """(seconds on a CPU, seconds kept waiting for one) of all threads of a process that live now."""
+    """(seconds on a CPU, seconds waiting for one), summed over the live threads of a process."""
     on_cpu_ns = waiting_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         fields = (task / "schedstat").read_text(encoding="ascii").split()
@@ -40,13 +41,13 @@ def cpu_times_s(pid: int) -> tuple[float, float]:
 
 
 def stolen_s() -> float:
-    """Seconds the host took from this virtual machine, summed over its cores."""
+    """Seconds that the host took from this virtual machine, summed over its cores."""
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_kib(pid: int) -> int:
-    """Resident memory, in KiB."""
+    """Resident memory of a process in KiB."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
@@ -54,34 +55,56 @@ def resident_kib(pid: int) -> int:
 
 
 def give_back_unused() -> None:
-    """Ask the C library for the memory it keeps for later, so that what a process then grows by is what it uses.
+    """Let the C library return its unused memory, so that later growth of this process is memory in use.
 
-    Nothing where the library is not glibc.
+    Does nothing without glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _pinned(core: int | None, priority: int | str) -> Any:
-    def prepare() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        if isinstance(priority, str):
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        elif priority:
-            os.nice(priority)
+def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
+    """Move all threads of a process to a core (None: any) and give them a priority; later threads inherit both.
 
-    return prepare
+    `priority` is a niceness or "realtime". Between processes with "realtime" the higher `rank` runs first.
+    Raises PermissionError for a priority that this user may not set.
+    """
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        thread = int(task.name)
+        with contextlib.suppress(ProcessLookupError):
+            if core is not None:
+                os.sched_setaffinity(thread, {core})
+            if isinstance(priority, str):
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(rank))
+            elif priority:
+                os.setpriority(os.PRIO_PROCESS, thread, priority)
+
+
+@contextmanager
+def placed_here(core: int | None, priority: int | str = 0) -> Iterator[None]:
+    """`place` this process, and with it every process that it starts; undo it at the end."""
+    usable, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        place(os.getpid(), core, priority)
+        yield
+    finally:
+        for task in Path("/proc/self/task").iterdir():
+            thread = int(task.name)
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, usable)
+                if priority:
+                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+                    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _environment() -> dict[str, str]:
-    """The harness is found wherever the checkout is; one BLAS thread, as `make run` sets it."""
+    """This environment, with the harness on the Python path and one BLAS thread as in `make run`."""
     paths = [str(_HARNESS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
 
 
-class Server:
-    """A server in a process of its own; `script` prints one line with its port when it is ready."""
+class ServerProcess:
+    """A server in a process of its own. `script` is a file of this folder; it prints "port N" when it is ready."""
 
     def __init__(
         self, script: str, args: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
@@ -97,14 +120,14 @@ class Server:
             stderr=subprocess.DEVNULL,
             text=True,
             env=_environment(),
-            preexec_fn=_pinned(self._core, self._priority),
+            preexec_fn=lambda: place(os.getpid(), self._core, self._priority),
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("port "):
             self._process.kill()
-            raise RuntimeError(f"the server did not start; try it alone: {' '.join(self._command[1:])}")
+            raise RuntimeError(f"the server did not start; to see why, run: {' '.join(self._command)}")
         self.port = int(line.split()[1])
         return self
 
@@ -115,7 +138,7 @@ class Server:
         try:
             self._process.wait(3)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGTERM)  # a second one does not wait for live speech
+            self._process.send_signal(signal.SIGTERM)  # the second signal ends live calls
             try:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:
@@ -128,15 +151,15 @@ class Server:
 def run_load(
     scenario: str, spec: dict[str, Any], *, core: int | None = None, priority: int | str = 0
 ) -> dict[str, Any]:
-    """Run a scenario of load.py in a process of its own and return what it measured."""
+    """Run a scenario of load_generator.py in a process of its own and return its figures."""
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(_HARNESS / "load.py"), scenario],
+        [sys.executable, str(_HARNESS / "load_generator.py"), scenario],
         input=json.dumps(spec),
         capture_output=True,
         text=True,
         env=_environment(),
-        preexec_fn=_pinned(core, priority),
+        preexec_fn=lambda: place(os.getpid(), core, priority),
         check=False,
         timeout=_START_WITHIN_S + 3 * float(spec.get("seconds", 120)),
     )

@@ -1,8 +1,8 @@
-"""The bare loop we compare with: what a competent engineer writes in an afternoon for one Twilio-shaped media stream.
+"""The bare loop that the server is compared with: the least that a Twilio-shaped media stream needs.
 
-websockets + soxr + audioop + json + base64 on uvloop. Per call one receive loop and one send loop that paces by an
-absolute schedule with the same lead as our server. No text, no turns, no marks, no barge-in, no metrics, no limits:
-the speech is a fixed piece of 24 kHz PCM in 100 ms chunks, already in memory.
+It uses websockets, soxr, audioop, json and base64 on uvloop. Each call has a receive loop and a send loop, which paces
+by an absolute schedule with the same lead as our server. There are no text, turns, marks, barge-in, metrics or limits.
+The speech is a fixed piece of 24 kHz PCM in chunks of 100 ms, already in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Our server as a benchmark starts it: the real composition root, on a free port, with settings from `--set KEY=VALUE`.
+"""Our server as a benchmark starts it: the real composition root on a free port, with settings from `--set KEY=VALUE`.
 
-`--instant` keeps what the fake engine renders, so that a sentence said again costs nothing: the server's own work is
-measured, not the making of tones. `--profile OUT` writes a cProfile of the event loop's thread at the end.
-`--switch S` sets the interpreter's switch interval, `--patch NAME` applies an experiment of experiments.py.
+`--instant` caches what the fake engine renders: a repeated sentence costs nothing, so only the server is measured.
+`--profile OUT` writes a cProfile of the event loop's thread at the end. `--switch S` sets the interpreter's switch
+interval. `--patch NAME` applies an experiment of experiments.py.
 """
 
 from __future__ import annotations

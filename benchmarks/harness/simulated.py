@@ -1,9 +1,8 @@
-"""The engine without its model: the real plan, slots, jobs and streams on a clock that jumps from event to event.
+"""The engine without its model: the real planner, slots, jobs and streams in virtual time, from event to event.
 
-What the networks would compute is put down as a price for each batch (`Cost`): an input, never a measurement. All that
-decides is the engine's own: `scheduler.plan` and `Slots`, `Job.needs`, what `Counters` make of the prices, and `Stream`
-and `Piece` with the block lengths of a real profile. Restated from `core.Core`, which computes as it goes, are
-admission and the taking in of results.
+A price stands for the computing of each batch (`Cost`). It is an input, not a measurement. Every decision is made by
+the engine's own code: `scheduler.plan` and `Slots`, `Job.needs`, the prices that `Counters` derive, and `Stream` and
+`Piece` with the block lengths of a real profile. Admission and the handling of results repeat what `core.Core` does.
 Voices are ready from the start, and lanes do not slow each other.
 """
 
@@ -18,7 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from harness.cost import NS_PER_MS, Cost
+from harness.cost import Cost
+from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, Listener
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
@@ -44,23 +44,22 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import Feed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
-NS_PER_S = 1_000_000_000
 N_EULER = 10
 TOKENS_PER_WORD = 10
-"""Speech tokens of a word of the text: four tenths of a second."""
+"""Speech tokens of a word of the text, which are 0.4 s."""
 ROW_TOKENS = 25
-"""Of a flow or vocoder row that costs one row's price; a block of 100 costs four."""
+"""Speech tokens of a flow or vocoder row that cost one row's price; a block of 100 costs four."""
 REFILL_NS = 500 * NS_PER_MS
-"""Listeners take sound in runs, as `session.supply` does."""
+"""A listener with a full buffer takes nothing until it has heard so much, as in `session.supply`."""
 
 Planner = Callable[[Sequence[Need], Lane, Widths, int, int], Plan]
-Watch = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
+PlanObserver = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
 
 _COST, _WIDTHS, _AHEAD = Cost(), Widths(), Ahead()
 
 
 class _Words:
-    """A tokenizer: one id for each word."""
+    """A tokenizer with one id for each word."""
 
     def encode(self, text: str, control: frozenset[str] = frozenset()) -> list[int]:
         return [0] * len(text.split())
@@ -68,7 +67,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Voice:
-    """As far as what is fed, and where blocks end, depends on it."""
+    """A voice, as far as the model's input and the ends of blocks depend on it."""
 
     transcript_ids: tuple[int, ...] = (0,) * 8
     speech_tokens: tuple[int, ...] = (0,) * 75
@@ -86,7 +85,7 @@ class _Solve:
 
     @property
     def may_step(self) -> bool:
-        """Whether the block before it has gone further."""
+        """Whether the block before it is at least one step ahead."""
         before = None
         for each in self.job.blocks:
             if each.solve is self:
@@ -97,42 +96,42 @@ class _Solve:
 
 @dataclass(slots=True)
 class _Track:
-    """What the device would hold of a piece."""
+    """What the device would hold for a piece."""
 
     mels: deque[tuple[int, bool]] = field(default_factory=deque)
     n_frames: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Said:
-    """An utterance, from when it was asked for, and what its listener had of it. Times in nanoseconds."""
+class SimulatedUtterance:
+    """An utterance and what its listener has heard of it. Times in nanoseconds."""
 
     key: int
     asked_ns: int
     deadline_ns: int
     job: Job
     then: Callable[[int], None] | None = None
-    """Told once, when all was taken, the moment at which it will have been heard."""
+    """Called once, when all audio was taken, with the time at which it will have been heard."""
     waiting: deque[int] = field(default_factory=deque)
-    """Samples of each chunk made and not taken."""
+    """Samples of each chunk that was made and not taken."""
     arrivals: list[tuple[int, int]] = field(default_factory=list)
-    """(when a chunk was taken, how long it sounds)"""
-    underruns_ns: list[int] = field(default_factory=list)
-    until_ns: int | None = None
-    """When all that was taken will have been heard."""
+    """(when a chunk was taken, its length)"""
+    listener: Listener = field(default_factory=Listener)
     is_filling: bool = True
     cancelled_ns: int | None = None
     ended_ns: int | None = None
 
-    def ahead_ns(self, now_ns: int) -> int:
-        """Sound that was made and not heard."""
-        kept = sum(self.waiting) * NS_PER_S // SAMPLE_RATE_HZ
-        return kept + max(0, (self.until_ns or now_ns) - now_ns)
+    @property
+    def underruns_ns(self) -> list[int]:
+        """The silences that the listener heard within the utterance."""
+        return self.listener.underruns_ns
 
 
 class Simulation:
-    """`watch` sees every plan when it is made; `listen_ns`: sound that a listener holds; `job_type` and `planner` are
-    what is tried."""
+    """A run of the engine in virtual time. `watch` gets every plan; `listen_ns` is the audio that a listener buffers.
+
+    Tests replace `job_type` and `planner` to try other rules.
+    """
 
     def __init__(
         self,
@@ -146,17 +145,17 @@ class Simulation:
         listen_ns: int = 2 * NS_PER_S,
         planner: Planner = plan,
         job_type: type[Job] = Job,
-        watch: Watch | None = None,
+        watch: PlanObserver | None = None,
     ) -> None:
         self.cost, self.widths, self.ahead = cost, widths, ahead
         self.slots = Slots(n_slots)
         self.now_ns = 0
-        self.said: dict[int, Said] = {}
-        self.live: dict[int, Said] = {}
-        """Those that the engine knows."""
+        self.said: dict[int, SimulatedUtterance] = {}
+        self.live: dict[int, SimulatedUtterance] = {}
+        """The utterances in the engine, by key."""
         self.counters = Counters()
         self.newcomers_wait_ns = 0
-        """As the last plan had it."""
+        """The value for the last plan."""
         self.busy_ns = dict.fromkeys(Stage, 0)
         self.n_rows = dict.fromkeys(Stage, 0)
         self.n_batches = dict.fromkeys(Stage, 0)
@@ -166,14 +165,14 @@ class Simulation:
         self._job_type, self._watch = job_type, watch
         self._is_decoding = False
         self._claimed: dict[tuple[int, int], UnderWay] = {}
-        """By lane and key: blocks whose step is being made."""
+        """By lane and key: the blocks whose step is running."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
     # -------------------------------------------------------------------- from outside
 
     def at(self, when_ns: int, what: Callable[[], None]) -> None:
-        """Do something then."""
+        """Call `what` at that time."""
         heapq.heappush(self._events, (when_ns, next(self._order), what))
 
     def say(
@@ -185,24 +184,24 @@ class Simulation:
         grows: bool = False,
         then: Callable[[int], None] | None = None,
     ) -> int:
-        """Ask for an utterance at a moment, whose listener hears silence `silence_ns` after that; returns its key."""
+        """Start an utterance at `at_ns`, whose listener hears silence from `silence_ns` later on; returns its key."""
         key = len(self.said)
         request = Request(" ".join(["a"] * n_words), grows=grows)
         tokenizer: Any = _Words()
         stream = Stream(request, self._profile, tokenizer, 4000)
         job = self._job_type(key, "", stream, at_ns + silence_ns, follows=silence_ns > 0)
-        said = self.said[key] = Said(key, at_ns, at_ns + silence_ns, job, then)
+        said = self.said[key] = SimulatedUtterance(key, at_ns, at_ns + silence_ns, job, then)
         voice: Any = _Voice()
         job.prompt = voice
         self.at(at_ns, lambda: self.live.update({key: said}))
         return key
 
     def push(self, key: int, n_words: int, last: bool, *, at_ns: int) -> None:
-        """More text of one that grows."""
+        """Push more text to an utterance that grows."""
         self.at(at_ns, lambda: self.said[key].job.stream.push(" a" * n_words, last))
 
     def cancel(self, key: int, *, at_ns: int) -> None:
-        """Nobody wants it from then on."""
+        """Cancel an utterance at that time."""
 
         def do() -> None:
             said = self.said[key]
@@ -213,7 +212,7 @@ class Simulation:
         self.at(at_ns, do)
 
     def run(self, until_ns: int | None = None) -> None:
-        """Until nothing can happen any more, or that moment."""
+        """Run until no event is left, or until that time."""
         while self._events and (until_ns is None or self._events[0][0] <= until_ns):
             self.now_ns = self._events[0][0]
             while self._events and self._events[0][0] == self.now_ns:
@@ -223,7 +222,7 @@ class Simulation:
     # -------------------------------------------------------------- as core.Core does it
 
     def _begin_steps(self) -> None:
-        """A step for every idle lane that has something to do."""
+        """Begin a step on every idle lane that has work."""
         self._leave()
         self._admit()
         for i in list(self.idle):
@@ -302,7 +301,7 @@ class Simulation:
                 _piece(job).n_mels += 1
 
     def _rows(self, lane: int, job: Job, stage: Stage) -> float:
-        """How many rows' price the job adds to a batch."""
+        """The rows that the job adds to a batch, as far as the price goes."""
         if stage is Stage.FLOW:
             block = self._claimed[lane, job.key].block
             return max(1.0, len(block.all_ids or block.new)) / ROW_TOKENS
@@ -311,7 +310,7 @@ class Simulation:
         return 1.0
 
     def _leave(self) -> None:
-        """Give back what pieces that are over held."""
+        """Release the slots of pieces that have ended."""
         for said in [said for said in self.live.values() if said.job.lets_go]:
             job = said.job
             job.track = None
@@ -321,7 +320,7 @@ class Simulation:
             if job.is_over:
                 self._end(said)
 
-    def _end(self, said: Said) -> None:
+    def _end(self, said: SimulatedUtterance) -> None:
         said.ended_ns = self.now_ns
         del self.live[said.key]
         self._take(said)
@@ -342,29 +341,29 @@ class Simulation:
 
     # ----------------------------------------------------------------------- listeners
 
-    def _take(self, said: Said) -> None:
-        """The listener takes what it has room for, in runs, and hears it in real time."""
+    def _take(self, said: SimulatedUtterance) -> None:
+        """The listener takes as much as its buffer holds, and hears it in real time."""
         if said.cancelled_ns is not None:
             return
+        listener = said.listener
         while said.waiting:
+            until_ns = listener.until_ns
             room_ns = self._listen_ns - (0 if said.is_filling else REFILL_NS)
-            if said.until_ns is not None and said.until_ns - self.now_ns > room_ns:
+            if until_ns is not None and until_ns - self.now_ns > room_ns:
                 said.is_filling = False
-                self.at(said.until_ns - self._listen_ns + REFILL_NS, lambda: self._refill(said))
+                self.at(until_ns - self._listen_ns + REFILL_NS, lambda: self._refill(said))
                 return
             n_samples = said.waiting.popleft()
             sound_ns = n_samples * NS_PER_S // SAMPLE_RATE_HZ
-            starts_ns = max(self.now_ns, said.deadline_ns if said.until_ns is None else said.until_ns)
-            if said.until_ns is not None and starts_ns > said.until_ns:
-                said.underruns_ns.append(starts_ns - said.until_ns)
-            said.until_ns = starts_ns + sound_ns
+            # The first sound is heard at the deadline if it comes earlier.
+            listener.arrive(max(self.now_ns, said.deadline_ns) if until_ns is None else self.now_ns, sound_ns)
             said.arrivals.append((self.now_ns, sound_ns))
             said.job.n_taken += n_samples
         if said.ended_ns is not None and said.then is not None:
             then, said.then = said.then, None
-            then(said.until_ns or self.now_ns)
+            then(listener.until_ns or self.now_ns)
 
-    def _refill(self, said: Said) -> None:
+    def _refill(self, said: SimulatedUtterance) -> None:
         said.is_filling = True
         self._take(said)
 
@@ -375,7 +374,7 @@ def _piece(job: Job) -> Piece:
 
 
 def _track(job: Job) -> _Track:
-    """In the place of the runner's, made where there is none yet."""
+    """The job's track, in place of the runner's; made if there is none yet."""
     track: Any = job.track
     if track is None:
         track = job.track = cast(Any, _Track())
@@ -383,7 +382,7 @@ def _track(job: Job) -> _Track:
 
 
 def _drawn(piece: Piece, feed: Feed) -> int:
-    """What the model says: half of what it may, which is `TOKENS_PER_WORD` for each word, and then the end."""
+    """The token that the model draws: speech for half of its limit, which is `TOKENS_PER_WORD` a word, then the end."""
     if feed.forced is not None:
         return feed.forced
     decoding: Any = piece.decoding

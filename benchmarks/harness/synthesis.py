@@ -1,23 +1,21 @@
-"""A speech model of random weights that says as much as it is told to, alone in an engine, and a watch on its parts."""
+"""A speech model with random weights, an engine core for one utterance at a time, and the time of its stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from telephony_tts.bench.subject import random_model, random_text
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size, write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import Cancel, Ended, Event, Submit
@@ -33,23 +31,22 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
-from telephony_tts.engines.cosyvoice2.text.prompting import Request, with_end
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 VOICE = "measured"
 TAKES_ALL = Ahead(audio_ms=10**9)
-"""Nobody here says that they took what was made."""
+"""No limit: nothing here reports that audio was taken."""
 
 
 def progress(what: str) -> None:
-    """One line for who waits; results go to stdout."""
+    """Print a line of progress to stderr; results go to stdout."""
     print(f"  [{time.strftime('%H:%M:%S')}] {what}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass
 class Rig:
-    """The model, and what the benchmarks need to know of it."""
+    """A loaded model with its configuration and the facts that the benchmark reports."""
 
     model: SpeechModel
     config: ModelConfig
@@ -59,7 +56,7 @@ class Rig:
     n_parameters: int
 
     def voice(self, n_prompt: int) -> PromptFeatures:
-        """A voice of random numbers, with a transcript of 20 tokens where it has a prompt."""
+        """A voice of random numbers with `n_prompt` speech tokens; with a prompt it has a transcript of 20 tokens."""
         random = torch.Generator().manual_seed(n_prompt)
         return PromptFeatures(
             speech_tokens=torch.randint(N_SPEECH_TOKENS, (n_prompt,), generator=random),
@@ -68,22 +65,13 @@ class Rig:
             transcript_ids=tuple(range(40, 60)) if n_prompt else (),
         )
 
-    def text(self, n_tokens: int) -> str:
-        """Text of which the model can say `n_tokens` at most. Raises RuntimeError if the tokenizer disagrees."""
-        n_text = n_tokens // MAX_TOKENS_PER_TEXT
-        text = "a" + " the" * (n_text - 2) + "."
-        n_found = len(self.model.tokenizer.encode(with_end(text)))
-        if n_found != n_text:
-            raise RuntimeError(f"the text has {n_found} tokens, not {n_text}")
-        return text
-
     def speaker(self, features: PromptFeatures, profile: Profile) -> Speaker:
-        """An engine with this one voice, which is ready to speak."""
+        """An engine core with this voice alone, ready to speak."""
         return Speaker(self, features, profile)
 
 
 class Speaker:
-    """The engine's core with one voice and one utterance at a time, stepped by hand: one lane, and nobody beside it."""
+    """The engine's core with one voice, stepped by hand on one lane, for one utterance at a time."""
 
     def __init__(self, rig: Rig, features: PromptFeatures, profile: Profile) -> None:
         self._rig = rig
@@ -92,17 +80,17 @@ class Speaker:
         self._core = Core(
             Runner(rig.model, torch.get_num_threads()), {VOICE: features}, profile, self._hear, ahead=TAKES_ALL
         )
-        # Made here, so that no utterance waits for it.
+        # The voice is built here, so that no utterance waits for it.
         voices = self._core.voices
         voices.get(VOICE)
         (making,) = voices.making
         voices.made(making, rig.model.prompt(features, profile))
 
     def speak(self, n_tokens: int) -> Generator[Chunk, None, None]:
-        """Chunks as they are made; closing it is the cancel. Raises RuntimeError where the engine stands still."""
+        """Yield chunks as they are made; closing the generator cancels. Raises RuntimeError if it stops early."""
         key = self._n_said
         self._n_said += 1
-        self._core.receive(Submit(key, VOICE, Request(self._rig.text(n_tokens), seed=1)))
+        self._core.receive(Submit(key, VOICE, Request(random_text(n_tokens / TOKENS_PER_S), seed=1)))
         try:
             while True:
                 heard, self._heard = self._heard, []
@@ -114,7 +102,7 @@ class Speaker:
                             raise event.error
                         return
                 if not self._core.step():
-                    raise RuntimeError("the engine has nothing to do, and the utterance is not over")
+                    raise RuntimeError("the engine is idle, but the utterance has not ended")
         finally:
             self._core.receive(Cancel(key))
             while self._core.step():
@@ -125,22 +113,15 @@ class Speaker:
         self._heard.append(event)
 
 
-def sayable(seconds: float) -> int:
-    """Speech tokens of an utterance of at least that length: a whole number of text tokens, two at least."""
-    n_text = max(2, math.ceil(seconds * TOKENS_PER_S / MAX_TOKENS_PER_TEXT))
-    return n_text * MAX_TOKENS_PER_TEXT
-
-
 def build(size: Size, precision: Precision) -> Rig:
-    """Write a random checkpoint, which never ends early, and load it."""
-    with tempfile.TemporaryDirectory() as folder:
-        progress(f"writing random weights, {size} size")
-        begun = time.perf_counter()
-        write_random_checkpoint(Path(folder), size=size, endless=True)
+    """Write a random checkpoint whose speech never ends early, and load it."""
+    progress(f"writing random weights, {size} size")
+    begun = time.perf_counter()
+    with random_model(size, 0.0) as directory:
         write_s = time.perf_counter() - begun
         progress("loading them")
         begun = time.perf_counter()
-        checkpoint = load_model_directory(Path(folder))
+        checkpoint = load_model_directory(directory)
         model = SpeechModel.load(checkpoint, device="cpu", precision=precision, n_slots=1)
         load_s = time.perf_counter() - begun
     states = (checkpoint.lm, checkpoint.flow, checkpoint.hift)
@@ -150,14 +131,14 @@ def build(size: Size, precision: Precision) -> Rig:
 
 @dataclasses.dataclass(frozen=True)
 class LinearWork:
-    """Floating point operations of the flow that do not depend on what came before: 2 for each weight used."""
+    """Floating point operations of the flow in its linear layers: 2 for each weight that is used."""
 
     per_token: float
-    """Of the encoder below its up-sampling."""
+    """In the encoder before its up-sampling, per speech token."""
     per_frame: float
-    """Of the rest of the encoder."""
+    """In the rest of the encoder, per frame."""
     per_frame_and_pass: float
-    """Of the estimator, without what depends on time alone."""
+    """In the estimator, per frame and pass, without the layers whose only input is the time."""
 
     @classmethod
     def of(cls, state: dict[str, Tensor]) -> LinearWork:
@@ -176,8 +157,11 @@ class LinearWork:
 
 
 def chunk_work(config: ModelConfig, linear: LinearWork, n_tokens: int, n_seen: int) -> tuple[float, float]:
-    """Operations of a chunk of n_tokens that sees n_seen tokens, its own among them: all that do not depend on
-    n_seen, and attention, which grows with it (specification 9: 114 688 per frame, key and pass of the estimator)."""
+    """(linear, attention): operations of a chunk of `n_tokens` that attends to `n_seen` tokens, its own included.
+
+    The linear part does not depend on `n_seen`, attention is proportional to it. In the estimator it takes 114 688
+    operations per frame, key and pass (specification 9).
+    """
     encoder, decoder = config.flow_encoder, config.flow_decoder
     n_frames, n_keys = n_tokens * FRAMES_PER_TOKEN, n_seen * FRAMES_PER_TOKEN
     n_passes = 2 * decoder.n_steps
@@ -186,20 +170,20 @@ def chunk_work(config: ModelConfig, linear: LinearWork, n_tokens: int, n_seen: i
     attention = 4.0 * decoder.n_heads * decoder.d_head * n_layers * n_frames * n_keys * n_passes
     d = encoder.d_model
     for layers, new, seen in ((encoder.n_layers, n_tokens, n_seen), (encoder.n_up_layers, n_frames, n_keys)):
-        # Content and position scores, values; and the projection of each distance.
+        # Scores of content and of position, the values, and the projection of each distance.
         attention += layers * (6.0 * d * new * seen + 2.0 * d * d * (seen + new))
     return fixed, attention
 
 
-class Watch:
-    """Seconds of the model's parts, by wrapping them on the objects at hand."""
+class StageTimer:
+    """Seconds by stage of a model: wraps the methods of its parts on the given objects."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def on(self, model: SpeechModel) -> Iterator[None]:
-        """Time these while the block runs. None of them calls another."""
+        """Time the stages while the block runs. None of the methods calls another."""
         parts: tuple[tuple[str, Any, str], ...] = (
             ("LM prefill", model.lm, "extend"),
             ("LM decode", model.lm, "decode"),

@@ -1,4 +1,4 @@
-"""One turn at a time: how soon it sounds, and how soon it stops."""
+"""Two scenarios: how soon a turn sounds, and how soon it stops."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import asyncio
 import json
 import random
 import time
-import warnings
 from base64 import b64decode
 from typing import Any
 
 import numpy as np
 
+from harness.arrivals import loud_windows
 from harness.calls import BotPeer, MediaPeer
+from harness.lateness import lateness_between, server_lateness
 from harness.process import cpu_times_s
 from harness.report import percentiles
-from harness.speak import lateness_between, server_lateness
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import audioop
-
+from telephony_tts.audio.g711 import decode_ulaw
+from telephony_tts.engines.fake import tone_hz
 
 _KEPT_FRAMES = 30
-_LOUD_DBFS = -45.0
-_WINDOW = 40
 
 SENTENCES = [
     "Your appointment is booked for Tuesday morning at half past nine.",
@@ -41,9 +36,9 @@ SENTENCES = [
 
 
 async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
-    """Each call says a sentence every `period_s`, at its own phase. Times are from the write of `say`.
+    """Each call says a sentence every `period_s`, at a phase of its own. Times count from the write of `say`.
 
-    `clear`: what is still spoken is stopped first, so that the period may be shorter than the sentence.
+    With `clear` the sentence before is stopped first, so the period may be shorter than a sentence.
     """
     rng = random.Random(1)
     seen_ms: list[float] = []
@@ -101,13 +96,13 @@ async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
         for at in range(spec["calls"]):
             group.create_task(call(at))
         await asyncio.sleep(spec["warm_s"])
-        late = await server_lateness(spec)
+        late = await server_lateness(spec["port"])
         cpu = cpu_times_s(spec["server_pid"])
         begun_s = loop.time()
         await asyncio.sleep(spec["seconds"])
         cpu_end = cpu_times_s(spec["server_pid"])
         wall_s = loop.time() - begun_s
-        late_ms = lateness_between(late, await server_lateness(spec))
+        late_ms = lateness_between(late, await server_lateness(spec["port"]))
     return {
         "calls": spec["calls"],
         "turns": state["turns"],
@@ -124,18 +119,16 @@ async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _samples(payload: bytes) -> Any:
-    ulaw = b64decode(json.loads(payload)["media"]["payload"])
-    return np.frombuffer(audioop.ulaw2lin(ulaw, 2), np.int16).astype(np.float64)
+def _codes(payload: bytes) -> bytes:
+    """The μ-law bytes of a media message."""
+    return b64decode(json.loads(payload)["media"]["payload"])
 
 
 def _leading_silence_ms(frames: list[bytes]) -> float:
-    """Until the first 5 ms louder than -45 dBFS (RMS)."""
-    samples = np.concatenate([_samples(frame) for frame in frames])
-    windows = samples[: len(samples) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
-    levels = np.sqrt((windows**2).mean(axis=1)) / 32768
-    loud = np.flatnonzero(levels > 10 ** (_LOUD_DBFS / 20))
-    return float(loud[0] * 5) if loud.size else float(len(samples) / 8)
+    """Milliseconds before the first 5 ms that are loud enough to be heard."""
+    codes = b"".join(_codes(frame) for frame in frames)
+    loud = np.flatnonzero(loud_windows(codes))
+    return float(loud[0] * 5) if loud.size else float(len(codes) / 8)
 
 
 # ------------------------------------------------------------------ stopping
@@ -145,15 +138,15 @@ _SPEECH = " ".join("x" * 9 for _ in range(60))
 
 
 def _text(at: int) -> str:
-    """36 s in which every letter is the tone of `at`."""
+    """Text of 36 s, all of it the tone of turn `at`."""
     return _SPEECH.replace("x", _LETTERS[at % 2])
 
 
 async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
-    """Calls speak; every `period_s` the bot clears and at once says the next turn, in another tone.
+    """Calls speak. Every `period_s` the bot sends `clear` and at once says the next turn in another tone.
 
-    Stale: a frame received after the stop was told (`cleared` on one socket, `clear` on the media leg) that still
-    carries the tone of the turn that was stopped.
+    A stale frame has the tone of the stopped turn and comes after the stop was reported: by `cleared` on one socket,
+    by `clear` on the media leg.
     """
     rng = random.Random(2)
     told_ms: list[float] = []
@@ -161,7 +154,7 @@ async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
     last_frame_ms: list[float] = []
     resumed_ms: list[float] = []
     heard: list[tuple[int, bytes]] = []
-    """(number of the turn that may sound, frame) for every frame after the first stop of its call."""
+    """(the turn that may be heard, frame) for every frame after the first stop of its call."""
     bases: dict[str, int] = {}
     failed: list[str] = []
     twilio = spec["shape"] == "twilio"
@@ -263,12 +256,10 @@ async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tone_of(payload: bytes) -> int | None:
-    """Which of the two tones a frame carries; None if it is silent."""
-    from harness.tones import letter_hz
-
-    samples = _samples(payload)
+    """Which of the two tones a frame has; None if it is silent."""
+    samples = decode_ulaw(_codes(payload)).astype(np.float64)
     if np.sqrt((samples**2).mean()) < 200:
         return None
     phase = np.arange(len(samples)) * (-2j * np.pi / 8000)
-    strengths = [abs(np.dot(samples, np.exp(phase * letter_hz(letter)))) for letter in _LETTERS]
+    strengths = [abs(np.dot(samples, np.exp(phase * tone_hz(letter)))) for letter in _LETTERS]
     return int(np.argmax(strengths))

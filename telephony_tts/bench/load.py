@@ -1,7 +1,7 @@
-"""Callers who ask an engine to speak, through its public interface, and write down when what came.
+"""Simulated callers that let an engine speak through its public interface and record when audio came.
 
-Closed loop: each caller begins its next turn when it has heard the former. Open loop: turns come when they come, at
-Poisson times, however long the engine takes; what it cannot do in time queues up, as in a call centre.
+Closed loop: each caller begins its next turn when it has heard the one before. Open loop: turns begin at Poisson times,
+however long the engine takes. Turns that the engine cannot serve in time queue up, as in a call centre.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from telephony_tts.bench.measures import NS_PER_S, Playout, Turn
+from telephony_tts.bench.measures import NS_PER_S, Listener, TurnRecord
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine, Utterance
 from telephony_tts.errors import TelephonyTTSError
 
 AHEAD_NS = NS_PER_S
-"""A paced listener takes the next chunk only when it has no more than this left to hear."""
+"""A paced caller takes the next chunk when at most this much audio is left to hear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`n_turns` for each of `concurrency` callers; in the open loop as many in all, a new one every
-    `seconds / concurrency` on average. `cancel_every_s`: so often one of the turns under way is broken off."""
+    """`n_turns` for each of `concurrency` callers.
+
+    The open loop has as many turns in all, a new one every `seconds / concurrency` on average. `seconds` is the length
+    of a turn's speech. Every `cancel_every_s` one active turn is cancelled.
+    """
 
     concurrency: int
     n_turns: int
@@ -35,14 +38,14 @@ class Load:
     seed: int = 0
 
     def warm_up(self) -> Load:
-        """One turn, as fast as it comes and to its end."""
+        """A load of one unpaced turn."""
         return Load(1, 1, self.seconds, paced=False)
 
 
 class Callers:
-    """One run. `turns` grows while it goes on, so that a run broken off has its turns too.
+    """One run of a load. `turns` grows during the run, so an interrupted run has its turns as well.
 
-    `say(index, now_ns)` makes the utterance of a turn; the sleep and the clock are those of a test, or of the system.
+    `say(index, now_ns)` makes the utterance of a turn. Tests replace the clock and the sleep.
     """
 
     def __init__(
@@ -54,15 +57,15 @@ class Callers:
         clock: Callable[[], int] = monotonic_ns,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.turns: list[Turn] = []
-        self.n_queued_most = 0
+        self.turns: list[TurnRecord] = []
+        self.n_queued_max = 0
         self._engine, self._say, self._load = engine, say, load
         self._clock, self._sleep = clock, sleep
         self._random = random.Random(load.seed)
-        self._live: dict[asyncio.Task[None], Turn] = {}
+        self._live: dict[asyncio.Task[None], TurnRecord] = {}
 
     async def run(self) -> None:
-        """Until every turn has ended and been heard. What an engine raises ends the turn, not the run."""
+        """Run until every turn has ended and was heard. An error of the engine ends its turn, not the run."""
         every_s = self._load.cancel_every_s
         interrupting = None if every_s is None else asyncio.create_task(self._interrupt(every_s))
         try:
@@ -89,32 +92,32 @@ class Callers:
             group.create_task(self._turn(index))
 
     async def _turn(self, index: int) -> None:
-        turn, playout = Turn(self._clock()), Playout()
+        turn, listener = TurnRecord(self._clock()), Listener()
         self.turns.append(turn)
-        listening = asyncio.create_task(self._listen(self._say(index, turn.asked_ns), turn, playout))
+        listening = asyncio.create_task(self._listen(self._say(index, turn.asked_ns), turn, listener))
         self._live[listening] = turn
         try:
             await listening
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # the whole run is being broken off
-            if turn.cancel_ns is None:  # nobody cancelled it: something inside the engine was
-                turn.error, turn.ended_ns = "the engine gave up", self._clock()
+                raise  # the whole run is being cancelled
+            if turn.cancel_ns is None:  # the run did not cancel it: a task inside the engine was cancelled
+                turn.error, turn.ended_ns = "the engine cancelled the utterance", self._clock()
         finally:
             del self._live[listening]
-        if self._load.paced and turn.is_whole and playout.until_ns is not None:
-            await self._sleep_until(playout.until_ns)
+        if self._load.paced and turn.is_whole and listener.until_ns is not None:
+            await self._sleep_until(listener.until_ns)
 
-    async def _listen(self, utterance: Utterance, turn: Turn, playout: Playout) -> None:
-        """Take an utterance's chunks as a call does. A cancelled one ends when the engine has let go of it."""
+    async def _listen(self, utterance: Utterance, turn: TurnRecord, listener: Listener) -> None:
+        """Take an utterance's chunks as a call does. A cancelled turn ends when the engine has released it."""
         stats = self._engine.stats()
-        self.n_queued_most = max(self.n_queued_most, stats.n_queued)
+        self.n_queued_max = max(self.n_queued_max, stats.n_queued)
         try:
             async with aclosing(self._engine.synthesize(utterance)) as chunks:
                 while True:
-                    if self._load.paced and playout.until_ns is not None:
-                        await self._sleep_until(playout.until_ns - AHEAD_NS)
+                    if self._load.paced and listener.until_ns is not None:
+                        await self._sleep_until(listener.until_ns - AHEAD_NS)
                     chunk = await anext(chunks, None)
                     now_ns = self._clock()
                     if chunk is None:
@@ -122,21 +125,21 @@ class Callers:
                     if len(chunk.pcm):
                         sound_ns = len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                         turn.arrivals.append((now_ns, sound_ns))
-                        playout.arrive(now_ns, sound_ns)
+                        listener.arrive(now_ns, sound_ns)
             if not turn.arrivals:
-                turn.error = "the engine said nothing"
+                turn.error = "the engine made no audio"
         except asyncio.CancelledError:
             if turn.cancel_ns is not None:
                 turn.ended_ns = self._clock()
             raise
         except TelephonyTTSError as error:
             turn.error = error.message
-        except Exception as error:  # what a run is to tell of, whatever it is
+        except Exception as error:  # any failure is part of the result
             turn.error = f"{type(error).__name__}: {error}"
         turn.ended_ns = self._clock()
 
     async def _interrupt(self, every_s: float) -> None:
-        """Barge-ins: of the turns under way one, by chance, is cancelled as a call cancels it."""
+        """Barge-ins: cancel a random active turn every `every_s`, as a call does."""
         while True:
             await self._sleep(every_s)
             candidates = [task for task, turn in self._live.items() if not task.done() and turn.cancel_ns is None]

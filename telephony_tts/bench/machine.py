@@ -1,4 +1,4 @@
-"""What a run's figures belong to: the machine, the commit; and what it took: memory and energy."""
+"""The machine and the commit of a run, and the memory and energy that it used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -23,21 +23,24 @@ SAMPLE_S = 0.25
 
 
 def need_gpu(device: str) -> None:
-    """Raises EngineUnavailable where the device is a GPU and PyTorch cannot use it."""
+    """Raises EngineUnavailable if the device is a GPU that PyTorch cannot use."""
     if not device.startswith("cuda"):
         return
-    # PyTorch comes with it, which a run on a CPU is not to import before the engine does.
+    # This imports PyTorch, which a run on a CPU should leave to the engine.
     from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem
 
     problem = device_problem(device, cpu="--device cpu")
     if problem is not None:
-        raise EngineUnavailable(f"--device {device}: {problem}; telephony-tts doctor tells which GPUs there are")
+        raise EngineUnavailable(f"--device {device}: {problem}; telephony-tts doctor lists the GPUs")
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Processor, cores, libraries. Neither host names nor paths: the file is made to be shown."""
+def machine(device: str, names: Sequence[str] = LIBRARIES) -> dict[str, Any]:
+    """The processor, the cores that this process may use, the versions of the libraries `names`; the GPU if it is used.
+
+    Neither host names nor paths: results are published.
+    """
     libraries = {}
-    for name in LIBRARIES:
+    for name in names:
         try:
             libraries[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -59,7 +62,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this code is in, with "+changes" if it differs; None where it is no checkout."""
+    """The commit of the checkout with this code, with "+changes" if the code differs; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -71,7 +74,7 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *words: str) -> str:
-    # Without the option, `status` writes what it found into the index.
+    # Without this option `status` writes to the index.
     command = ["git", "--no-optional-locks", *words]
     return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
@@ -85,7 +88,7 @@ def _cpu_model() -> str:
 
 
 class Meter:
-    """Memory and energy of the time between `async with` and its end, as far as the machine tells."""
+    """Measures memory and energy inside `async with`, as far as the machine reports them."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -112,11 +115,11 @@ class Meter:
             await asyncio.gather(self._sampling, return_exceptions=True)
 
     def figures(self) -> dict[str, Any]:
-        """MiB at the peak, joules; None where the machine does not tell.
+        """Peaks in MiB and energy in joules; None where the machine does not report a figure.
 
-        rss_peak_mib        of this process and those it started: the sum of each one's peak
-        gpu_peak_mib        of PyTorch's tensors, where the engine runs in this process
-        gpu_used_peak_mib   of the whole GPU, by looks at it; like all energy it is others' too, if they are there
+        rss_peak_mib        of this process and its children: the sum of their peaks
+        gpu_peak_mib        of PyTorch's tensors, if the engine runs in this process
+        gpu_used_peak_mib   of the whole GPU, by samples. Like the energy it includes other programs
         """
         found: dict[str, Any] = {"rss_peak_mib": _peak_mib()}
         if self._since_start:
@@ -135,11 +138,11 @@ class Meter:
         }  # fmt: skip
 
     def _look(self) -> tuple[float | None, int]:
-        """The GPU's watts and the bytes in use; None and 0 where the driver does not tell."""
+        """The GPU's watts and its bytes in use; None and 0 if the driver does not report them."""
         import torch
 
         watts, used = None, 0
-        # No driver library, or a device without a meter: each has errors of its own.
+        # A missing driver library and a device without a meter raise different errors.
         with suppress(Exception):
             used = torch.cuda.device_memory_used(self._device)
         with suppress(Exception):
@@ -159,7 +162,7 @@ class Meter:
 
 
 class Rapl:
-    """The energy counters of a machine's processors; on most only root may read them."""
+    """The energy counters of the processors (RAPL). On most machines only root may read them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -169,7 +172,7 @@ class Rapl:
         self._began = {zone: uj for zone in self._packages() if (uj := _number(zone / "energy_uj")) is not None}
 
     def joules(self) -> float | None:
-        """Since `begin`. None where no counter can be read. Counters that began anew once in between are seen."""
+        """Joules since `begin`; None if no counter can be read. A counter may wrap around once."""
         total_uj = 0
         for zone, began_uj in self._began.items():
             now_uj = _number(zone / "energy_uj")
@@ -181,7 +184,7 @@ class Rapl:
         return total_uj / 1e6 if self._began else None
 
     def _packages(self) -> list[Path]:
-        """Those of whole processors: the zones within them (a second colon) would count twice."""
+        """The zones of whole processors. A zone inside one has a second colon and would count twice."""
         return [zone for zone in sorted(self._folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
 
 
@@ -193,9 +196,9 @@ def _number(file: Path) -> int | None:
 
 
 def _processes() -> list[Path]:
-    """This one and those it started, in which an engine may run."""
+    """This process and its descendants, in which an engine may run."""
     found = [Path("/proc/self")]
-    for process in found:  # which grows meanwhile
+    for process in found:  # the list grows during the loop
         for children in process.glob("task/*/children"):
             with suppress(OSError):
                 found += [Path("/proc") / pid for pid in children.read_text(encoding="ascii").split()]
@@ -203,10 +206,10 @@ def _processes() -> list[Path]:
 
 
 def _forget_peak() -> bool:
-    """Let the kernel measure the processes' peaks from now on; False where it cannot."""
+    """Reset the kernel's peaks of the processes; False if it cannot."""
     try:
         for process in _processes():
-            if process.exists():  # a child may have ended meanwhile
+            if process.exists():  # a child may have ended
                 (process / "clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return False
@@ -226,7 +229,7 @@ def _peak_mib() -> float | None:
 
 
 def _peak_kib(process: Path) -> int:
-    """0 where it cannot be read, as of a process that has ended."""
+    """0 if the process has ended or the system does not report it."""
     try:
         lines = (process / "status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

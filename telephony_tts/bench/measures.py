@@ -1,4 +1,4 @@
-"""What happened in the turns of a run, and the figures that follow from it. Pure: times come from outside."""
+"""The events of a run's turns, and the figures computed from them. Pure: all times are arguments."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 LONG_UNDERRUN_MS = 100
-"""A listener takes a longer silence within a sentence for the end of it."""
+"""A listener takes a longer silence within a sentence for its end."""
 
 Figure = float | int | None
 
 
 @dataclass(slots=True)
-class Turn:
-    """One utterance, from when it was asked for; all times in nanoseconds of one clock.
+class TurnRecord:
+    """The times of one utterance since it was asked for, in nanoseconds of one clock.
 
-    `arrivals` are (when a piece of sound came, how long it sounds). A turn that was cancelled has `cancel_ns`, when the
-    engine was told, and in `ended_ns` when it had let go. One that the end of the run broke off has no `ended_ns`.
+    `arrivals` are (when a piece of audio came, its length). A cancelled turn has `cancel_ns`, the time of the cancel;
+    its `ended_ns` is the time at which the engine had released it. A turn that was active at the end of the run has no
+    `ended_ns`.
     """
 
     asked_ns: int
@@ -30,7 +31,7 @@ class Turn:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was spoken to its end."""
+        """Whether the turn was spoken to its end."""
         return bool(self.arrivals) and self.ended_ns is not None and self.cancel_ns is None and self.error is None
 
     @property
@@ -38,12 +39,12 @@ class Turn:
         return sum(sound_ns for _, sound_ns in self.arrivals)
 
 
-class Playout:
-    """A listener: hears the first sound when it comes, and silence wherever the next one is late."""
+class Listener:
+    """Hears the first audio when it comes, then silence wherever the next audio is late: an underrun."""
 
     def __init__(self) -> None:
         self.until_ns: int | None = None
-        """When all that has come will have been heard; None before the first sound."""
+        """When all audio so far will have been heard; None before the first."""
         self.underruns_ns: list[int] = []
 
     def arrive(self, now_ns: int, sound_ns: int) -> None:
@@ -52,28 +53,28 @@ class Playout:
         self.until_ns = max(now_ns, self.until_ns or now_ns) + sound_ns
 
 
-def underruns_ms(turn: Turn) -> list[float]:
-    """The silences that a listener of the turn heard within it."""
-    playout = Playout()
+def underruns_ms(turn: TurnRecord) -> list[float]:
+    """The lengths of the silences that a listener heard within the turn."""
+    listener = Listener()
     for now_ns, sound_ns in turn.arrivals:
-        playout.arrive(now_ns, sound_ns)
-    return [silence_ns / NS_PER_MS for silence_ns in playout.underruns_ns]
+        listener.arrive(now_ns, sound_ns)
+    return [silence_ns / NS_PER_MS for silence_ns in listener.underruns_ns]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """By nearest rank: the least value that `share` of all do not exceed. None of no values."""
+    """By nearest rank: the smallest value that `share` of all values do not exceed. None for no values."""
     if not values:
         return None
-    rank = math.ceil(round(share * len(values), 9))  # 0.95 * 20 is a hair more than 19
+    rank = math.ceil(round(share * len(values), 9))  # 0.95 * 20 is slightly more than 19
     return sorted(values)[max(0, rank - 1)]
 
 
-def figures(turns: Sequence[Turn]) -> dict[str, Figure]:
-    """The figures of a run; None where nothing tells, such as the first audio of turns that all failed.
+def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
+    """The figures of a run. A figure is None without data, such as the first audio if all turns failed.
 
-    rtf             seconds from asking to the last sound ÷ seconds of sound, of turns spoken to their end
-    c100            share of turns without an underrun above 100 ms; one that failed counts against it, one that was
-                    cancelled is judged by what was heard of it
+    rtf             seconds from the request to the last audio ÷ seconds of audio, for turns spoken to their end
+    c100            share of turns without an underrun above 100 ms. A failed turn counts as one with an underrun. A
+                    cancelled turn counts by what was heard of it
     """
     whole = [turn for turn in turns if turn.is_whole]
     first_ms = [(turn.arrivals[0][0] - turn.asked_ns) / NS_PER_MS for turn in turns if turn.arrivals]
@@ -84,7 +85,7 @@ def figures(turns: Sequence[Turn]) -> dict[str, Figure]:
         for turn in cancelled
         if turn.ended_ns is not None and turn.cancel_ns is not None
     ]
-    # One that the end of the run broke off is judged like a cancelled one.
+    # A turn that was active at the end of the run counts like a cancelled one.
     judged = [turn for turn in turns if turn.arrivals or turn.error is not None]
     n_smooth = sum(turn.error is None and max(underruns_ms(turn), default=0) <= LONG_UNDERRUN_MS for turn in judged)
     ends_ns = [turn.ended_ns for turn in turns if turn.ended_ns is not None]
@@ -109,9 +110,9 @@ def figures(turns: Sequence[Turn]) -> dict[str, Figure]:
     }
 
 
-def errors(turns: Sequence[Turn], n_most: int = 3) -> list[str]:
-    """What the failed turns said, each thing once."""
-    return list(dict.fromkeys(turn.error for turn in turns if turn.error is not None))[:n_most]
+def errors(turns: Sequence[TurnRecord], n_max: int = 3) -> list[str]:
+    """The messages of failed turns, each once, at most `n_max`."""
+    return list(dict.fromkeys(turn.error for turn in turns if turn.error is not None))[:n_max]
 
 
 def _ratio(part: float, whole: float) -> float | None:

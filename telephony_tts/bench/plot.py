@@ -1,4 +1,4 @@
-"""A picture of results: first audio against the number of callers, beside what is published of others."""
+"""A chart of results: first audio by the number of callers, next to published figures of other servers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from telephony_tts.errors import ConfigError
 
 PUBLISHED_MS: Mapping[int, tuple[float, float | None]] = {1: (190, 209), 2: (320, 330), 4: (510, 980), 8: (1000, None)}
-"""First audio of CosyVoice2 servers on one GPU by number of streams, from and to; None where only "over" is told."""
+"""First audio of published CosyVoice2 servers on one GPU: streams to (from, to); None if only "over" is published."""
 LIMIT_MS = 300
-"""What a caller takes for an answer at once."""
+"""A caller takes an answer within this time as immediate."""
 FORMATS = (".png", ".svg", ".pdf")
 _KEYS = ("concurrency", "first_audio_ms_p50", "first_audio_ms_p95")
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of the picture: callers, and the milliseconds of p50 and p95 for each."""
+    """One line of the chart: numbers of callers, and the p50 and p95 in ms for each."""
 
     label: str
     concurrency: list[int]
@@ -29,7 +29,7 @@ class Series:
 
 
 def read_series(files: Sequence[Path]) -> list[Series]:
-    """The closed and the open loop of each result. Raises ConfigError for a file that is none, or that has no audio."""
+    """A series for each loop of each result. Raises ConfigError for a file that is not a result or has no audio."""
     series = []
     for file in files:
         for mode, rows in _rows_by_mode(file).items():
@@ -50,9 +50,9 @@ def _rows_by_mode(file: Path) -> dict[str, list[dict[str, Any]]]:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: is no result of telephony-tts bench engine --json") from error
+        raise ConfigError(f"{file}: is not a result of telephony-tts bench engine --json") from error
     if not found:
-        raise ConfigError(f"{file}: no turn in it was heard, so there is nothing to draw")
+        raise ConfigError(f"{file}: has no turn with audio, so there is nothing to draw")
     return {mode: sorted(rows, key=lambda row: int(row["concurrency"])) for mode, rows in found.items()}
 
 
@@ -63,14 +63,14 @@ def _need_numbers(row: Mapping[str, Any]) -> None:
 
 
 def draw(series: Sequence[Series], out: Path) -> None:
-    """Write the picture; its suffix tells the format. Raises ConfigError where that cannot be done."""
+    """Write the chart in the format of the file's suffix. Raises ConfigError if it cannot be written."""
     if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{out}: give a name that ends in {', '.join(FORMATS)}")
+        raise ConfigError(f"{out}: unknown format; expected a name that ends in {', '.join(FORMATS)}")
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
     except ImportError as error:
-        raise ConfigError("this needs matplotlib: pip install -e '.[bench]' in the checkout") from error
+        raise ConfigError("matplotlib is not installed: pip install -e '.[bench]' in the checkout") from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for n, (streams, (low, high)) in enumerate(PUBLISHED_MS.items()):
@@ -106,7 +106,7 @@ def draw(series: Sequence[Series], out: Path) -> None:
 
 
 def _range_ms(series: Sequence[Series]) -> tuple[float, float]:
-    """Of all that is drawn."""
+    """The smallest and the largest value in the chart."""
     drawn = [value for each in series for value in (*each.p50_ms, *each.p95_ms)]
     published = [value for pair in PUBLISHED_MS.values() for value in pair if value is not None]
     return min([*drawn, *published, LIMIT_MS]), max([*drawn, *published, LIMIT_MS])

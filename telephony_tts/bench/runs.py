@@ -1,4 +1,4 @@
-"""One load after the other on a started engine, a row of figures for each, and the rows as a table."""
+"""Runs loads on a started engine: a row of figures for each, and the rows as a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.machine import Meter
 from telephony_tts.bench.measures import errors, figures
+from telephony_tts.bench.report import format_cell, format_table
 from telephony_tts.engines.api import Engine, Utterance
 
 COLUMNS = (
@@ -21,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 TOLD_WITHIN_S = 1.5
-"""An engine in a process of its own tells its counters every second."""
+"""Long enough for the counters of an engine in a process of its own, which it reports every second."""
 
 
 async def run(
@@ -32,7 +33,7 @@ async def run(
     rows: list[dict[str, Any]],
     tell: Callable[[str], None],
 ) -> None:
-    """Run a load to its end, append its row, tell it in a line. One that is broken off has a row of what there is."""
+    """Run a load, append its row and report it in a line. An interrupted load gets a row of what it has measured."""
     callers, meter, before = Callers(engine, say, load), Meter(device), await _counters(engine)
     n_left: int | None = None
     counted: dict[str, float] = {}
@@ -45,7 +46,7 @@ async def run(
     finally:
         if callers.turns:
             row: dict[str, Any] = {"mode": "open" if load.is_open else "closed", "concurrency": load.concurrency}
-            row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_most}
+            row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_max}
             row |= meter.figures()
             if counted:
                 row["counters"] = {name: round(value - before.get(name, 0.0), 6) for name, value in counted.items()}
@@ -60,7 +61,7 @@ async def run(
 
 
 async def _counters(engine: Engine) -> dict[str, float]:
-    """What the engine counts of itself; empty for one that does not. Waits until the engine has told all of it."""
+    """The engine's counters when all of them are up to date; empty for an engine without counters."""
     counters: Callable[[], Mapping[str, float]] | None = getattr(engine, "counters", None)
     if counters is None or not counters():
         return {}
@@ -69,25 +70,16 @@ async def _counters(engine: Engine) -> dict[str, float]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    p50, p95 = (_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
+    p50, p95 = (format_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
     line = f"{row['mode']} loop, {row['concurrency']} at once: first audio p50 {p50} ms, p95 {p95} ms, "
-    line += f"RTF {_cell(row['rtf'])}, c100 {_cell(row['c100'])}, {row['turns']} turns in {row['wall_s']:.1f} s"
+    line += f"RTF {format_cell(row['rtf'])}, c100 {format_cell(row['c100'])}, "
+    line += f"{row['turns']} turns in {row['wall_s']:.1f} s"
     if row["failed"]:
         line += f"; {row['failed']} failed: {row['errors'][0]}"
     return line
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """All runs, one a line; columns of which nothing is known are left out."""
+    """The rows as lines of text, without the columns that have no figure."""
     columns = [(title, key) for title, key in COLUMNS if any(row.get(key) is not None for row in rows)]
-    cells = [[title for title, _ in columns], *([_cell(row.get(key)) for _, key in columns] for row in rows)]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in cells)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return str(value)
+    return format_table([title for title, _ in columns], [[row.get(key) for _, key in columns] for row in rows])

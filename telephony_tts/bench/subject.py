@@ -1,7 +1,7 @@
-"""What is measured: a model directory, real or random, and what it is made to say.
+"""The texts of a benchmark, and model directories with random weights.
 
-A random model is written so that it cannot end early: it says 20 speech tokens for each token of its text, which is
-what makes its utterances as long as they are asked for.
+A random model cannot end its speech early: it makes 20 speech tokens for each text token. So the length of its
+utterances can be chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
 from telephony_tts.errors import ConfigError
 
 SECONDS_PER_WORD, SECONDS_PER_HAN = 0.36, 0.23
-"""Of English words, and of Chinese characters, as a bot speaks on a telephone: about 165 words a minute."""
+"""Of an English word and of a Chinese character in a bot's speech: about 165 words a minute."""
 
 ENGLISH = (
     "Thank you for calling.",
@@ -51,13 +51,13 @@ CHINESE = (
 
 
 def spoken_seconds(text: str) -> float:
-    """About how long a text of the lists above takes to say."""
+    """The approximate length of a text made of these sentences."""
     n_han = sum("\u4e00" <= letter <= "\u9fff" for letter in text)
     return n_han * SECONDS_PER_HAN if n_han else len(text.split()) * SECONDS_PER_WORD
 
 
 def real_text(index: int, seconds: float) -> str:
-    """Sentences that take about `seconds`: English for even turns, Chinese for odd ones, others for each turn."""
+    """Sentences of about `seconds`, different for each turn: English for even turns, Chinese for odd ones."""
     sentences, joint = (ENGLISH, " ") if index % 2 == 0 else (CHINESE, "")
     text = ""
     for n in range(index // 2, index // 2 + 1000):
@@ -74,20 +74,27 @@ def random_text(seconds: float) -> str:
     return "a" + " the" * (_n_text(seconds) - 2) + "."
 
 
+def random_tokens(seconds: float) -> int:
+    """Speech tokens of the shortest speech of at least `seconds` that a random model can make: 40, 60 and so on."""
+    return _n_text(seconds) * MAX_TOKENS_PER_TEXT
+
+
 def random_seconds(seconds: float) -> float:
-    """The shortest speech of at least `seconds` that a random model can make: 1.6 s, 2.4 s and so on."""
-    return _n_text(seconds) * MAX_TOKENS_PER_TEXT / TOKENS_PER_S
+    """The length of `random_tokens(seconds)`: 1.6 s, 2.4 s and so on."""
+    return random_tokens(seconds) / TOKENS_PER_S
 
 
 def _n_text(seconds: float) -> int:
-    """Text tokens: a word or a full stop each."""
+    """The number of text tokens; a word and a full stop are one each."""
     return max(2, math.ceil(round(seconds * TOKENS_PER_S / MAX_TOKENS_PER_TEXT, 9)))
 
 
 @contextmanager
 def random_model(size: Size, prompt_seconds: float, keep: Path | None = None) -> Iterator[Path]:
-    """A directory with random weights that never end early: one that is thrown away, or `keep`, made where it is not
-    there yet. Raises ConfigError where `keep` holds something else."""
+    """A model directory with random weights: a temporary one, or `keep`, which is written if it does not exist.
+
+    Raises ConfigError if `keep` holds something else.
+    """
     n_prompt = int(prompt_seconds * TOKENS_PER_S)
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="telephony-tts-") as folder:
@@ -97,11 +104,11 @@ def random_model(size: Size, prompt_seconds: float, keep: Path | None = None) ->
     if (keep / RANDOM_MARK).is_file():
         there = json.loads((keep / RANDOM_MARK).read_text(encoding="utf-8"))
         if [there.get(of) for of in ("size", "endless", "prompt_tokens")] != [size, True, n_prompt]:
-            raise ConfigError(f"{keep} holds another random model than is asked for: give --keep another directory")
+            raise ConfigError(f"{keep} holds another random model: give --keep another directory")
     else:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise ConfigError(f"{keep} is not empty and no random model: give --keep a new directory")
-        # Made beside its place and moved there when it is whole: broken off, it is not taken for one.
+            raise ConfigError(f"{keep} is not empty and not a random model: give --keep a new directory")
+        # The directory is renamed when it is complete, so an interrupted write leaves no broken model.
         unfinished = keep.with_name(keep.name + ".part")
         _write(unfinished, size, n_prompt)
         unfinished.replace(keep)
@@ -111,11 +118,11 @@ def random_model(size: Size, prompt_seconds: float, keep: Path | None = None) ->
 def _write(directory: Path, size: Size, n_prompt: int) -> None:
     try:
         write_random_checkpoint(directory, size, endless=True, prompt_tokens=n_prompt)
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk by the second
-        where = "--keep DIR names a place with room: 2.6 GB at full size"
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the disk is full
+        where = "use --keep DIR on a disk with room: 2.6 GB at full size"
         raise ConfigError(f"the random weights cannot be written ({str(error).splitlines()[0]}); {where}") from error
 
 
 def random_voice(prompt_seconds: float) -> str:
-    """The voice of a random model whose prompt is as long as it was asked for."""
+    """The name of the random model's voice with a prompt of that length; without a prompt it is "preset"."""
     return "prompted" if int(prompt_seconds * TOKENS_PER_S) else "preset"

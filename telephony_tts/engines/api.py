@@ -1,8 +1,7 @@
-"""What the server asks of a speech engine.
+"""The interface of a speech engine.
 
-An engine is shared by all calls. An `Utterance` is one sentence of one call; `synthesize` turns it
-into PCM chunks. Closing the generator is the cancel, so the promise is in the type: an
-`AsyncGenerator`, not a mere iterator.
+All calls share an engine. An `Utterance` is one sentence of one call, and `synthesize` turns it into PCM chunks.
+Closing the generator cancels the utterance. The type says so: it is an `AsyncGenerator`, not just an iterator.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ Pcm = npt.NDArray[np.int16]
 
 LangSource = Literal["bot", "words", "letters"]
 """Where a text's language comes from: the bot (or the server's `speech.lang`), the words of Latin text, or the letters
-alone. By its letters all Latin text is English."""
+alone. By its letters, all Latin text counts as English."""
 
 
 def language_prefix(tag: str) -> str:
-    """The language of a tag in lower case, whatever the region: "zh" of "zh-CN". Norwegian is "nb" in any case."""
+    """The language of a tag in lower case without the region: "zh" of "zh-CN". Norwegian is always "nb"."""
     prefix = tag.lower().replace("_", "-").split("-")[0]
     return "nb" if prefix == "no" else prefix
 
 
 def has_language(tags: Iterable[str], lang: str) -> bool:
-    """Whether one of `tags` is of the language of `lang`."""
+    """Whether one of `tags` has the language of `lang`."""
     wanted = language_prefix(lang)
     return any(language_prefix(tag) == wanted for tag in tags)
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A speaker. `gain_db` lifts its audio to the house level before the telephone codec."""
+    """A voice of an engine. `gain_db` brings its audio to the level of the other voices before the telephone codec."""
 
     name: str
     engine: str
@@ -49,14 +48,15 @@ class Voice:
     description: str = ""
 
     def speaks(self, lang: str) -> bool:
-        """Whether one of the voice's languages is that of the tag `lang`, whatever the region."""
+        """Whether the voice has the language of the tag `lang`; the region does not matter."""
         return has_language(self.languages, lang)
 
 
 class TextFeed:
-    """The rest of an utterance's text, coming while it is spoken. Thread-safe: pushed on the loop, taken on a worker.
+    """The rest of an utterance's text, which comes while the utterance is spoken.
 
-    One pushes, one takes. The end says only that no more comes: of a sentence spoken to its end, or of one cancelled.
+    Thread-safe for one producer (the event loop) and one consumer (an engine's thread). The end only says that no more
+    text comes: the sentence is complete, or it was cancelled.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TextFeed:
         self._wake: Callable[[], None] | None = None
 
     def push(self, text: str) -> None:
-        """More text, to be joined to what came before without a blank. After the end it is dropped."""
+        """Add text, which is joined to the text before it without a blank. After the end it is dropped."""
         if not text:
             return
         with self._lock:
@@ -79,7 +79,7 @@ class TextFeed:
             wake()
 
     def end(self) -> None:
-        """No more text comes. Idempotent."""
+        """Say that no more text comes. Idempotent."""
         with self._lock:
             if self._ended:
                 return
@@ -89,7 +89,7 @@ class TextFeed:
             wake()
 
     def take(self) -> tuple[str, bool]:
-        """All text pushed since the last take, "" if none; and whether the end has come, so that no more follows it."""
+        """(the text pushed since the last take, whether the end has come, so that no more text follows)."""
         with self._lock:
             text = "".join(self._pieces)
             self._pieces.clear()
@@ -97,10 +97,10 @@ class TextFeed:
             return text, self._ended
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, in whatever thread brings the news: text that was not taken, or an end that was not.
+        """Call `wake` once when there is text or an end that was not taken, in the thread that brings it.
 
-        If there is such news already it is called now, in this thread. One `wake` waits at a time; a later one takes
-        the place of an earlier one.
+        If there is such news already, `wake` is called now in this thread. Only one `wake` waits at a time: a later one
+        replaces an earlier one.
         """
         with self._lock:
             is_news = bool(self._pieces) or (self._ended and not self._end_taken)
@@ -109,7 +109,7 @@ class TextFeed:
             wake()
 
     async def whole(self) -> str:
-        """Wait for the end and take everything not yet taken; for an engine that wants its text whole."""
+        """Wait for the end and take all remaining text, for an engine that needs the whole text."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
         texts: list[str] = []
@@ -128,19 +128,18 @@ class TextFeed:
                 await news.wait()
             finally:
                 with self._lock:
-                    self._wake = None  # a wait given up may leave no loop behind that could be woken
+                    self._wake = None  # a cancelled wait must not leave a callback into its loop
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
     """One sentence to speak.
 
-    `text` is already normalised: what is to be said, in words. `lang` is the language of the text, as far as
-    `lang_source` knows. `deadline_ns` is the monotonic time at
-    which the caller would hear silence; an engine with a queue serves the smallest first.
+    `text` is normalised: it is in words. `lang` is the language of the text according to `lang_source`. `deadline_ns`
+    is the monotonic time at which the caller would hear silence. An engine with a queue serves the smallest first.
 
-    With `more` the sentence is still being written: `text` is its beginning, and what follows it comes through the
-    feed. Only an engine that `streams_text` gets such an utterance.
+    With `more` the sentence is still being written: `text` is its beginning, and the feed brings the rest. Only an
+    engine with `streams_text` gets such an utterance.
     """
 
     id: str
@@ -155,13 +154,13 @@ class Utterance:
     turn: str = ""
     deadline_ns: int = 0
     follows: bool = False
-    """Sentences of its turn came before it: silence before it is a gap, not a wait."""
+    """Whether sentences of its turn came before it: silence before it is then a gap, not the wait for first audio."""
     more: TextFeed | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A word (a character in Chinese) of `Utterance.text[start_char:end_char]` and where it sounds.
+    """When a word is heard: `Utterance.text[start_char:end_char]`, or one character in Chinese.
 
     Samples count from the first sample of the utterance, at the chunk's rate.
     """
@@ -174,9 +173,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """PCM of any length, and the timings that became known with it (never repeated).
+    """PCM of any length, and the timings that became known with it; a timing is never repeated.
 
-    `queued_ns`, of an utterance's first chunk: how long it waited for the engine to take it up, where the engine knows.
+    `queued_ns` of the first chunk of an utterance: how long the utterance was queued, if the engine knows.
     """
 
     pcm: Pcm
@@ -189,10 +188,10 @@ class Chunk:
 class EngineStats:
     """A snapshot for metrics and admission.
 
-    `load`: the work under way and one utterance more over what the engine can do in time, where it knows; past 1 its
-    listeners would hear gaps. 0 while it rests.
-    An engine that is not ready does not respond or is starting again; utterances wait or are refused meanwhile.
-    `retry_after_ms`: when it is expected to be ready again; 0 where that is not known.
+    `load`: the active work and one more utterance, divided by what the engine can do in time, if it knows. Above 1 its
+    listeners would hear gaps. 0 while the engine is idle.
+    `is_ready`: false while the engine does not respond or restarts; utterances then wait or are refused.
+    `retry_after_ms`: when the engine is expected to be ready again; 0 if unknown.
     """
 
     n_queued: int = 0
@@ -203,35 +202,34 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """A speech engine. `tests/engines/conformance.py` is the contract in executable form."""
+    """A speech engine. `tests/engines/conformance.py` tests every engine against this contract."""
 
     name: str
     streams_text: bool
-    """Whether `synthesize` speaks `Utterance.text` while the rest of it comes through `Utterance.more`."""
+    """Whether `synthesize` speaks `Utterance.text` while the rest comes through `Utterance.more`."""
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """The voices this engine has; the first is its default."""
+        """The voices of this engine; the first is the default."""
 
     async def start(self) -> None:
-        """Load models and warm up. Raises EngineUnavailable with what is missing and how to get it."""
+        """Load models and warm up. Raises EngineUnavailable, which says what is missing and how to install it."""
 
     async def close(self) -> None:
         """Stop all work and free the workers. Idempotent."""
 
     def check(self, utterance: Utterance) -> None:
-        """Raise UnknownVoice or UnsupportedText if `synthesize` would; costs microseconds."""
+        """Raise UnknownVoice or UnsupportedText if `synthesize` would. Takes microseconds."""
 
     def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         """Yield the utterance's audio in order.
 
-        Closing the generator is the cancel: the work stops and its slot is free before aclose() returns.
-        Raises EngineError (or a child of it) and nothing else on purpose.
+        Closing the generator cancels: the work stops, and its slot is free before aclose() returns. Raises EngineError
+        or a subclass of it.
         """
 
     def stats(self) -> EngineStats:
-        """How much is waiting and running now."""
+        """How much is queued and running now."""
 
     def counters(self) -> Mapping[str, float]:
-        """What it has done since it started, by names of its own, for metrics; they only grow. Empty where it counts
-        nothing."""
+        """The engine's counters since its start, by its own names, for metrics. They only grow. May be empty."""

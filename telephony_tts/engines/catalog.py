@@ -1,4 +1,4 @@
-"""All engines of a server as one: which of them speaks this text in this voice."""
+"""All engines of a server, and the choice of an engine and a voice for a text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from telephony_tts.engines.words import LATIN, language_of, scripts
 from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
 
 MAX_NAMED = 12
-"""Voices that the error about an unknown one still names."""
+"""The error about an unknown voice lists up to this many voices."""
 
 
 class Detector(Protocol):
-    """Tells the language of Latin text: `latin_language.LatinLanguage`."""
+    """Detects the language of Latin text: `latin_language.LatinLanguage`."""
 
     def load(self) -> None: ...
     def tell(self, sentence: str) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
-    """An engine that is not there: what it would accept, as `Engine.check` has it, and how to get it."""
+class AbsentEngine:
+    """An engine that is not installed: what it would accept (see `Engine.check`) and how to install it."""
 
     name: str
     languages: tuple[str, ...]
@@ -34,10 +34,10 @@ class Absent:
 
 
 class Catalog:
-    """`engines` in order of preference, the default first; `routes` sends a language prefix to an engine.
+    """`engines` in order of preference, the default first. `routes` maps the prefix of a language to an engine.
 
-    A refusal names those of `absent` that would accept the text. Without a `detector` all Latin text counts as English.
-    Raises ConfigError where two engines have one name or a route leads nowhere.
+    A refusal names the engines of `absent` that would accept the text. Without a `detector` all Latin text counts as
+    English. Raises ConfigError if two engines have the same name or a route names an unknown engine.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Catalog:
         engines: Sequence[Engine],
         routes: Mapping[str, str] | None = None,
         *,
-        absent: Sequence[Absent] = (),
+        absent: Sequence[AbsentEngine] = (),
         detector: Detector | None = None,
     ) -> None:
         if not engines:
@@ -71,7 +71,7 @@ class Catalog:
         return tuple(voice for engine in self._engines.values() for voice in engine.voices)
 
     async def start(self) -> None:
-        """Start every engine in order; where one cannot, close those already started and raise its error."""
+        """Start every engine in order. If one fails, close those already started and raise its error."""
         try:
             if self._detector is not None:
                 await asyncio.to_thread(self._detector.load)
@@ -82,7 +82,7 @@ class Catalog:
             raise
 
     async def close(self) -> None:
-        """Close every engine, also where one fails; the first failure is raised at the end. Idempotent."""
+        """Close every engine, also if one fails; raise the first failure at the end. Idempotent."""
         failures: list[Exception] = []
         for engine in self._engines.values():
             try:
@@ -97,20 +97,20 @@ class Catalog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the default engine takes utterances."""
+        """Whether the default engine accepts utterances."""
         return self._default.stats().is_ready
 
     @property
     def retry_after_ms(self) -> int:
-        """When the default engine is expected to be ready again; 0 where that is not known."""
+        """When the default engine is expected to be ready again; 0 if unknown."""
         return self._default.stats().retry_after_ms
 
     def tell_language(self, sentence: str) -> str | None:
-        """The language of a sentence in Latin letters, None where it is not certain or nothing here can tell."""
+        """The language of a sentence in Latin letters; None if it is not certain or there is no detector."""
         return self._detector.tell(sentence) if self._detector is not None else None
 
     def has_voice(self, voice: str | None, language: str) -> bool:
-        """Whether Latin text whose words tell its language is spoken by a voice that has it, if `voice` was named."""
+        """Whether Latin text of this language, detected by its words, would get a voice of the language."""
         try:
             return self.resolve(voice, language, "", "words")[1].speaks(language)
         except UnknownVoice:
@@ -121,13 +121,12 @@ class Catalog:
     ) -> tuple[Engine, Voice]:
         """The engine and voice for a text.
 
-        The language is the one that the text's script asks for, else `lang`. A voice is named `name` or
-        `engine/name`; if two engines have the name, the first engine's voice is used. A named voice is kept, unless
-        it does not have the language and a route exists for that. A `lang` told from Latin letters alone never
-        replaces a named voice.
-        Without a voice, the language's route decides, else the first engine that has it, else the default
-        engine. Where the language was told from Latin words, only its route leads away from the default
-        engine. Raises UnknownVoice. Whether the engine can say the text is for `choose`.
+        The language is that of the text's script, else `lang`. A voice is named `name` or `engine/name`; if two engines
+        have the name, the first engine's voice is used. A named voice is kept, unless it lacks the language and the
+        language has a route. A `lang` that was detected from Latin letters alone never replaces a named voice.
+        Without a voice the language's route decides, else the first engine with the language, else the default
+        engine. If the language was detected from Latin words, only its route leads away from the default engine.
+        Raises UnknownVoice. It does not check that the engine can read the text; `choose` does.
         """
         written = language_of(text)
         language = written or (language_prefix(lang) if lang else None)
@@ -143,10 +142,10 @@ class Catalog:
         return engine, _best(engine, lang if lang and language_prefix(lang) == language else language)
 
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
-        """The engine and voice that speak an utterance, as `resolve` has them.
+        """The engine and voice of an utterance, as in `resolve`, checked to be able to read its text.
 
-        Raises UnknownVoice or UnsupportedText. The latter names voices of all engines that accept the text; if there
-        are none, it says what would help.
+        Raises UnknownVoice or UnsupportedText. UnsupportedText names voices of all engines that accept the text; if
+        there are none, it says what would help.
         """
         engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text, utterance.lang_source)
         try:
@@ -156,9 +155,9 @@ class Catalog:
         return engine, voice
 
     def mismatch(self, utterance: Utterance, voice: Voice) -> str | None:
-        """The warning for a bot whose Latin text is in a language that `voice` does not have; None if there is none.
+        """The warning for Latin text in a language that `voice` does not have; None if there is no mismatch.
 
-        There is a warning only if the language was told from the words of the text.
+        There is a warning only if the language was detected from the words of the text.
         """
         language = utterance.lang
         if utterance.lang_source != "words" or language is None or language_of(utterance.text) is not None:
@@ -179,7 +178,7 @@ class Catalog:
         )
 
     def _what_helps(self, utterance: Utterance) -> str:
-        """The voices that accept a text that was refused; where there are none, what would help."""
+        """The voices that accept a refused text; if there are none, what would help."""
         language = language_of(utterance.text)
         able, absent = self._able(utterance, language)
         if able:
@@ -192,8 +191,8 @@ class Catalog:
         tag = f" (language {language})" if language else ""
         return f"no engine of telephony-tts reads {letters} letters{tag}: write the text in letters that a voice has"
 
-    def _able(self, utterance: Utterance, language: str | None) -> tuple[list[Voice], list[Absent]]:
-        """A voice of each engine that has the language and accepts the text, and the absent engines that would."""
+    def _able(self, utterance: Utterance, language: str | None) -> tuple[list[Voice], list[AbsentEngine]]:
+        """(a voice of each engine that has the language and accepts the text, the absent engines that would)."""
         able = []
         for engine in self._engines.values():
             voices = [voice for voice in engine.voices if language is None or voice.speaks(language)]
@@ -234,7 +233,7 @@ class Catalog:
         return f"no voice {voice!r}{hint}; {self._known()}"
 
     def _known(self) -> str:
-        """The voices by name where they are few, else how many and where they are listed."""
+        """The names of the voices if they are few, else their number and the command that lists them."""
         n_voices = len(self.voices)
         if n_voices > MAX_NAMED:
             return f"there are {n_voices}, which `telephony-tts voices` lists"
@@ -258,7 +257,7 @@ def _route(language: str, engine: str) -> str:
 
 
 def _best(engine: Engine, lang: str | None) -> Voice:
-    """The voice of the exact language tag, else of its language, else the engine's default."""
+    """The voice with the exact language tag, else with its language, else the engine's default voice."""
     if lang is None:
         return engine.voices[0]
     tag = lang.lower().replace("_", "-")

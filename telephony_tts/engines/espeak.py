@@ -1,11 +1,11 @@
 """espeak-ng, an optional formant voice for many languages: robotic, tiny, 2 ms a sentence, 22.05 kHz.
 
-The library keeps its state in globals, so each worker has a private copy of the shared object, loaded
-under a name of its own, and no lock is needed. Its voices waver in pitch by a phase that runs on from
-sentence to sentence; private voice files switch that off, so that a text has the same length and the same
-timings every time. Its samples still vary with what was said before, for a reason not found (the lowest
-correlation among 1,500 renderings was 0.987): this engine is not bit-exact.
-espeak-ng is GPL-3: it is an extra that the user installs, loaded at run time.
+The library keeps its state in globals. So each worker has a private copy of the shared object, loaded under a name of
+its own, and no lock is needed. The pitch of its voices flutters with a phase that continues from sentence to sentence.
+Private voice files switch the flutter off, so a text always has the same length and timings. The samples still depend
+on the text before, for an unknown reason: this engine is not bit-exact (the lowest correlation among 1,500 renderings
+was 0.987).
+espeak-ng is GPL-3. It is an extra that the user installs, and it is loaded at run time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
-from telephony_tts.engines.speech import Speech, shared, speak_pieces, trimmed
+from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
 from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
 from telephony_tts.engines.workers import Cancelled, WorkerPool
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
@@ -33,7 +33,7 @@ from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, U
 SAMPLE_RATE_HZ = 22_050
 WORDS_PER_MINUTE = 175
 MIN_SPEED, MAX_SPEED = 0.5, 2.5
-"""80 to 450 words a minute is what espeak-ng allows."""
+"""espeak-ng allows 80 to 450 words a minute."""
 
 _SILENCE_DBFS = -55.0
 
@@ -68,7 +68,7 @@ _SCRIPT_OF_VOICE = {
     "hi": "DEVANAGARI",
     "ko": "HANGUL",
 }
-"""The voices offered, the default first. All read Latin words in passing. No Japanese: it cannot read kanji."""
+"""The voices and their scripts, the default first. All can also read Latin words. Japanese is missing: no kanji."""
 
 _LANGUAGES = {
     "cmn": ("zh", "cmn"),
@@ -125,7 +125,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class EspeakEngine:
-    """Refuses letters of a script that the voice does not read. Without a voice it takes one that reads them."""
+    """Refuses letters of a script that the voice cannot read. Without a voice it chooses one that can read them."""
 
     def __init__(self, *, n_workers: int = 2) -> None:
         self.name = "espeak"
@@ -189,7 +189,7 @@ class EspeakEngine:
             await stream.aclose()
 
     def _voice(self, utterance: Utterance) -> str:
-        """The voice asked for by name, else by language, else by the text's script, else the default."""
+        """The voice by its name, else by the language, else by the text's script, else the default."""
         foreign = scripts(utterance.text) - {LATIN}
         if utterance.voice is not None:
             if utterance.voice not in _SCRIPT_OF_VOICE:
@@ -213,7 +213,7 @@ class EspeakEngine:
 
 @dataclass(frozen=True)
 class _Installation:
-    """The library's copies that no thread uses now, one for each worker, and the folder they and the voices are in."""
+    """The idle copies of the library, one for each worker, and the folder with the copies and the voices."""
 
     folder: tempfile.TemporaryDirectory[str]
     idle: deque[_Library]
@@ -242,8 +242,8 @@ class _Library:
         self._lib.espeak_Terminate()
         _ctypes.dlclose(self._lib._handle)
 
-    def speak(self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled) -> Speech:
-        """Speak at most a few hundred characters; empty when cancelled on the way."""
+    def speak(self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled) -> SpokenPiece:
+        """Speak at most a few hundred characters. The piece is empty after a cancel."""
         if self._lib.espeak_SetVoiceByName(voice.encode()) != 0:
             raise EngineError(f"espeak-ng could not load the voice {voice!r}")
         self._lib.espeak_ng_SetRandSeed(ctypes.c_long(seed))
@@ -255,12 +255,12 @@ class _Library:
         if error != 0 and not cancelled():
             raise EngineError(f"espeak_Synth answered {error}")
         if not self._parts or cancelled():
-            return Speech(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+            return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         pcm = np.concatenate(self._parts)
-        return Speech(pcm, SAMPLE_RATE_HZ, _timings(text, self._words, len(pcm)))
+        return SpokenPiece(pcm, SAMPLE_RATE_HZ, _timings(text, self._words, len(pcm)))
 
     def voice_files(self) -> dict[str, str]:
-        """The file below `lang/` that has each language; of several the first, which is the plain one."""
+        """Each language to its file below `lang/`. Of several files the first is used, which is the plain one."""
         self._lib.espeak_ListVoices.restype = ctypes.POINTER(ctypes.POINTER(_EspeakVoice))
         voices = self._lib.espeak_ListVoices(None)
         files: dict[str, str] = {}
@@ -274,7 +274,7 @@ class _Library:
     def _receive(
         self, samples: ctypes._Pointer[ctypes.c_short], n_samples: int, events: ctypes._Pointer[_Event]
     ) -> int:
-        """t_espeak_callback: keep what came; 1 makes espeak stop at once."""
+        """t_espeak_callback: keep the samples and events. Returning 1 stops espeak at once."""
         if self._cancelled():
             return 1
         if samples and n_samples > 0:
@@ -308,7 +308,7 @@ def _install(n_copies: int) -> Iterator[_Installation]:
 
 
 def _copy_data(data: Path, own: Path, files: Mapping[str, str]) -> Path:
-    """A data folder of links with voice files of our own, flat and named by language, without flutter."""
+    """A data folder of links, with voice files of our own: without flutter, and named by language."""
     own.mkdir()
     for entry in data.iterdir():
         if entry.name not in ("lang", "voices"):
@@ -323,8 +323,8 @@ def _copy_data(data: Path, own: Path, files: Mapping[str, str]) -> Path:
 def _speak(installation: _Installation, utterance: Utterance, voice: str, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
 
-    def speak(text: str, index: int, trail_ms: float) -> Speech:
-        library = installation.idle.popleft()  # there are as many as workers, and none is kept between pieces
+    def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
+        library = installation.idle.popleft()  # one for each worker; a worker keeps none between pieces
         try:
             speech = library.speak(text, voice, speed, abs(utterance.seed or 0) + index, cancelled)
         finally:
@@ -345,14 +345,14 @@ def _prefix(lang: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Emoji, which it would name aloud, control characters and lone surrogates as spaces; offsets stay true."""
+    """The text with spaces for emoji (espeak would name them), control characters and lone surrogates; same offsets."""
     return "".join(" " if unicodedata.category(char) in _UNSPOKEN else char for char in text)
 
 
 def _timings(text: str, events: Sequence[tuple[int, int]], n_samples: int) -> tuple[Timing, ...]:
-    """Each word from the event inside it to the next word's; words between two events share the time.
+    """Each word lasts from the event inside it to the event of the next word. Words between two events share the time.
 
-    In Mandarin an event may stand for two or three characters, in English one word may bring several.
+    In Mandarin an event may cover two or three characters. In English one word may have several events.
     """
     spans = words(text)
     begins: list[tuple[int, int]] = []
@@ -362,9 +362,9 @@ def _timings(text: str, events: Sequence[tuple[int, int]], n_samples: int) -> tu
         if index is not None and (not begins or (index > begins[-1][0] and sample >= begins[-1][1])):
             begins.append((index, sample))
     if not begins:
-        return tuple(shared(spans, 0, n_samples))
+        return tuple(share_time(spans, 0, n_samples))
     begins[0] = (0, begins[0][1])
     timings: list[Timing] = []
     for (index, sample), (next_index, next_sample) in pairwise([*begins, (len(spans), n_samples)]):
-        timings.extend(shared(spans[index:next_index], sample, next_sample))
+        timings.extend(share_time(spans[index:next_index], sample, next_sample))
     return tuple(timings)

@@ -1,7 +1,7 @@
-"""An engine for tests whose audio says what was spoken: each character is a tone of its own.
+"""An engine for tests whose audio shows what was spoken: each character is a tone of its own.
 
-It obeys the same contract as the real engines and runs on the event loop alone, so every delay is a
-timer that a test can replace.
+It satisfies the same contract as the real engines. It runs only on the event loop, so every delay is a timer that a
+test can replace.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FIRST_HZ, _STEP_HZ, _N_TONES = 400.0, 36.0, 75
 
 
 def tone_hz(char: str) -> float:
-    """The tone of a letter or digit. ASCII ones differ from each other; beyond ASCII two may share a tone."""
+    """The frequency of a letter or digit. Each ASCII character has its own; other characters may share one."""
     return _FIRST_HZ + _STEP_HZ * (ord(char) % _N_TONES)
 
 
 def render(
     text: str, *, sample_rate_hz: int = SAMPLE_RATE_HZ, ms_per_char: float = MS_PER_CHAR, speed: float = 1.0
 ) -> Pcm:
-    """All the audio of a text: a tone per letter or digit, silence per other character; empty if it has neither."""
+    """The audio of a text: a tone for a letter or digit, silence for another character; empty without either."""
     if not is_speakable(text):
         return np.zeros(0, np.int16)
     edges = _edges(len(text), sample_rate_hz, ms_per_char / speed)
@@ -48,7 +48,7 @@ def render(
 def recognise(
     pcm: Pcm, alphabet: str, *, sample_rate_hz: int = SAMPLE_RATE_HZ, ms_per_char: float = MS_PER_CHAR
 ) -> str:
-    """The text heard in `pcm`, which starts at a character's edge: letters of `alphabet`, space for silence."""
+    """The text in `pcm`, which must start at the beginning of a character: letters of `alphabet`, space for silence."""
     heard = []
     edges = _edges(round(len(pcm) * 1000 / sample_rate_hz / ms_per_char), sample_rate_hz, ms_per_char)
     for start, end in pairwise(edges):
@@ -64,8 +64,8 @@ def recognise(
 class FakeEngine:
     """Speaks tones. `speed` is audio seconds per wall second; `first_audio_ms` is waited before the first chunk.
 
-    `fail_after_chunks` raises EngineError in place of that chunk; `hangs` never yields at all.
-    `sleep` is what every delay awaits, in seconds. `n_live` counts the generators being consumed.
+    `fail_after_chunks` raises EngineError in place of that chunk. With `hangs` no chunk ever comes. Every delay awaits
+    `sleep`, in seconds. `n_live` counts the active generators.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def _edges(n_chars: int, sample_rate_hz: int, ms_per_char: float) -> list[int]:
 
 
 def _tone(hz: float, n_samples: int, sample_rate_hz: int) -> Pcm:
-    """A sine with short raised-cosine ends, so that characters join without a click."""
+    """A sine with short raised-cosine fades, so that characters join without a click."""
     wave = np.sin(np.arange(n_samples) * (2 * np.pi * hz / sample_rate_hz))
     n_fade = min(n_samples // 2, sample_rate_hz * FADE_MS // 1000)
     fade = 0.5 - 0.5 * np.cos(np.pi * np.arange(n_fade) / max(1, n_fade))

@@ -1,6 +1,6 @@
 """The embedded voice: neural English speech on one CPU thread, 24 kHz, no download.
 
-A sentence takes 12 to 20 ms, so cancelling looks between pieces of at most 200 characters.
+A sentence takes 12 to 20 ms, so a cancel takes effect between pieces of at most 200 characters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
-from telephony_tts.engines.speech import Speech, speak_pieces
+from telephony_tts.engines.speech import SpokenPiece, speak_pieces
 from telephony_tts.engines.words import (
     LATIN,
     is_speakable,
@@ -34,7 +34,7 @@ _HEART = Voice(
 
 
 class HibariEngine:
-    """Refuses letters of other scripts than Latin, which it would misread or drop."""
+    """Refuses letters of scripts other than Latin, which it would misread or drop."""
 
     def __init__(self, *, n_workers: int = 2) -> None:
         self.name = "hibari"
@@ -103,7 +103,7 @@ def _unavailable(failure: Exception) -> EngineUnavailable:
 def _load(cancelled: Cancelled) -> Iterator[HibariModel]:
     model = HibariModel()
     if not model.has_durations:
-        log.warning("this hibari release does not tell phoneme durations: word timings are estimated")
+        log.warning("this hibari release does not report phoneme durations: word timings are estimated")
     model.speak("Hello, thank you for calling.")
     yield model
 
@@ -111,7 +111,7 @@ def _load(cancelled: Cancelled) -> Iterator[HibariModel]:
 def _speak(model: HibariModel, utterance: Utterance, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
 
-    def speak(text: str, index: int, trail_ms: float) -> Speech:
+    def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
         return model.speak(text, speed=speed, seed=abs(utterance.seed or 0) + index, trail_ms=trail_ms)
 
     return speak_pieces(utterance.text, speak, cancelled)

@@ -1,6 +1,6 @@
-"""The hibari network as a function: English text in, trimmed PCM and word timings out. No threads, no loop.
+"""The hibari network as a function: English text in, trimmed PCM and word timings out. No threads, no event loop.
 
-The package is used below its `Hibari` class, which neither tells durations nor lets the session be chosen.
+It does not use the package's `Hibari` class, which reports no durations and makes its own session.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.engines.api import Timing
-from telephony_tts.engines.speech import Speech, shared, trimmed
+from telephony_tts.engines.speech import SpokenPiece, share_time, trimmed
 from telephony_tts.engines.words import words
 
 SAMPLE_RATE_HZ = 24_000
 
 _DURATIONS = "/Clip_output_0"
-"""The node of hibari 0.2.1 that says how long each phoneme lasts."""
+"""The node of hibari 0.2.1 with the duration of each phoneme."""
 _N_SAMPLES_PER_DURATION = 600
-"""Durations count 25 ms."""
+"""A unit of the durations is 25 ms."""
 _ONSET_MS = 40.0
-"""Sound begins this much before the durations say, at speed 1: median of 15 word starts after a pause.
+"""At speed 1 a word begins this much before its duration says: the median of 15 word starts after a pause.
 
-Scaled by speed it fits 0.7 (57 for a measured 62, 22 starts) and is too much at 1.6 (25 for 0, 7 starts).
+Divided by the speed it fits 0.7 (57 against a measured 62, 22 starts) and is too much for 1.6 (25 against 0, 7 starts).
 """
 _SILENCE_DBFS = -55.0
-"""30 dB below hibari's speech. The loudest 5 ms cut before the onset was -59 dBFS, over 17 sentences."""
+"""30 dB below hibari's speech. The loudest 5 ms that was cut before an onset had -59 dBFS, in 17 sentences."""
 
 _DIGIT_GROUPS = re.compile(r"(?<![\w.,:/-])(?!\d{4}-\d\d-\d\d\b)\d+(?:[-\u2010-\u2013]\d+){2,}(?![\w-])")
 _DIGITS = re.compile(r"(?<![\d.,:/-])\d+(?!\d|[.,:/-]\d)")
@@ -40,7 +40,7 @@ _DIGITS = re.compile(r"(?<![\d.,:/-])\d+(?!\d|[.,:/-]\d)")
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the network is given: phoneme ids with their pads, and the ids of each word that is read."""
+    """The input of the network: phoneme ids with padding, and the span of ids of each word."""
 
     ids: list[int]
     words: list[str]
@@ -48,7 +48,7 @@ class _Reading:
 
 
 class HibariModel:
-    """Loads everything in its constructor (about 0.5 s). `speak` may be called from several threads at once."""
+    """Loads everything in its constructor (about 0.5 s). Several threads may call `speak` at once."""
 
     def __init__(self) -> None:
         import onnxruntime
@@ -60,33 +60,33 @@ class HibariModel:
         self._dsp = dsp
         self._normalize = normalize
         self._g2p = G2P()
-        self._g2p.oov("warmup")  # built on first use and without a lock, so not from two threads
+        self._g2p.oov("warmup")  # built on first use without a lock, so not by two threads
         self._vocabulary: dict[str, int] = json.loads(Path(ASSETS, "vocab.json").read_text(encoding="utf-8"))
         model = Path(voice_path(DEFAULT, download_missing=False)).read_bytes()
         self._session, self.has_durations = _open(onnxruntime, model)
         if self.has_durations:
             self.has_durations = self._durations_add_up()
 
-    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> Speech:
-        """Speak at most a few hundred characters. Silence before is cut to 10 ms, after to `trail_ms`.
+    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> SpokenPiece:
+        """Speak at most a few hundred characters. Silence is cut to 10 ms before and to `trail_ms` after.
 
-        The PCM is empty where the text has nothing that sounds. The same arguments give the same samples.
+        The PCM is empty if the text has nothing to say. The same arguments give the same samples.
         """
         reading = self._read(text)
         if len(reading.ids) < 3:
-            return Speech(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
+            return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         wave, durations = self._run(reading.ids, speed, seed)
         pcm = np.round(np.clip(wave, -1.0, 1.0) * 32767.0).astype(np.int16)
         if durations is None:
-            timings = shared(words(text), 0, len(pcm))
+            timings = share_time(words(text), 0, len(pcm))
         else:
             n_early = round(_ONSET_MS / speed * SAMPLE_RATE_HZ / 1000)
             edges = np.concatenate(([0], np.cumsum(durations))) * _N_SAMPLES_PER_DURATION - n_early
             timings = _aligned(text, reading, edges.astype(int).tolist())
-        return trimmed(Speech(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
+        return trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
 
     def _read(self, text: str) -> _Reading:
-        """Phonemes by word. The words are those of the normalised text, which is not always the text."""
+        """The phonemes of each word of hibari's normalised text, whose words may differ from those of the text."""
         plain = _spell_ids(text.translate(_NO_MARKUP))
         tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(self._normalize(plain)))
         reading = _Reading([0], [], [])
@@ -130,13 +130,13 @@ class HibariModel:
 
 
 _NO_MARKUP = str.maketrans("[]", "  ")
-"""hibari reads `[word](/phonemes/)` as phonemes; a caller's text must not reach that."""
+"""hibari reads `[word](/phonemes/)` as phonemes; text from a bot must not have that effect."""
 
 
 def _spell_ids(text: str) -> str:
-    """Digits that hibari would misread, one by one: three hyphenated groups, leading zeros, "#", seven and more.
+    """Separate the digits that hibari would misread: three hyphenated groups, leading zeros, "#", seven and more.
 
-    Text should arrive in words; this is the net below that. "1-800-555-0199" would lose its zeros.
+    The text should already be in words; this is a safeguard. "1-800-555-0199" would lose its zeros.
     """
 
     def spell(match: re.Match[str]) -> str:
@@ -153,10 +153,9 @@ def _key(word: str) -> str:
 
 
 def _aligned(text: str, reading: _Reading, edges: list[int]) -> list[Timing]:
-    """Words of the text timed by the words that were read; `edges[i]` is where phoneme i begins, in samples.
+    """The timings of the text's words from those of the normalised words; `edges[i]` is the first sample of phoneme i.
 
-    Words that are the same in both are matched; where normalising changed some, the time of the
-    read ones is shared among the written ones by their length.
+    Equal words are matched. If normalising changed some words, the written words share their time by length.
     """
     written = words(text)
     keys = [_key(text[start:end]) for start, end in written]
@@ -168,12 +167,12 @@ def _aligned(text: str, reading: _Reading, edges: list[int]) -> list[Timing]:
             for (start, end), (first, last) in zip(written[w0:w1], reading.spans[r0:r1], strict=True):
                 timings.append(Timing(start, end, edges[first], edges[last]))
         else:
-            timings.extend(shared(written[w0:w1], edges[reading.spans[r0][0]], edges[reading.spans[r1 - 1][1]]))
+            timings.extend(share_time(written[w0:w1], edges[reading.spans[r0][0]], edges[reading.spans[r1 - 1][1]]))
     return timings
 
 
 def _open(onnxruntime: Any, model: bytes) -> tuple[Any, bool]:
-    """A one-thread session, with the durations as a seventh output where the graph has that node."""
+    """A session with one thread; the durations are a seventh output if the graph has that node."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
@@ -185,10 +184,10 @@ def _open(onnxruntime: Any, model: bytes) -> tuple[Any, bool]:
 
 
 def _graph_output(name: str) -> bytes:
-    """Bytes that, put after a serialised ONNX ModelProto, add a graph output.
+    """Bytes that add a graph output when they follow a serialised ONNX ModelProto.
 
-    Protobuf merges a repeated occurrence of a message field: ModelProto.graph (7) gains one
-    GraphProto.output (12), a ValueInfoProto with only its name (1). Lengths below 128 are one byte.
+    Protobuf merges repeated occurrences of a message field: ModelProto.graph (7) gets one more GraphProto.output (12),
+    a ValueInfoProto with only its name (1). Lengths below 128 take one byte.
     """
     encoded = name.encode()
     value_info = b"\x0a" + bytes([len(encoded)]) + encoded

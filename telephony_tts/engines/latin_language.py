@@ -1,8 +1,8 @@
-"""Which language a sentence in Latin letters is in. py3langid tells it, an extra that the user installs.
+"""The language of a sentence in Latin letters, detected by py3langid, an extra that the user installs.
 
-A wrong answer is worse than none: it would give an English sentence to a voice of another language. So three things
-are done before the network's answer counts. Words with a capital are left out, as names and addresses are in any
-language. Few words tell nothing. A sentence with one of the most frequent English words stays English.
+A wrong answer is worse than no answer: a voice of another language would read an English sentence. So the network is
+not asked alone. Capitalised words are left out, because names and addresses occur in any language. Too few words give
+no answer. A sentence with one of the most frequent English words is English.
 docs/adr/0014-language-of-latin-text.md has the figures.
 """
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 MIN_WORDS, MIN_LETTERS = 3, 10
-"""What must be left of a sentence without its names."""
+"""The least that must be left of a sentence without its names."""
 MIN_PROBABILITY = 0.7
-"""The network must be at least so sure of a language other than English. English needs no such margin."""
+"""The least probability of a language other than English. English needs none."""
 MAX_CHARS = 400
-"""No more of a sentence is read: the time it takes is bounded."""
+"""Only this much of a sentence is read, which bounds the time."""
 
 _ENGLISH = frozenset({"the", "and", "with", "your", "you"})
-"""Words that hardly occur in other languages."""
+"""Frequent words that rarely occur in other languages."""
 _NORWEGIAN = {"no": "nb", "nn": "nb"}
 """py3langid's two codes; voices are tagged `nb`."""
 _NO_LANGUAGE = "zxx"
-"""py3langid's code for what is no text of any language."""
+"""py3langid's code for text that is not in any language."""
 
 _ADDRESS = re.compile(r"\S*[\d@_/\\]\S*|\S+\.\S+")
-"""Codes, e-mail addresses, addresses of web pages."""
+"""Codes, e-mail addresses and web addresses."""
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 
 
 class LatinLanguage:
-    """py3langid, once it is loaded. Its state is read only, so that one serves all calls."""
+    """The py3langid network. After `load` it is read-only, so one instance serves all calls."""
 
     def __init__(self) -> None:
         self._identifier: LanguageIdentifier | None = None
 
     def load(self) -> None:
-        """Read the network, which takes about half a second: not for the event loop. Idempotent.
+        """Load the network. It takes about half a second, so call it outside the event loop. Idempotent.
 
-        Raises EngineUnavailable where the package cannot be used.
+        Raises EngineUnavailable if the package cannot be used.
         """
         if self._identifier is not None:
             return
@@ -61,9 +61,9 @@ class LatinLanguage:
         self._identifier = identifier
 
     def tell(self, sentence: str) -> str | None:
-        """The language of `sentence` ("en", "de", ...); None where that is not certain, or before `load`.
+        """The language of `sentence` ("en", "de", ...) in Latin letters; None if it is uncertain, or before `load`.
 
-        It is for text in Latin letters. Takes about 0.1 ms.
+        Takes about 0.1 ms.
         """
         if self._identifier is None:
             return None
@@ -80,7 +80,7 @@ class LatinLanguage:
 
 
 def _without_names(sentence: str) -> list[str]:
-    """The first word and those without a capital, in lower case. A first word in capitals alone is left out too."""
+    """The first word and the words without a capital, in lower case; without a first word in capitals only."""
     words = _WORD.findall(_ADDRESS.sub(" ", sentence))
     first = [word.lower() for word in words[:1] if not word.isupper()]
     return first + [word for word in words[1:] if word[0].islower()]

@@ -1,4 +1,4 @@
-"""One piece of text as a blocking synthesiser speaks it, and how pieces become an utterance's chunks."""
+"""A piece of text spoken by a blocking synthesiser, and how pieces become the chunks of an utterance."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from telephony_tts.engines.words import pieces, without_endless_words
 
 CHUNK_MS = 200
 LEAD_MS = 10.0
-"""Silence kept before the first sound, so that the rise of an "f" or "h" is whole."""
+"""Silence kept before the first sound, so that the onset of an "f" or "h" is not cut."""
 
 _WINDOW_MS = 5
 _END_TRAIL_MS = 120.0
 _SENTENCE_TRAIL_MS, _CLAUSE_TRAIL_MS, _SPACE_TRAIL_MS = 300.0, 180.0, 40.0
-"""Silence kept after a piece inside an utterance, by what ends the piece."""
+"""Silence kept after a piece inside an utterance: after a sentence, a clause or a word."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """PCM, and the words' places in the piece's text and in the PCM. Empty PCM: nothing in it sounds."""
+class SpokenPiece:
+    """The PCM of a piece of text and the timings of its words. The PCM is empty if nothing is heard."""
 
     pcm: Pcm
     sample_rate_hz: int
     timings: tuple[Timing, ...] = ()
 
     def chunks(self, start_char: int, start_sample: int) -> Iterator[Chunk]:
-        """Chunks of at most 200 ms, the timings with the first, moved to the piece's place in the utterance."""
+        """Chunks of at most 200 ms. The first has the timings, moved to the place of the piece in the utterance."""
         timings = tuple(
             Timing(
                 t.start_char + start_char,
@@ -45,12 +45,12 @@ class Speech:
             yield Chunk(self.pcm[start : start + n_chunk], self.sample_rate_hz, timings if start == 0 else ())
 
 
-Speak = Callable[[str, int, float], Speech]
-"""Speak one piece: its text, its index, and the milliseconds of silence to keep after it."""
+Speak = Callable[[str, int, float], SpokenPiece]
+"""Speak a piece, given its text, its index, and the milliseconds of silence to keep after it."""
 
 
 def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iterator[Chunk]:
-    """Piece after piece; the first chunks leave while later pieces are still to be made."""
+    """Speak piece after piece. The first chunks are ready before later pieces are made."""
     text = without_endless_words(text)
     spans = pieces(text)
     n_before = 0
@@ -63,15 +63,15 @@ def speak_pieces(text: str, speak: Speak, cancelled: Callable[[], bool]) -> Iter
         n_before += len(speech.pcm)
 
 
-def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
-    """Without the silence around it: sound is what exceeds `level_dbfs` (RMS of 5 ms windows).
+def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPiece:
+    """The piece without the silence around it. Sound is a 5 ms window with an RMS above `level_dbfs`.
 
-    10 ms are kept before the first and `trail_ms` after the last. The first word begins with the first
-    sound and no word reaches beyond the last.
+    10 ms are kept before the first sound and `trail_ms` after the last. The first word begins with the first sound,
+    and no word ends after the last.
     """
     start, end = _sounding(speech.pcm, speech.sample_rate_hz, level_dbfs)
     if start == end:
-        return Speech(speech.pcm[:0], speech.sample_rate_hz)
+        return SpokenPiece(speech.pcm[:0], speech.sample_rate_hz)
     first = max(0, start - round(LEAD_MS * speech.sample_rate_hz / 1000))
     last = end + round(trail_ms * speech.sample_rate_hz / 1000)
     timings = [
@@ -84,11 +84,11 @@ def trimmed(speech: Speech, level_dbfs: float, trail_ms: float) -> Speech:
     ]
     if timings:
         timings[0] = replace(timings[0], start_sample=start - first)
-    return Speech(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
+    return SpokenPiece(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
 
 
-def shared(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
-    """Time shared among words by their letters, one more each for the joint."""
+def share_time(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:
+    """The timings of words that divide a time by their number of letters plus one."""
     if not spans:
         return []
     shares = np.cumsum([0] + [end - start + 1 for start, end in spans])
@@ -97,7 +97,7 @@ def shared(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int)
 
 
 def _sounding(pcm: Pcm, sample_rate_hz: int, level_dbfs: float) -> tuple[int, int]:
-    """`[start, end)` from the first window above the level to the last; (0, 0) where there is none."""
+    """`[start, end)` in samples, from the first window above the level to the last; (0, 0) without one."""
     n_window = sample_rate_hz * _WINDOW_MS // 1000
     n_windows = -(-len(pcm) // n_window)
     padded = np.zeros(n_windows * n_window, np.float32)

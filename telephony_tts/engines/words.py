@@ -1,4 +1,4 @@
-"""What an engine must know of a text before it speaks: its script, its words, where it may be cut."""
+"""Facts about a text that an engine needs: its scripts, its words, and where it may be cut."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LANGUAGE_OF_SCRIPT = {
     "MYANMAR": "my",
     "TIBETAN": "bo",
 }
-"""The language most likely meant by a script. Kana and hangul stand first: Japanese and Korean also write Han."""
+"""The most likely language of a script. Kana and hangul come first, because Japanese and Korean also use Han."""
 
 MAX_WORD_CHARS = 48
-"""English's longest dictionary word has 45 letters; what lies beyond in one word is noise and is not spoken."""
+"""The longest English dictionary word has 45 letters. The rest of a longer word is noise and is not spoken."""
 
 _WRITTEN_WITHOUT_SPACES = (
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3100-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -51,7 +51,7 @@ _SPACE = re.compile(r"\s")
 
 
 def is_speakable(text: str) -> bool:
-    """Whether there is a letter or a digit in it."""
+    """Whether the text has a letter or a digit."""
     return any(char.isalnum() for char in text)
 
 
@@ -63,13 +63,13 @@ def scripts(text: str) -> frozenset[str]:
 
 
 def language_of(text: str) -> str | None:
-    """The language prefix that the text's script asks for; None where it is Latin, unknown or absent."""
+    """The language prefix of the text's script; None if the script is Latin, unknown or absent."""
     found = scripts(text)
     return next((language for script, language in LANGUAGE_OF_SCRIPT.items() if script in found), None)
 
 
 def words(text: str) -> list[tuple[int, int]]:
-    """`[start, end)` of each word without the punctuation around it; each Han or kana character is its own word."""
+    """`[start, end)` of each word without the punctuation around it. Each Han or kana character is a word."""
     spans = []
     for match in _CHUNK.finditer(text):
         start, end = match.span()
@@ -83,16 +83,16 @@ def words(text: str) -> list[tuple[int, int]]:
 
 
 def without_endless_words(text: str) -> str:
-    """The text with each word past MAX_WORD_CHARS blanked from there on; every offset stays true."""
+    """The text with spaces for the rest of each word after MAX_WORD_CHARS. All offsets stay the same."""
     return _ENDLESS.sub(lambda match: " " * len(match[0]), text)
 
 
 def pieces(text: str, soft_chars: int = 120, hard_chars: int = 200, first_chars: int = 40) -> list[tuple[int, int]]:
-    """`[start, end)` spans that cover the text, each short enough to be spoken in one go.
+    """`[start, end)` spans that cover the text, each short enough for one call of a synthesiser.
 
-    A text of up to `soft_chars` is one piece. A longer one is cut after a sentence or clause: first at
-    the earliest that leaves `first_chars`, so that speech starts soon, then at the last before
-    `soft_chars`; without one at the last space before `hard_chars`; without that at `hard_chars`.
+    A text of up to `soft_chars` is one piece. A longer text is cut after a sentence or clause. The first cut is the
+    earliest after `first_chars`, so that speech starts soon. Later cuts are the last before `soft_chars`. Without a
+    sentence or clause the cut is at the last space before `hard_chars`, without a space at `hard_chars`.
     """
     spans: list[tuple[int, int]] = []
     start = 0
@@ -116,7 +116,7 @@ def _cut(text: str, start: int, soft_chars: int, hard_chars: int, first_chars: i
 
 
 def _script(char: str) -> str | None:
-    if char < "\u0250":  # Latin with all its accents; the micro sign would otherwise count as Greek
+    if char < "\u0250":  # Latin with accents; the micro sign would otherwise count as Greek
         return LATIN if char.isalpha() else None
     char = unicodedata.normalize("NFKC", char)[0]  # full-width and mathematical letters are Latin letters
     if unicodedata.category(char) not in ("Lu", "Ll", "Lt", "Lo"):

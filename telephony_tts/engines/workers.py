@@ -1,9 +1,8 @@
-"""Threads that do an engine's blocking work while the event loop keeps its 20 ms promises.
+"""Threads that do an engine's blocking work outside the event loop.
 
-Work is an iterator. A worker advances it, item by item, until it ends, is cancelled, something more
-urgent waits, or there are `max_ahead` items that nobody took; then it lets go of it and takes the work
-with the smallest deadline. So a slow consumer costs memory up to a bound and never a thread, and no
-worker ever waits for a consumer.
+Work is an iterator. A worker advances it item by item. It stops when the work ends or is cancelled, when more urgent
+work is queued, or when `max_ahead` items were not taken. Then it takes the work with the smallest deadline. So a slow
+consumer costs bounded memory and no thread, and a worker never waits for a consumer.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Cancelled = Callable[[], bool]
-"""True once nobody wants the work any more. Long steps ask it and return early."""
+"""True after the work was cancelled. Long steps check it and return early."""
 
 
 Work = Callable[[Cancelled], Iterator[T]]
-"""Blocking work: its items are made on a worker thread. Between items it must hold no lock."""
+"""Blocking work whose items are made on a worker thread. It must not hold a lock between items."""
 
 MAX_AHEAD = 64
-"""Items made but not taken, per job; 64 chunks of 200 ms are 12.8 s and 0.6 MB of speech."""
+"""Limit of items of a job that were made and not taken: 64 chunks of 200 ms are 12.8 s and 0.6 MB of speech."""
 
 
 class _Job(Generic[T]):
-    """One utterance's work. Every field is guarded by the pool's lock, except `cancelled` and `steps`."""
+    """The work of one utterance. The pool's lock guards every field except `cancelled` and `steps`."""
 
     def __init__(self, work: Work[T], deadline_ns: int, order: int) -> None:
         self.deadline_ns = deadline_ns
@@ -56,9 +55,9 @@ class _Job(Generic[T]):
         return (self.deadline_ns, self.order) < (other.deadline_ns, other.order)
 
     def close_steps(self) -> None:
-        """Run the work's `finally` blocks; nothing to do for work that ended or never began.
+        """Run the `finally` blocks of the work. Does nothing for work that ended or never began.
 
-        What they raise becomes the job's error if it has none: a worker and a consumer must outlive it.
+        An exception becomes the job's error if it has none; it must not end a worker or a consumer.
         """
         close = getattr(self.steps, "close", None)
         if close is None:
@@ -66,19 +65,22 @@ class _Job(Generic[T]):
         try:
             close()
         except Exception as raised:
-            log.exception("work could not be ended cleanly")
+            log.exception("closing an engine's work failed")
             self.error = self.error or without_locals(raised)
 
     def wake(self) -> None:
-        """Tell the consumer, once for each time it waits: waking a loop costs a system call."""
+        """Wake the consumer, once for each wait, because waking a loop costs a system call."""
         if self.is_awaited:
             self.is_awaited = False
             self.loop.call_soon_threadsafe(self.changed.set)
 
 
 def without_locals(error: Exception) -> Exception:
-    """The error with its traceback, but without what the frames in it held: an utterance's state is a gigabyte, and
-    would live on until the garbage collector looks at the cycle of error, frame and job."""
+    """The error with its traceback, but without the local variables of the frames.
+
+    They may hold a gigabyte of an utterance's state. The cycle of error, frame and job would keep it until the next
+    garbage collection.
+    """
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)
@@ -87,7 +89,7 @@ def without_locals(error: Exception) -> Exception:
 
 
 class WorkerPool:
-    """`n_workers` threads serving jobs by earliest deadline. Made and closed on an event loop."""
+    """`n_workers` threads that serve jobs by earliest deadline. Create and close it on an event loop."""
 
     def __init__(self, n_workers: int, name: str, *, max_ahead: int = MAX_AHEAD) -> None:
         if n_workers < 1 or max_ahead < 1:
@@ -114,10 +116,10 @@ class WorkerPool:
             return EngineStats(n_queued=len(self._queue), n_running=n_running)
 
     async def stream(self, work: Work[T], deadline_ns: int = 0) -> AsyncGenerator[T, None]:
-        """Yield the items of `work`. Work that is closed while it waits never starts.
+        """Yield the items of `work`. If the generator is closed while the work is queued, the work never starts.
 
-        Closing the generator, or cancelling its task, stops the work at its next look at `Cancelled`
-        and returns only when no worker is on it. What the work raises is raised here, after its items.
+        Closing the generator, or cancelling its task, stops the work when it next checks `Cancelled`. It returns only
+        when no worker runs the work. An exception of the work is raised here after its items.
         """
         job = self._submit(work, deadline_ns)
         try:
@@ -135,7 +137,7 @@ class WorkerPool:
             await self._withdraw(job)
 
     async def close(self) -> None:
-        """Cancel every job and join every thread. Idempotent. Streams still open raise EngineError."""
+        """Cancel every job and join every thread. Open streams raise EngineError. Idempotent."""
         with self._ready:
             self._is_closed = True
             for job in list(self._jobs):
@@ -181,7 +183,7 @@ class WorkerPool:
         await job.changed.wait()
 
     async def _withdraw(self, job: _Job[T]) -> None:
-        """Cancel, and wait for the worker however often the waiting task is itself cancelled."""
+        """Cancel the job and wait for its worker, also if the waiting task is cancelled meanwhile."""
         interrupted: asyncio.CancelledError | None = None
         job.cancelled.set()
         while True:
@@ -209,7 +211,7 @@ class WorkerPool:
         self._ready.notify()
 
     def _end(self, job: _Job[Any], error: BaseException | None) -> None:
-        """The job's last moment in the pool; a second call changes nothing."""
+        """Remove the job from the pool. Idempotent."""
         if job.is_done:
             return
         job.is_done = True
@@ -228,7 +230,7 @@ class WorkerPool:
     def _serve(self, exited: asyncio.Event) -> None:
         while (job := self._next()) is not None:
             self._advance(job)
-            del job  # an idle worker must not keep the last utterance alive
+            del job  # an idle worker must not keep the last job alive
         self._loop.call_soon_threadsafe(exited.set)
 
     def _next(self) -> _Job[Any] | None:
@@ -251,7 +253,7 @@ class WorkerPool:
                         break
                     job.items.append(item)
                     job.wake()
-                    if self._lets_go(job):
+                    if self._must_yield(job):
                         return
         except StopIteration:
             pass
@@ -261,8 +263,8 @@ class WorkerPool:
         with self._ready:
             self._end(job, self._closed_error() if self._is_closed and error is None else error)
 
-    def _lets_go(self, job: _Job[Any]) -> bool:
-        """Whether the worker turns to other work; decided with the lock held, after each item."""
+    def _must_yield(self, job: _Job[Any]) -> bool:
+        """Whether the worker must take other work now. Call it with the lock held, after each item."""
         if len(job.items) >= self._max_ahead:
             job.is_parked = True
         elif self._queue and self._queue[0] < job:

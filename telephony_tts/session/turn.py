@@ -14,7 +14,7 @@ from telephony_tts.engines.api import Chunk, LangSource, TextFeed, Utterance
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 from telephony_tts.text.settled import behind, settled_spans
 
@@ -42,7 +42,7 @@ class Part:
     index: int
     ready_ns: int
     is_open: bool = False
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SpokenSpan] = field(default_factory=list)
     language: tuple[str, LangSource] | None = None
     """The language of an open part, told from its beginning. The whole part is read in it."""
     utterance: Utterance | None = None
@@ -299,7 +299,7 @@ class Turn:
         part.is_open = False
         self._open = None
 
-    def _say_more(self, part: Part, spans: list[Span]) -> str:
+    def _say_more(self, part: Part, spans: list[SpokenSpan]) -> str:
         """The utterance of `part` grows by what `spans` say; returns that."""
         assert part.utterance is not None
         text = "".join(span.spoken for span in spans)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from telephony_tts.text.scanner import Rule
+
 _TLD = (
     "com|net|org|edu|gov|mil|int|info|biz|io|ai|app|dev|me|tv|cc|co|shop|store|online|site|tech|cloud|xyz|top|vip|"
     "link|help|support|bank|health|uk|us|ca|au|nz|ie|de|fr|es|it|nl|be|ch|at|se|no|dk|fi|pl|pt|ru|in|cn|hk|tw|mo|jp|"
@@ -31,7 +33,7 @@ _PIECE = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class AddressWords:
-    """How a language says the parts of an address. `digits` reads a run of digits, `space` parts the words."""
+    """The words of a language for the parts of an address. `digits` reads a run of digits, `space` separates words."""
 
     at: str
     signs: dict[str, str]
@@ -39,15 +41,18 @@ class AddressWords:
     space: str
 
 
-def say_url(url: str, words: AddressWords) -> str:
-    """ "https://www.shop.com/a?b=1" without its scheme: nobody dials "h t t p s"."""
-    url = re.sub(r"^[A-Za-z]{2,5}://", "", url).rstrip("/")
-    return _say(url, words)
+def address_rules(words: AddressWords) -> tuple[Rule, ...]:
+    """The rules of a language for e-mail addresses and for web addresses, in the order to try them."""
 
+    def say_email(match: re.Match[str]) -> str:
+        local, _, host = match.group().partition("@")
+        return words.space.join((_say(local, words), words.at, _say(host, words)))
 
-def say_email(address: str, words: AddressWords) -> str:
-    local, _, host = address.partition("@")
-    return words.space.join((_say(local, words), words.at, _say(host, words)))
+    def say_url(match: re.Match[str]) -> str:
+        """Without the scheme: a caller does not need "h t t p s"."""
+        return _say(re.sub(r"^[A-Za-z]{2,5}://", "", match.group()).rstrip("/"), words)
+
+    return (EMAIL, say_email), (URL, say_url)
 
 
 def _say(text: str, words: AddressWords) -> str:
@@ -63,7 +68,7 @@ def _say(text: str, words: AddressWords) -> str:
 
 
 def _say_name(name: str) -> str:
-    """A label as a word where it can be read as one, else its letters: "www" -> "w w w"."""
+    """A label as a word if it can be read as one, else letter by letter: "www" -> "w w w"."""
     if re.search("[aeiouyAEIOUY]", name) or len(name) > 5:
         return name
     return " ".join(name)

@@ -1,7 +1,7 @@
-"""What must be spoken in one breath — numbers, amounts, ids, addresses — where the text itself gives no end.
+"""Atoms are numbers, amounts, ids and addresses: text that must not be cut.
 
-Two questions: from where may more text still change the last word (`held_tail`), and where is an endless text cut with
-the least harm (`forced_cut`).
+`held_tail` finds the part of a text that more text could still change. `forced_cut` finds the best place to cut a text
+that does not end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LAST_WORD = re.compile(r"[^\s]+$")
 
 
 def held_tail(text: str) -> tuple[int, bool]:
-    """Where the part of `text` begins that more text could still turn into one atom with what follows.
+    """(index, is_atom) of the tail of `text` that could become one atom together with the text that follows.
 
-    Returns (index, is_atom): `is_atom` is false where the tail is an ordinary word so far ("exam" of "example.com").
-    The index is `len(text)` where nothing is held.
+    `is_atom` is false if the tail is an ordinary word so far ("exam" of "example.com"). The index is `len(text)` if
+    nothing must be held back.
     """
     end = len(text.rstrip())
     if end < len(text):
@@ -64,7 +64,7 @@ def held_tail(text: str) -> tuple[int, bool]:
 
 
 def last_clause_end(text: str) -> int:
-    """The place behind the last mark in `text` at which a voice may pause; 0 where there is none."""
+    """The index after the last mark in `text` at which a voice may pause; 0 without one."""
     place = 0
     for mark in _CLAUSE_END.finditer(text):
         place = mark.end()
@@ -72,10 +72,10 @@ def last_clause_end(text: str) -> int:
 
 
 def forced_cut(text: str, start: int, limit: int) -> int:
-    """The best place in `text[start:limit]` to cut a sentence that has no end, with `text[limit]` known.
+    """The best place in `text[start:limit]` to cut a sentence that does not end; `text[limit]` must be known.
 
-    A clause mark in the last two thirds, else the last blank or place beside a wide character, never inside an atom;
-    `limit` itself only where a single atom fills all of it.
+    It is after a clause mark in the last two thirds, else at the last blank or beside a wide character, never inside an
+    atom. It is `limit` only if a single atom fills all of it.
     """
     clause = last_clause_end(text[start : limit + 1])
     if (limit - start) // 3 <= clause <= limit - start:
@@ -86,7 +86,7 @@ def forced_cut(text: str, start: int, limit: int) -> int:
 
 
 def _last_blank(text: str, start: int, limit: int) -> int:
-    """The last blank that does not part a number from a number or a title from its name; 0 for none."""
+    """The last blank that does not separate two numbers, or a title from its name; 0 without one."""
     fallback = 0
     for place in range(limit, start, -1):
         if not text[place].isspace():
@@ -114,7 +114,7 @@ def _last_wide(text: str, start: int, limit: int) -> int:
 
 
 def _latin_start(text: str, end: int) -> int:
-    """Where the run without blanks and wide characters that ends at `end` begins."""
+    """The start of the run without blanks and wide characters that ends at `end`."""
     place = end
     while place > 0 and not text[place - 1].isspace() and not _is_wide(text[place - 1]):
         place -= 1

@@ -1,7 +1,7 @@
-"""Whether a sentence ends at a run of terminators.
+"""Decides whether a sentence ends at a run of terminators.
 
-The rules are those of a voice, not of a grammar: a missed end costs a breath, a wrong one is heard. So whatever is
-doubtful stays whole. Each rule asks for as little of the following text as it needs.
+The rules serve a voice, not a grammar. A missed end costs only a pause, but a wrong end is heard, so doubtful text is
+not cut. Each rule asks for as little of the following text as it needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPOKEN_OPENERS = frozenset("“‘「『《〈【\"'*_#")
 
 
 def ends_sentence(view: View, run: Run) -> bool:
-    """Judge the run read by `read_run`. Raises Starved when the answer hangs on text not fed yet."""
+    """Judge the run read by `read_run`. Raises Starved if the answer depends on text that was not fed yet."""
     text = view.text
     if not CONTENT.search(text, view.start, run.start):
         return False
@@ -67,12 +67,12 @@ def ends_sentence(view: View, run: Run) -> bool:
 
 
 def is_list_marker(text: str) -> bool:
-    """Whether `text` is nothing but the marker of a list item, which is spoken with its item."""
+    """Whether `text` is only the marker of a list item, which is spoken with its item."""
     return bool(_LIST_MARKER_ALONE.fullmatch(text))
 
 
 def list_number(view: View, run: Run) -> int | None:
-    """The rank of the list marker that this full stop completes (letters count from 1001), None if it is none."""
+    """The rank of the list marker that this full stop completes (letters count from 1001); None without a marker."""
     if run.n_dots != 1 or run.strong or run.exclaim:
         return None
     head = view.text[view.start : run.start]
@@ -102,7 +102,7 @@ def _letter_number(label: str) -> int:
 
 
 def _closers_allow(view: View, run: Run, following: str) -> bool:
-    """After `。”` and the like: false where the sentence goes on behind what was quoted."""
+    """After `。”` and similar: false if the sentence continues after the quotation."""
     opening = run.opening
     if is_hangul(following) and not run.gap:
         return False
@@ -124,7 +124,7 @@ def _closers_allow(view: View, run: Run, following: str) -> bool:
 
 
 def _zh_speaker_follows(view: View, place: int) -> bool:
-    """`“……。”客服小王说`: a verb of speech within a few ideographs."""
+    """`“……。”客服小王说`: a verb of speech follows within a few ideographs."""
     end = place
     while end - place < _ZH_SPEECH_REACH and is_cjk(view.at(end)):
         end += 1
@@ -134,7 +134,7 @@ def _zh_speaker_follows(view: View, place: int) -> bool:
 
 
 def _speaker_follows(view: View, place: int) -> bool:
-    """`"Stop!" John said`: a name, then a verb of speech."""
+    """`"Stop!" John said`: a name and a verb of speech follow."""
     name = view.word(place)
     if name in abbreviations.STARTERS or view.at(place + len(name)) != " ":
         return False
@@ -191,7 +191,7 @@ def _after_full_stop(view: View, run: Run, following: str) -> bool:
 
 
 def _joined(view: View, run: Run, token: str, kind: Kind, following: str) -> bool:
-    """A full stop with no gap after it: "example.com" and "world.Today"."""
+    """A full stop without a gap after it: "example.com" and "world.Today"."""
     if kind is not Kind.PLAIN and not (run.closed_after and following.isupper()):
         return False
     if is_cjk(following):
@@ -206,7 +206,7 @@ def _joined(view: View, run: Run, token: str, kind: Kind, following: str) -> boo
 
 
 def _is_query(view: View, run: Run, following: str) -> bool:
-    """The "?" of an address whose path is written in ideographs."""
+    """Whether the "?" belongs to an address with ideographs in its path."""
     if run.gap or not (following.isascii() and following.isalnum()):
         return False
     words = view.text[view.start : run.start].split()
@@ -214,7 +214,7 @@ def _is_query(view: View, run: Run, following: str) -> bool:
 
 
 def _is_new_word(view: View, place: int, token: str) -> bool:
-    """Whether a capital right behind a full stop opens a sentence (missing blank), not the next part of a name."""
+    """Whether a capital directly after a full stop starts a sentence (missing blank), not the next part of a name."""
     if is_cjk(view.before(place - 1)):
         return True
     word = view.word(place)
@@ -265,7 +265,7 @@ def _after_abbreviation(view: View, run: Run, token: str, kind: Kind) -> bool:
 
 
 def _after_reference(view: View, run: Run, token: str, word: str) -> bool:
-    """ "No. A13" goes on, "No. I want to cancel" ends."""
+    """ "No. A13" continues the sentence, "No. I want to cancel" ends one."""
     if any(c.isdigit() for c in word) or (len(word) == 1 and word not in "IA") or (len(word) > 1 and word.isupper()):
         return False
     answer = token.lower() == "no"
@@ -273,14 +273,14 @@ def _after_reference(view: View, run: Run, token: str, word: str) -> bool:
 
 
 def _is_label(view: View, run: Run, token: str) -> bool:
-    """ "so do I. Long trips", "choose plan B. Press": the lone capital is a word, not an initial."""
+    """ "so do I. Long trips", "choose plan B. Press": the single capital is a word, not an initial."""
     words = _WORDS.findall(view.text, view.start, run.start)
     previous = words[-2] if len(words) > 1 else ""
     return (token == "I" and previous.islower()) or previous.lower() in abbreviations.LABELLED
 
 
 def _is_fronted(view: View, run: Run) -> bool:
-    """ "At 5 a.m. Mr. Smith went": a sentence that so far is only an adverbial must go on."""
+    """ "At 5 a.m. Mr. Smith went": a sentence that is only an adverbial so far must continue."""
     words = _WORDS.findall(view.text, view.start, run.start)
     if not view.whole or not words or words[0] not in abbreviations.PREPOSITIONS:
         return False
@@ -288,18 +288,18 @@ def _is_fronted(view: View, run: Run) -> bool:
 
 
 def _is_camel(view: View, place: int) -> bool:
-    """eSIM, iPhone, f(x): a word whose small first letter does not say that a sentence goes on."""
+    """eSIM, iPhone, f(x): a word whose lower-case first letter does not mean that the sentence continues."""
     return view.at(place + 1).isupper() or view.at(place + 1) == "("
 
 
 def _is_lower_style(view: View, token: str) -> bool:
-    """The writer begins sentences with small letters, so a small letter says nothing."""
+    """The writer starts sentences in lower case, so a lower-case letter means nothing."""
     first = CONTENT.search(view.text, view.start)
     return view.whole and first is not None and first.group().islower() and token.isalpha() and len(token) > 1
 
 
 def _is_spaced_date(view: View, run: Run, following: str) -> bool:
-    """ "2026. 11. 20." as Korean writes it; the last stop stays too where a particle or verb follows."""
+    """ "2026. 11. 20." in Korean style. The last stop does not end a sentence if a particle or verb follows."""
     date = _SPACED_DATE.search(view.text, view.start, run.start)
     if date is None or date.end() != run.start:
         return False

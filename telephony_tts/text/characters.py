@@ -1,4 +1,4 @@
-"""Character classes the segmenter reads text by. One character is looked at alone: no class needs its neighbours."""
+"""Character classes of the segmenter. A class depends on one character only, not on its neighbours."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import unicodedata
 from functools import lru_cache
 
 STRONG = frozenset("。！？｡।؟‼⁉")
-"""Ends a sentence whatever follows."""
+"""Always end a sentence."""
 EXCLAIM = frozenset("!?")
 ELLIPSIS = frozenset("…‥")
 TERMINATORS = STRONG | EXCLAIM | ELLIPSIS | frozenset(".．")
 
 CLAUSE = frozenset(",，、;；:：")
-"""Marks after which a voice may pause but a sentence goes on."""
+"""Marks at which a voice may pause while the sentence continues."""
 DASHES = frozenset("-–—―")
 
 PAIRS = {
@@ -27,7 +27,7 @@ MARKUP = frozenset("*_`~～")
 NEWLINES = frozenset("\n\r\u2028\u2029")
 
 CONTENT = re.compile(r"[^\W_]")
-"""A letter, digit or ideograph: something a voice can say."""
+"""A letter, digit or ideograph: a character that can be spoken."""
 NON_SPACE = re.compile(r"\S")
 
 
@@ -45,10 +45,10 @@ def is_hangul(char: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_pictograph(char: str) -> bool:
-    """An emoji or other symbol that is not spoken, or what joins and modifies emoji."""
+    """An emoji, another symbol that is not spoken, or a character that joins or modifies emoji."""
     return bool(char) and char > "\u00ff" and unicodedata.category(char) in ("So", "Sk", "Mn", "Me", "Cf")
 
 
 def width(text: str) -> int:
-    """Length in Latin letters; a wide character is about two letters of speech."""
+    """The length in Latin letters. A wide character counts as two, like its speech."""
     return sum(2 if char >= "\u2e80" else 1 for char in text)

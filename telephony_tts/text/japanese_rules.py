@@ -1,10 +1,11 @@
-"""How Japanese reads numbers, amounts, dates, times and telephone numbers: the common forms, in kanji."""
+"""The Japanese rules for the common forms of numbers, amounts, dates, times and telephone numbers, in kanji."""
 
 from __future__ import annotations
 
 import re
 
 from telephony_tts.text import addresses
+from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.scanner import Language, Rule, before
 from telephony_tts.text.units import CURRENCIES
 
@@ -28,7 +29,6 @@ _UNITS = {
     "m²": "平方メートル", "㎡": "平方メートル", "%": "パーセント", "kWh": "キロワット時",
 }  # fmt: skip
 _UNIT = "(?:" + "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True)) + ")(?![A-Za-z0-9])"
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 
 
 def cardinal(number: int) -> str:
@@ -103,14 +103,6 @@ def _say_number(match: re.Match[str]) -> str:
     return _number(match.group())
 
 
-def _say_url(match: re.Match[str]) -> str:
-    return addresses.say_url(match.group(), _WORDS)
-
-
-def _say_email(match: re.Match[str]) -> str:
-    return addresses.say_email(match.group(), _WORDS)
-
-
 def _say_ip(match: re.Match[str]) -> str:
     return "点".join(_code(part) for part in re.split("[.:]", match.group()))
 
@@ -132,14 +124,13 @@ _WORDS = addresses.AddressWords(
     digits=_code,
     space=" ",
 )
-_MONEY = rf"\s?(?P<number>{_NUMBER})(?P<scale>[万億兆])?"
+_MONEY = rf"\s?(?P<number>{NUMBER})(?P<scale>[万億兆])?"
 _CODES = "|".join(c for c in CURRENCIES if c.isalpha())
 _MERIDIEM = r"[aApP]\.?[mM]\.?(?![A-Za-z])"
 _DATE = r"(?P<year>[12][0-9]{3})(?P<sep>[-/.])(?P<month>[01]?[0-9])(?P=sep)(?P<day>[0-3]?[0-9])日?(?![0-9])"
 _TIME = rf"(?P<hour>[01]?[0-9]|2[0-4])[:：](?P<minute>[0-5][0-9])(?![0-9:])(?:\s?(?P<meridiem>{_MERIDIEM}))?"
 _RULES: tuple[Rule, ...] = (
-    (addresses.EMAIL, _say_email),
-    (addresses.URL, _say_url),
+    *addresses.address_rules(_WORDS),
     (addresses.IP, _say_ip),
     (addresses.VERSION, _say_version),
     (re.compile(rf"(?P<currency>[$€£¥₩]|{_CODES}){_MONEY}"), _say_money),
@@ -148,9 +139,9 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>(?!))?\s?(?P<meridiem>{_MERIDIEM})"), _say_time),
     (re.compile(r"\+?[0-9]{1,5}(?:-[0-9]{1,5}){2,4}(?![0-9])|0[0-9]{4,400}(?![0-9])"), _say_code),
     (re.compile(r"[0-9]{2,400}(?:-[0-9]{2,8}){0,3}(?![0-9.,])"), _say_named_code),
-    (re.compile(rf"(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})"), _say_quantity),
-    (re.compile(rf"(?P<first>{_NUMBER})\s?[-–~〜]\s?(?P<last>{_NUMBER})"), _say_range),
-    (re.compile(_NUMBER), _say_number),
+    (re.compile(rf"(?P<number>{NUMBER})\s?(?P<unit>{_UNIT})"), _say_quantity),
+    (re.compile(rf"(?P<first>{NUMBER})\s?[-–~〜]\s?(?P<last>{NUMBER})"), _say_range),
+    (re.compile(NUMBER), _say_number),
     (re.compile(r"[&@+=%]|(?<![A-Za-z0-9])-(?=[0-9])"), _say_sign),
 )  # fmt: skip
 JAPANESE = Language(

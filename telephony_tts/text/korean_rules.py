@@ -1,6 +1,6 @@
-"""How Korean reads numbers, amounts, dates, times and telephone numbers: the common forms, in hangul.
+"""The Korean rules for the common forms of numbers, amounts, dates, times and telephone numbers, in hangul.
 
-Sino-Korean numerals are the rule; hours take native ones (세 시), and months six and ten are 유월 and 시월.
+Most numbers are Sino-Korean. Hours are native (세 시), and months six and ten are 유월 and 시월.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text import addresses
+from telephony_tts.text.patterns import NUMBER
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES
 
@@ -34,7 +35,6 @@ _UNITS = {
     "m²": "제곱미터", "㎡": "제곱미터", "%": "퍼센트", "kWh": "킬로와트시",
 }  # fmt: skip
 _UNIT = "(?:" + "|".join(re.escape(u) for u in sorted(_UNITS, key=len, reverse=True)) + ")(?![A-Za-z0-9])"
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 
 
 def cardinal(number: int) -> str:
@@ -129,14 +129,6 @@ def _say_number(match: re.Match[str]) -> str:
     return _number(text)
 
 
-def _say_url(match: re.Match[str]) -> str:
-    return addresses.say_url(match.group(), _WORDS)
-
-
-def _say_email(match: re.Match[str]) -> str:
-    return addresses.say_email(match.group(), _WORDS)
-
-
 def _say_ip(match: re.Match[str]) -> str:
     return "점".join(_code(part) for part in re.split("[.:]", match.group()))
 
@@ -162,20 +154,19 @@ _DATE = r"(?P<year>[12][0-9]{3})(?P<sep>[-/.])(?P<month>[01]?[0-9])(?P=sep)(?P<d
 _TIME = rf"(?P<hour>[01]?[0-9]|2[0-4]):(?P<minute>[0-5][0-9])(?![0-9:])(?:\s?(?P<meridiem>{_MERIDIEM}))?"
 _TELEPHONE = r"\+?[0-9]{1,5}(?:-[0-9]{1,5}){2,4}(?![0-9])|0[0-9]{4,400}(?![0-9])|1[0-9]{3}-[0-9]{4}(?![0-9])"
 _RULES: tuple[Rule, ...] = (
-    (addresses.EMAIL, _say_email),
-    (addresses.URL, _say_url),
+    *addresses.address_rules(_WORDS),
     (addresses.IP, _say_ip),
     (addresses.VERSION, _say_version),
-    (re.compile(rf"(?P<currency>[$€£¥₩]|{_CODES})\s?(?P<number>{_NUMBER})(?P<scale>[만억조천백])?"), _say_money),
+    (re.compile(rf"(?P<currency>[$€£¥₩]|{_CODES})\s?(?P<number>{NUMBER})(?P<scale>[만억조천백])?"), _say_money),
     (re.compile(_DATE), _say_date),
     (re.compile(r"(?P<month>1[0-2]|0?[1-9])월"), _say_month),
     (re.compile(_TIME), _say_time),
     (re.compile(rf"(?P<hour>1[0-2]|0?[1-9])(?P<minute>(?!))?\s?(?P<meridiem>{_MERIDIEM})"), _say_time),
     (re.compile(_TELEPHONE), _say_code),
     (re.compile(r"[0-9]{2,400}(?:-[0-9]{2,8}){0,3}(?![0-9.,])"), _say_named_code),
-    (re.compile(rf"(?P<number>{_NUMBER})\s?(?P<unit>{_UNIT})"), _say_quantity),
-    (re.compile(rf"(?P<first>{_NUMBER})\s?[-–~]\s?(?P<last>{_NUMBER})"), _say_range),
-    (re.compile(_NUMBER), _say_number),
+    (re.compile(rf"(?P<number>{NUMBER})\s?(?P<unit>{_UNIT})"), _say_quantity),
+    (re.compile(rf"(?P<first>{NUMBER})\s?[-–~]\s?(?P<last>{NUMBER})"), _say_range),
+    (re.compile(NUMBER), _say_number),
     (re.compile(r"[&@+=%]|(?<![A-Za-z0-9])-(?=[0-9])"), _say_sign),
 )  # fmt: skip
 KOREAN = Language(

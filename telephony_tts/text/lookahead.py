@@ -1,8 +1,8 @@
-"""The text around the reading place, and the one way to ask for more of it.
+"""The text around the reading place, and the only way to ask for more of it.
 
-Chunking invariance rests on this file: every decision reads characters through `View.at`, and a read past what has been
-fed raises `Starved`; the decision is then taken again from scratch when more text is there. A decision that was reached
-therefore depends only on characters it has seen, and would be the same had all the text been there at once.
+This makes the result independent of how the text is cut into deltas. Every decision reads characters through `View.at`,
+and reading past the fed text raises `Starved`. The decision starts again from scratch when more text has come. So a
+decision depends only on characters that it has seen, and it would be the same for the whole text.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _WORD_MAX = 24
 
 
 class Starved(Exception):
-    """The decision needs a character that has not been fed yet."""
+    """A decision needs a character that has not been fed yet."""
 
 
 @dataclass(slots=True)
 class View:
-    """The pending text and what is known of the sentence that begins at `start`.
+    """The pending text, and the state of the sentence that begins at `start`.
 
-    `base` is the offset of `text[0]` in the turn's source. `whole` is false where the sentence's beginning has already
-    been spoken (a clause or forced cut), `line_start` where it does not open its line. `list_number` is the last list
-    marker; `bold`: the sentence begins inside **emphasis**.
+    `base` is the offset of `text[0]` in the turn's source. `whole` is false if the beginning of the sentence was
+    already emitted (a clause or forced cut). `line_start` is false if the sentence does not start its line.
+    `list_number` is the rank of the last list marker. With `bold` the sentence begins inside **emphasis**.
     """
 
     text: str = ""
@@ -52,7 +52,7 @@ class View:
     bold: bool = False
 
     def at(self, index: int) -> str:
-        """The character at `index`, or "" beyond the end of the turn. Raises Starved where it is not fed yet."""
+        """The character at `index`, or "" after the end of the turn. Raises Starved if it was not fed yet."""
         if index < len(self.text):
             return self.text[index]
         if self.ended:
@@ -64,7 +64,7 @@ class View:
         return self.text[index - 1] if index > self.start else ""
 
     def emphasised(self, mark: str, end: int) -> bool:
-        """Whether the emphasis that `mark` ends is open at `end`; a wave is no emphasis and always ends."""
+        """Whether the emphasis that `mark` ends is open at `end`. A wave (~) is not emphasis and always ends."""
         if mark == "*":
             return self.bold != bool(len(_STARS.findall(self.text, self.start, end)) % 2)
         return mark in "~～" or self.text.count(mark, self.start, end) % 2 == 1
@@ -79,10 +79,10 @@ class View:
 
 @dataclass(slots=True)
 class Run:
-    """Terminators and the closers that belong to them: `text[start:end]`, followed by `next` after an optional gap.
+    """Terminators with their closers, `text[start:end]`; the text continues at `next`, after an optional gap.
 
-    `strong` and `exclaim`: such a terminator is in it; `calls`: the last one is an exclamation or question mark.
-    `closed_after`: closers stand behind the last terminator, `quote_closed`: a quote among them, begun by `opening`.
+    `strong` and `exclaim`: the run has such a terminator. `calls`: the last one is an exclamation or question mark.
+    `closed_after`: closers follow the last terminator. `quote_closed`: one of them closes the quote of `opening`.
     """
 
     start: int
@@ -106,7 +106,7 @@ class Run:
 
 
 def read_run(view: View, start: int, nesting: Nesting) -> Run:
-    """Read the run that begins with the terminator at `start`; `nesting` is changed by what the run closes."""
+    """Read the run that begins with the terminator at `start`, and close in `nesting` what the run closes."""
     run = Run(start, start)
     place = start
     while place - start < _RUN_MAX:
@@ -151,7 +151,7 @@ def _count(run: Run, char: str) -> None:
         run.exclaim = True
     elif char in ELLIPSIS:
         run.n_dots += 3
-    elif not (behind_closers and run.n_dots == 1):  # "etc.)." is no ellipsis
+    elif not (behind_closers and run.n_dots == 1):  # "etc.)." is not an ellipsis
         run.n_dots += 1
         run.wide_dot = run.wide_dot or char == "．"
 
@@ -168,7 +168,7 @@ def _skip_gap(view: View, place: int) -> int:
 
 
 def _extends(view: View, place: int) -> bool:
-    """Whether what stands after a gap still belongs to the run: ". . .", "! !", a stray closer, an emoji."""
+    """Whether the text after a gap belongs to the run: ". . .", "! !", a stray closer, an emoji."""
     char = view.at(place)
     if char == ".":
         following = view.at(place + 1)

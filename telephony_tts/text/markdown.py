@@ -1,7 +1,7 @@
-"""What is written but never said: markdown marks, HTML and SSML tags, emoji, control characters.
+"""Removes what is never spoken: markdown marks, HTML and SSML tags, emoji, control characters.
 
-`strip` removes them and remembers where every character that is left came from, so that spoken text can
-be told in the writer's own characters.
+`strip` keeps the source offset of every remaining character, so that spoken text can be reported in the characters of
+the bot's text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _OTHER_DIGIT = re.compile(r"[^\D0-9]|[①-⑨⑴-⑼⒈-⒐❶-❾➀-➈➊-➒
 
 _BLOCK_TAG = re.compile(r"</?(?:br|p|div|li|ul|ol|tr|td|th|table|h[1-6]|hr|break|s|voice|speak)\b", re.I)
 
-# Control, format, private and unassigned-looking characters, arrows, boxes, dingbats and emoji. A lone
-# surrogate is among them: it cannot be encoded, so no engine could take it.
+# Control, format, private and unassigned characters, arrows, boxes, dingbats and emoji. Lone surrogates are included:
+# they cannot be encoded, so no engine could accept them.
 _SILENT = (
     r"\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
     r"\u20d0-\u20f0\u2190-\u21ff\u2300-\u23ff\u2400-\u245f\u2500-\u2775\u2794-\u27bf\u27f0-\u27ff\u2900-\u297f"
@@ -75,14 +75,14 @@ _KEY_AFTER = re.compile(r"[ ]?(?:号?键|key\b|[0-9#])", re.I)
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
-    """`text` is what is left; `origins[i]` is where its character i began in the input, with one more for its end."""
+    """The remaining `text`. `origins[i]` is the input offset of its character i; one more entry is the end."""
 
     text: str
     origins: list[int]
 
 
 def fold(text: str) -> str:
-    """Full-width and foreign digits, full-width signs and odd spaces as their plain forms, one for one."""
+    """Replace full-width and foreign digits, full-width signs and odd spaces by plain ones, one for one."""
     text = text.translate(_FOLD_ONE)
     if text.isascii():
         return text
@@ -90,7 +90,7 @@ def fold(text: str) -> str:
 
 
 def strip(text: str) -> Stripped:
-    """`text` without its silent marks, folded. A mark that parts words leaves a space or a comma in its place."""
+    """`text` without silent marks, folded. A mark between words is replaced by a space or a comma."""
     pieces: list[str] = []
     origins: list[int] = []
     at = 0
@@ -127,7 +127,7 @@ def strip(text: str) -> Stripped:
 
 
 def _is_opening(text: str, at: int) -> bool:
-    """Whether the lone asterisk at `at` opens emphasis; else it is the star key, a product or a rating."""
+    """Whether the single asterisk at `at` opens emphasis; else it is the star key, a product or a rating."""
     if at and text[at - 1].isascii() and text[at - 1].isalnum():
         return False
     if _KEY.search(text, max(0, at - 8), at) and _KEY_AFTER.match(text, at + 1):
@@ -143,7 +143,7 @@ def _parts_cells(text: str, start: int, end: int) -> bool:
 
 
 def _parts_words(text: str, start: int, end: int) -> bool:
-    """Whether a drawn sign (an arrow, an emoji) stands between two words; a format character joins them."""
+    """Whether a symbol (an arrow, an emoji) stands between two words. A format character joins them instead."""
     if not (start and end < len(text) and text[start - 1].isalnum() and text[end].isalnum()):
         return False
     return any(unicodedata.category(c) in ("So", "Sm") for c in text[start:end])

@@ -8,13 +8,13 @@ from enum import Enum, auto
 from telephony_tts.text.characters import PAIRS, is_cjk
 
 REACH = 100
-"""Characters after which an opening without its partner stops holding a sentence together."""
+"""Characters after which an opening without its closer no longer keeps a sentence together."""
 _DEPTH = 12
 _INTRODUCERS = frozenset(":：,，")
 
 
 class Role(Enum):
-    """How a quote or bracket sits in its sentence; decides whether the sentence may end with it."""
+    """The position of a quote or bracket in its sentence, which decides whether the sentence may end with it."""
 
     HEAD = auto()  # the sentence begins with it
     INTRODUCED = auto()  # after a colon or a comma
@@ -23,7 +23,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """`closer` is awaited since `offset` (in the turn's source text)."""
+    """An opening at `offset` in the turn's source text that waits for `closer`."""
 
     closer: str
     offset: int
@@ -31,7 +31,7 @@ class Opening:
 
 
 class Nesting:
-    """A stack of openings, bounded; unbalanced text never makes it raise or grow."""
+    """A bounded stack of openings. Unbalanced text never makes it raise or grow."""
 
     __slots__ = ("_open",)
 
@@ -48,7 +48,7 @@ class Nesting:
         return any(opening.closer == closer for opening in self._open)
 
     def close(self, closer: str) -> Opening | None:
-        """Take the innermost opening that `closer` ends, and all that was left open inside it."""
+        """Remove the innermost opening that `closer` ends, with all openings inside it; None without one."""
         for depth in range(len(self._open) - 1, -1, -1):
             if self._open[depth].closer == closer:
                 opening = self._open[depth]
@@ -57,7 +57,7 @@ class Nesting:
         return None
 
     def open(self, char: str, offset: int, before: str) -> None:
-        """`before` is the sentence so far; its last characters say what role the opening plays."""
+        """Add an opening. `before` is the sentence so far, whose last characters decide its role."""
         stripped = before.rstrip()
         last = stripped[-1:]
         if char == "(" and before[-1:] in (":", ";", "-"):
@@ -73,12 +73,12 @@ class Nesting:
         self._open.append(Opening(PAIRS.get(char, char), offset, role))
 
     def straight_quote(self, offset: int, before: str) -> None:
-        """A `"` opens or closes by what is open and by its left neighbour; after a digit or letter it is inches."""
+        """A `"` closes an open one, else it opens one. After a digit or letter it means inches and does neither."""
         if self.awaits('"'):
             self.close('"')
         elif not before[-1:].isalnum() or is_cjk(before[-1:]):
             self.open('"', offset, before)
 
     def holds(self, offset: int) -> bool:
-        """Whether something opened near enough still waits for its partner at `offset`."""
+        """Whether an opening within reach still waits for its closer at `offset`."""
         return any(offset - opening.offset <= REACH for opening in self._open)

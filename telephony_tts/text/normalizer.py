@@ -1,8 +1,8 @@
-"""Written text to spoken words: numbers, amounts, dates, codes, units, signs, addresses; marks and emoji dropped.
+"""Turns written text into spoken words: numbers, amounts, dates, codes, units, signs, addresses. Marks are dropped.
 
-English and Mandarin are read in full (digits in Mandarin text are read in Mandarin, its English words stay),
-Japanese and Korean in their common forms. Text in any other language keeps its digits for an engine that knows
-them and only loses what is never said.
+English and Mandarin have full rules. Digits in Mandarin text are read in Mandarin, and its English words stay. Japanese
+and Korean have rules for the common forms. Text in another language keeps its digits for the engine and only loses what
+is never spoken.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3131-\u318e]")
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
 _OTHER_LETTER = re.compile("[\u0370-\u1fff\ua4d0-\uabff\ufb50-\ufdff\ufe70-\ufefc]")
 _N_HEARD = 400
-"""Characters that `detect_lang` looks at: a sentence shows its language early."""
+"""Characters that `detect_lang` reads: a sentence shows its language early."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """`spoken` is what is said for `text[start:end]` of the input; "" where nothing is said.
+class SpokenSpan:
+    """`spoken` is said for `text[start:end]` of the input; it is "" if nothing is said.
 
-    The spans of a text tile it in order without gaps.
+    The spans of a text cover it in order without gaps.
     """
 
     start: int
@@ -44,9 +44,9 @@ class Span:
 
 
 def detect_lang(text: str) -> str:
-    """ "zh", "en", "ja" or "ko" by the characters; "und" where the script is none of theirs.
+    """The language by the characters: "zh", "en", "ja" or "ko"; "und" for another script.
 
-    English with a few Chinese characters in it stays English. Text without any letter is "en".
+    English with a few Chinese characters is English. Text without letters is "en".
     """
     text = text[:_N_HEARD]
     if text.isascii():
@@ -62,25 +62,24 @@ def detect_lang(text: str) -> str:
     return "und" if len(_OTHER_LETTER.findall(text)) > n_words else "en"
 
 
-def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
-    """What is said for each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong one.
+def normalize_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
+    """The spoken form of each part of `text`. `lang` is a BCP 47 tag or None; the characters overrule a wrong tag.
 
-    The strings of `control` are not words but signs for the engine, and are handed on as they stand. Never raises,
-    whatever is in the string.
+    The strings in `control` are tokens for the engine and pass unchanged. Never raises, whatever the text is.
     """
     if not control:
         return _spans(text, lang)
     lang = lang or detect_lang(text)
-    spans: list[Span] = []
+    spans: list[SpokenSpan] = []
     at = 0
     for piece in re.split(f"({'|'.join(map(re.escape, control))})", text):
-        said = [Span(0, len(piece), piece)] if piece in control else _spans(piece, lang)
-        spans += [Span(at + span.start, at + span.end, span.spoken) for span in said]
+        said = [SpokenSpan(0, len(piece), piece)] if piece in control else _spans(piece, lang)
+        spans += [SpokenSpan(at + span.start, at + span.end, span.spoken) for span in said]
         at += len(piece)
     return spans
 
 
-def _spans(text: str, lang: str | None) -> list[Span]:
+def _spans(text: str, lang: str | None) -> list[SpokenSpan]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
     chosen = _choose(clean, lang)
@@ -96,19 +95,19 @@ def _spans(text: str, lang: str | None) -> list[Span]:
 
 
 def normalize(text: str, lang: str | None = None) -> str:
-    """`text` as it is spoken, in words. See `normalize_spans`."""
+    """The spoken form of `text`. See `normalize_spans`."""
     return "".join(span.spoken for span in normalize_spans(text, lang))
 
 
 def is_speakable(text: str) -> bool:
-    """Whether anything in `text` can be said: False for punctuation, emoji, white space and markdown marks alone."""
+    """Whether `text` has anything to say: False for punctuation, emoji, white space and markdown marks."""
     if not any(c.isalnum() for c in text):
         return False
     return any(c.isalnum() for c in markdown.strip(text).text)
 
 
 def _choose(text: str, lang: str | None) -> str:
-    """The language to read in: the hint, unless the characters say otherwise."""
+    """The language of the rules: the hint, unless the characters contradict it."""
     hint = re.split("[-_]", (lang or "").lower(), maxsplit=1)[0]
     hint = _CODES.get(hint, hint)
     seen = detect_lang(text)
@@ -124,24 +123,24 @@ def _choose(text: str, lang: str | None) -> str:
 
 
 class _Spans:
-    """Builds the tiling. A removed mark becomes a silent span, and words that would touch are parted by a space."""
+    """Builds the spans. A removed mark becomes a silent span. A space separates words that would touch."""
 
     def __init__(self, text: str, origins: list[int]) -> None:
         self._text = text
         self._origins = origins
-        self._spans: list[Span] = []
+        self._spans: list[SpokenSpan] = []
         self._at = 0
         self._last = ""
 
     def verbatim(self, clean: str, start: int, end: int) -> None:
-        """Characters said as they are, in runs that lie together in the input."""
+        """Add characters that are spoken as written, one span for each unbroken run of the input."""
         while start < end:
             stop = self._run_end(start, end)
             self._add(self._origins[start], self._origins[stop - 1] + 1, clean[start:stop])
             start = stop
 
     def _run_end(self, start: int, end: int) -> int:
-        """The end of the unbroken run from `start`: origins grow by one, so a run shows at its last element."""
+        """The end of the unbroken run from `start`. Origins grow by one in a run, so its last element shows it."""
         origins = self._origins
         offset = origins[start] - start
         if origins[end - 1] - (end - 1) == offset:
@@ -158,19 +157,19 @@ class _Spans:
     def reading(self, start: int, end: int, spoken: str) -> None:
         self._add(self._origins[start], self._origins[end - 1] + 1, spoken)
 
-    def close(self) -> list[Span]:
+    def close(self) -> list[SpokenSpan]:
         if self._at < len(self._text):
-            self._spans.append(Span(self._at, len(self._text), ""))
+            self._spans.append(SpokenSpan(self._at, len(self._text), ""))
         return self._spans
 
     def _add(self, start: int, end: int, spoken: str) -> None:
         if start > self._at:
-            self._spans.append(Span(self._at, start, ""))
+            self._spans.append(SpokenSpan(self._at, start, ""))
         if spoken:
             if _touch(self._last, spoken[0]):
                 spoken = " " + spoken
             self._last = spoken[-1]
-        self._spans.append(Span(start, end, spoken))
+        self._spans.append(SpokenSpan(start, end, spoken))
         self._at = end
 
 

@@ -1,7 +1,7 @@
-"""Finds what is not plain words in a text and asks a language's rules how to say it.
+"""Finds the parts of a text that are not plain words and applies a language's rules to them.
 
-A trigger pattern names the places where something may begin; at each, the rules of its kind are tried in
-order and the first that answers wins. Every pattern is bounded, so the cost is linear in the text.
+A trigger pattern finds the places where such a part may begin. The rules of its kind are tried there in order, and the
+first rule that answers wins. Every pattern is bounded, so the cost is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Say = Callable[[re.Match[str]], str | None]
-"""The spoken form of a match ("" where nothing is said), or None: not mine, ask the next rule."""
+"""The spoken form of a match, "" if nothing is said; None if the rule does not apply and the next one is tried."""
 
 Rule = tuple[re.Pattern[str], Say]
 Reading = tuple[int, int, str]
-"""Start and end in the text, and what is said for it."""
+"""(start in the text, end, spoken form)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How one language reads. The trigger's named groups are the keys of `rules`."""
+    """The rules of a language. The named groups of the trigger are the keys of `rules`."""
 
     trigger: re.Pattern[str]
     rules: dict[str, tuple[Rule, ...]]
 
 
 def readings(text: str, language: Language) -> list[Reading]:
-    """Every stretch of `text` that is said otherwise than written, in order, without overlap."""
+    """Every part of `text` that is spoken in another form than written, in order and without overlap."""
     found: list[Reading] = []
     at = 0
     while trigger := language.trigger.search(text, at):
@@ -46,10 +46,10 @@ def readings(text: str, language: Language) -> list[Reading]:
 
 
 def before(match: re.Match[str], n_chars: int) -> str:
-    """At most `n_chars` of the text left of the match."""
+    """At most `n_chars` of the text before the match."""
     return match.string[max(0, match.start() - n_chars) : match.start()]
 
 
 def after(match: re.Match[str], n_chars: int) -> str:
-    """At most `n_chars` of the text right of the match."""
+    """At most `n_chars` of the text after the match."""
     return match.string[match.end() : match.end() + n_chars]

@@ -1,9 +1,8 @@
-"""Deltas of a bot's text become sentences to speak, each as soon as it is certainly complete.
+"""Splits the deltas of a bot's text into sentences; each is emitted as soon as it is certainly complete.
 
-The text is read once, left to right, by places that matter: terminators, line ends, quotes and brackets. At a
-terminator the rules of `boundaries` are asked; they either answer from what has been fed or wait for more
-(`lookahead`), so the same text gives the same sentences however it is cut into deltas. What is kept is bounded by
-`max_chars` and a short look-ahead.
+The text is read once, from left to right, and only at terminators, line ends, quotes and brackets. At a terminator the
+rules of `boundaries` answer from the fed text or wait for more (`lookahead`). So the same text gives the same
+sentences, however it is cut into deltas. The pending text is bounded by `max_chars` and a short look-ahead.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _EVENT_OR_CLAUSE = _any_of(TERMINATORS, NEWLINES, frozenset(PAIRS), CLOSING, fro
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """`text` is exactly `source[start:end]`, where the source is all that was fed since the last reset()."""
+    """`text` is exactly `source[start:end]`; the source is all text fed since the last reset()."""
 
     text: str
     start: int
@@ -52,9 +51,9 @@ class Sentence:
 class Segmenter:
     """Incremental sentence segmentation of one turn at a time.
 
-    `lang` is only kept: scripts are told apart where they stand. `first_clause_chars` > 0 lets the first sentence of a
-    turn end early at a clause mark once that many characters (a wide one counts 2) stand before it. `max_chars` bounds
-    a sentence that never ends. Raises ValueError for a `max_chars` below 16 or a negative `first_clause_chars`.
+    `lang` is only stored: the characters show the script. With `first_clause_chars` > 0 the first sentence of a turn
+    may end early at a clause mark after that many characters (a wide one counts as 2). `max_chars` bounds a sentence
+    that does not end. Raises ValueError for a `max_chars` below 16 or a negative `first_clause_chars`.
     """
 
     def __init__(self, lang: str | None = None, *, first_clause_chars: int = 0, max_chars: int = 240) -> None:
@@ -67,7 +66,7 @@ class Segmenter:
         self.reset(lang)
 
     def reset(self, lang: str | None = None) -> None:
-        """Forget everything; the next character fed has offset 0."""
+        """Start a new turn: the next character has offset 0."""
         self.lang = lang
         self._view = View()
         self._nesting = Nesting()
@@ -77,11 +76,11 @@ class Segmenter:
 
     @property
     def pending(self) -> str:
-        """What was fed and is not yet emitted."""
+        """The text that was fed and not yet emitted."""
         return self._view.text[self._view.start :]
 
     def feed(self, text: str) -> list[Sentence]:
-        """Take a piece of the turn of any length; return the sentences that are now certainly complete."""
+        """Add text of any length. Returns the sentences that are now certainly complete."""
         sentences: list[Sentence] = []
         if text:
             self._paused = False
@@ -91,7 +90,7 @@ class Segmenter:
         return sentences
 
     def flush(self) -> list[Sentence]:
-        """The turn's text ends here: return all that is pending. What holds nothing to say is dropped."""
+        """End the turn's text. Returns all pending text as sentences, without parts that have nothing to say."""
         sentences: list[Sentence] = []
         view = self._view
         view.ended = True
@@ -104,11 +103,11 @@ class Segmenter:
         return sentences
 
     def timeout(self) -> list[Sentence]:
-        """The bot has paused: return what is pending, but nothing that further text could still tear apart.
+        """The bot has paused: return the pending text, except for what further text could still change.
 
-        A number, amount, id or address at the end stays pending until more text or flush(). An ordinary word directly
-        at the end may be the beginning of one ("exam" of "example.com"): its whole clause stays too, as a phrase must
-        not break before its last word, but only once: a second timeout() with nothing fed between lets it go.
+        A number, amount, id or address at the end stays pending until more text or flush(). An ordinary word at the end
+        may be the beginning of one ("exam" of "example.com"), so its whole clause stays pending too. A second timeout()
+        without new text emits that clause.
         """
         sentences: list[Sentence] = []
         view = self._view
@@ -117,7 +116,7 @@ class Segmenter:
             held = len(self.pending)
         self._paused = True
         stop = view.start + held
-        # What is read as if the text ended here is forgotten: the rest is read again when it goes on.
+        # The state of reading as if the text ended here is restored: the rest is read again when more text comes.
         place, nesting, list_number = self._place, self._nesting.copy(), view.list_number
         view.ended = True
         self._scan(sentences, stop)
@@ -131,7 +130,7 @@ class Segmenter:
         return sentences
 
     def _scan(self, out: list[Sentence], stop: int | None) -> None:
-        """Read on from the last place to the end of the text, or until a sentence would end behind `stop`."""
+        """Read from the last place to the end of the text, or until a sentence would end after `stop`."""
         view = self._view
         text = view.text
         while True:
@@ -159,7 +158,7 @@ class Segmenter:
             self._place = resume
 
     def _skip_blanks(self) -> None:
-        """Move the beginning of the next sentence to its first character."""
+        """Move the start of the next sentence to its first character."""
         view = self._view
         found = NON_SPACE.search(view.text, view.start)
         first = found.start() if found else len(view.text)
@@ -169,7 +168,7 @@ class Segmenter:
         view.start = self._place = first
 
     def _judge(self, char: str) -> tuple[int | None, int]:
-        """What `char` at the reading place means: (end of the sentence or None, where to read on)."""
+        """Judge `char` at the reading place: (the end of the sentence or None, where to continue reading)."""
         view, place = self._view, self._place
         if char in TERMINATORS:
             return self._judge_terminator()
@@ -200,7 +199,7 @@ class Segmenter:
         return (run.end if ends else None), run.end
 
     def _clause_end(self) -> int | None:
-        """Where the first sentence may be cut early at the clause mark at the reading place."""
+        """The end of an early cut of the first sentence at the clause mark at the reading place; None for no cut."""
         view, place = self._view, self._place
         head = view.text[view.start : place]
         if self._nesting.holds(view.base + place) or width(head) < self._first_clause_chars or not CONTENT.search(head):
@@ -221,7 +220,7 @@ class Segmenter:
         return end
 
     def _cut(self, out: list[Sentence], end: int, *, whole: bool) -> None:
-        """Emit the pending text up to `end` and begin there: a sentence if `whole`, else the rest of one."""
+        """Emit the pending text up to `end`. The next text is a new sentence if `whole`, else the rest of this one."""
         view = self._view
         text = view.text[view.start : end].rstrip()
         view.bold = view.emphasised("*", end)
@@ -235,7 +234,7 @@ class Segmenter:
             view.start += 1
 
     def _trim(self) -> None:
-        """Let go of what has been emitted."""
+        """Drop the emitted text."""
         view = self._view
         view.text = view.text[view.start :]
         view.base += view.start

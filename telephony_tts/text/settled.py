@@ -1,14 +1,14 @@
-"""How much of a sentence still being written may be spoken already: what no further text can make sound otherwise.
+"""The settled part of an unfinished sentence: its beginning whose reading no further text can change.
 
-Plain words settle as they are written. A number, a sign, an abbreviation or something in quotes, brackets or emphasis
-settles with the ordinary words behind it, in the reading the normaliser gives it: the rules look a bounded way to the
-right, and so many words are waited for. What may end the sentence (a full stop before a blank, a line end) and what
-is still open holds back all that follows it. Whether a place is settled is asked of the text up to a fixed distance
-behind it and of nothing more, so that what has settled stays so. Not settling is always right: the text is then
-spoken with its sentence.
+Plain words settle as they are written. A number, a sign, an abbreviation, or text in quotes, brackets or emphasis
+settles together with the ordinary words after it, in the reading of the normaliser. Its rules look a bounded distance
+to the right, and settling waits for that many words. A possible end of the sentence (a full stop before a blank, a line
+end) or an open quote or bracket holds back all text after it. Whether a place is settled depends only on the text up to
+a fixed distance after it, so settled text stays settled. Not settling is always correct: the text is then spoken with
+its sentence.
 
-One thing is decided by what stands there and not by what may come: the language. A sentence that has been English so
-far has its numbers read in English, even if so much Chinese follows that the whole of it would be read as Chinese.
+The language is the one thing that depends on the text so far and not on the text to come. If a sentence is English so
+far, its numbers are read in English, even if enough Chinese follows to make the whole sentence Chinese.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import re
 from collections.abc import Collection, Iterator
 
 from telephony_tts.text.characters import PAIRS, is_cjk
-from telephony_tts.text.normalizer import Span, detect_lang, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, detect_lang, normalize_spans
 
 _N_WORDS = 3
-"""Words that stand in the beginning that is spoken first."""
+"""The least number of words in a settled part."""
 _N_AFTER = 2
-"""Words behind a place at which spoken text may end; none of them, nor the one before it, reads with neighbours."""
+"""Words after a place where spoken text may end. These words and the one before are read alone."""
 _N_HAN = 4
-"""Chinese characters on either side of such a place."""
+"""Chinese characters on each side of such a place."""
 _N_NAMED = 4
-"""Words to wait for behind a number before a capital: the last name of "1600 Old Post Oak Road"."""
+"""Words to wait for after a number before a capital: "1600 Old Post Oak Road"."""
 _N_CODE = 6
-"""The same where it may yet turn out to be a code: "482913 is your new one time code"."""
+"""Words to wait for if the number may be a code: "482913 is your new one time code"."""
 _N_HAN_CODE = 11
-"""Characters to wait for behind 是 after a number that may be one: 482913是您的本次登录临时验证码."""
+"""Characters to wait for after 是 if the number may be a code: 482913是您的本次登录临时验证码."""
 
 _LETTER = "[A-Za-zÀ-ÖØ-öø-ɏ가-힣]"
 _WORD = rf"{_LETTER}+(?:['’–—-]{_LETTER}+)*['’]?"
@@ -44,7 +44,7 @@ _MONTH = re.compile(
     re.IGNORECASE,
 )
 _DAYS = re.compile(r"\b(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun) ?[-–]", re.IGNORECASE)
-"""The beginning of "Mon-Fri", which is read "Monday to Friday" although it is nothing but letters."""
+"""The beginning of "Mon-Fri", which is read "Monday to Friday" although it has only letters."""
 _NUMERALS = "零〇一二三四五六七八九十百千万亿两几点分秒时号年月日周第元块角"
 _HAN_PLACE = re.compile(
     rf"(?=(?:(?![{_NUMERALS}])(?:{_HAN}|[，、；：])){{3}}(?![{_NUMERALS}]){_HAN}"
@@ -66,24 +66,24 @@ _HARMLESS = re.compile(
     re.VERBOSE,
 )
 _NO_OPENING = "\"'’"
-"""Apostrophes and inch signs, where they neither open nor close."""
+"""Apostrophes and inch signs that neither open nor close a quote."""
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|\*(?=[^\n*`]+\*[ ])|`)(?=[^\s*`])[^\n*`]{1,80}(?<=[^\s*`])\1(?![\w*`])")
 _ENGLISH = ("", "en", "eng")
 _CHINESE = ("", "zh", "cmn", "yue", "chi", "zho", "en", "eng")
 
 
 def settled(text: str, lang: str | None = None) -> int:
-    """The length of the beginning of `text`, a sentence without its end, whose reading is certain; 0 for none.
+    """The length of the settled part of `text`, an unfinished sentence; 0 without one.
 
-    It ends between two words (three words at least) or two Chinese characters (four at least), and grows or stays as
-    `text` goes on.
+    It ends between two words, after at least three, or between two Chinese characters, after at least four. It never
+    shrinks when `text` grows.
     """
     spans = settled_spans(text, lang)
     return spans[-1].end if spans else 0
 
 
-def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[Span]:
-    """What is said for the settled beginning of `text`, in spans that tile it; [] where nothing has settled.
+def settled_spans(text: str, lang: str | None = None, control: Collection[str] = ()) -> list[SpokenSpan]:
+    """The spoken form of the settled part of `text`, in spans that cover it; [] if nothing has settled.
 
     `lang` and `control` are those of `normalize_spans`.
     """
@@ -97,7 +97,7 @@ def settled_spans(text: str, lang: str | None = None, control: Collection[str] =
         if any(opened < place < shut for opened, shut in closed):
             continue
         if place <= n_plain and not _DAYS.search(text, 0, place):
-            return [Span(0, place, text[:place])]
+            return [SpokenSpan(0, place, text[:place])]
         if _reads_the_same(text[:known], place, lang):
             seen = text[:known]
             spans = _before(normalize_spans(seen, lang or detect_lang(seen), control), seen, place)
@@ -106,19 +106,19 @@ def settled_spans(text: str, lang: str | None = None, control: Collection[str] =
     return []
 
 
-def behind(spans: list[Span], n_chars: int) -> list[Span]:
-    """What `spans` say behind the first `n_chars`, a settled beginning."""
+def behind(spans: list[SpokenSpan], n_chars: int) -> list[SpokenSpan]:
+    """The part of `spans` after the first `n_chars`, which are a settled part."""
     rest = [span for span in spans if span.end > n_chars]
     if rest and rest[0].start < n_chars:
         first = rest[0]
-        rest[0] = Span(n_chars, first.end, first.spoken[-(first.end - n_chars) :])
+        rest[0] = SpokenSpan(n_chars, first.end, first.spoken[-(first.end - n_chars) :])
     return rest
 
 
 def _harmless(text: str) -> tuple[int, list[tuple[int, int]]]:
-    """How far `text` holds nothing that may end its sentence or is still open, and the places of what is closed.
+    """(the length of `text` without a possible end of the sentence or an open mark, the places of closed marks).
 
-    Those are quotes, brackets and emphasis, from the opening mark to behind the closing one.
+    Marks are quotes, brackets and emphasis. A place goes from the opening mark to after the closing one.
     """
     closed: list[tuple[int, int]] = []
     awaited: list[tuple[str, int]] = []
@@ -147,7 +147,7 @@ def _harmless(text: str) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _closer(text: str, at: int) -> str:
-    """The mark that closes what the character at `at` opens; "" if it opens nothing."""
+    """The mark that closes the one at `at`; "" if the character opens nothing."""
     char, left = text[at], text[at - 1 : at]
     if char in PAIRS:
         return PAIRS[char]
@@ -157,12 +157,12 @@ def _closer(text: str, at: int) -> str:
 
 
 def _places(text: str, end: int) -> Iterator[tuple[int, int]]:
-    """Where `text[:end]` may be parted, the last place first, each with the end of what that hangs on."""
+    """The places where `text[:end]` may be cut, the last first, each with the end of the text that decides it."""
     chunks = list(_CHUNK.finditer(text, 0, end))
     han = [(found.start() + _N_HAN, found.start() + 2 * _N_HAN) for found in _HAN_PLACE.finditer(text, 0, end)]
     n_ordinary = 0
     for index in range(len(chunks) - 1, _N_WORDS - 2, -1):
-        complete = chunks[index].end() < end  # a blank stands behind it, for a chunk ends nowhere else
+        complete = chunks[index].end() < end  # a blank follows, because a chunk only ends at a blank
         n_ordinary = n_ordinary + 1 if complete and _is_ordinary(chunks[index].group()) else 0
         if n_ordinary <= _N_AFTER:
             continue
@@ -174,14 +174,14 @@ def _places(text: str, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_ordinary(chunk: str) -> bool:
-    """A word that is read the same whatever stands beside it: no month, no abbreviation in capitals, no dash."""
+    """Whether a word is read the same beside any other: not a month, not an abbreviation in capitals, no dash."""
     if not _ORDINARY.fullmatch(chunk) or _MONTH.fullmatch(chunk):
         return False
     return not (chunk.isupper() and sum(char.isalpha() for char in chunk) > 1)
 
 
 def _reads_the_same(seen: str, place: int, lang: str | None) -> bool:
-    """Whether `seen` is enough to know how `seen[:place]` is read, as far as the language is what it is so far."""
+    """Whether `seen` is enough to know how `seen[:place]` is read, given the language so far."""
     hint = re.split("[-_]", (lang or "").lower(), maxsplit=1)[0]
     if is_cjk(seen[place - 1]):
         return hint in _CHINESE and _is_surely_chinese(seen) and not _may_be_han_code(seen, place)
@@ -189,13 +189,13 @@ def _reads_the_same(seen: str, place: int, lang: str | None) -> bool:
 
 
 def _is_surely_chinese(seen: str) -> bool:
-    """Many more Chinese characters than words of Latin letters, so that a few more of those change nothing."""
+    """Whether there are so many Chinese characters that a few more Latin words change nothing."""
     n_han = sum(is_cjk(char) for char in seen)
     return detect_lang(seen) == "zh" and n_han >= len(re.findall("[A-Za-z]{2,}", seen))
 
 
 def _may_be_read_on(seen: str, place: int) -> bool:
-    """Whether a number in front of `place` may be a house number or a code by words that are not there yet."""
+    """Whether words to come could make a number before `place` a house number or a code."""
     words = seen.split()
     n_before = len(seen[:place].split())
     for index in range(max(0, n_before - _N_CODE), n_before):
@@ -213,12 +213,12 @@ def _may_be_read_on(seen: str, place: int) -> bool:
 
 
 def _may_be_han_code(seen: str, place: int) -> bool:
-    """Whether a number in front of `place` may be a code by characters that are not there yet."""
+    """Whether characters to come could make a number before `place` a code."""
     return any(len(seen) < number.end() + _N_HAN_CODE for number in _HAN_IS.finditer(seen, 0, place))
 
 
-def _before(spans: list[Span], text: str, place: int) -> list[Span]:
-    """What `spans` say for `text[:place]`; [] if something is read across that place."""
+def _before(spans: list[SpokenSpan], text: str, place: int) -> list[SpokenSpan]:
+    """The part of `spans` for `text[:place]`; [] if a reading crosses that place."""
     kept = [span for span in spans if span.start < place]
     last = kept[-1]
     n_beyond = last.end - place
@@ -226,5 +226,5 @@ def _before(spans: list[Span], text: str, place: int) -> list[Span]:
         around = text[max(last.start, place - 1) : last.end]
         if not last.spoken.endswith(around):
             return []
-        kept[-1] = Span(last.start, place, last.spoken[:-n_beyond])
+        kept[-1] = SpokenSpan(last.start, place, last.spoken[:-n_beyond])
     return kept

@@ -1,11 +1,11 @@
-"""Units and currencies as they are written, and what English and Mandarin call them."""
+"""The written forms of units and currencies, and their English and Mandarin names."""
 
 from __future__ import annotations
 
 import re
 
-# Written form -> English singular, English plural, Mandarin. A form that differs only by case is its own entry
-# where case carries meaning (Mb is bits, MB bytes).
+# Written form -> English singular, English plural, Mandarin. Forms that differ only by case are separate entries,
+# because case has a meaning (Mb is bits, MB is bytes).
 _TABLE = """
 kg|kilogram|kilograms|千克
 kgs|kilogram|kilograms|千克
@@ -152,7 +152,7 @@ for _line in _TABLE.split("\n"):
         UNITS[_written] = (_one, _many, _zh)
 
 UNIT = "(?:" + "|".join(re.escape(u) for u in sorted(UNITS, key=len, reverse=True)) + ")(?![A-Za-z0-9²³])"
-"""Pattern of a unit after a number; longest first, and never the beginning of a longer word."""
+"""Pattern of a unit after a number: the longest first, and never the beginning of a longer word."""
 
 # Sign or code -> English singular, plural, hundredth singular, hundredth plural, Mandarin.
 CURRENCIES: dict[str, tuple[str, str, str, str, str]] = {

@@ -1,4 +1,4 @@
-"""Callers of the fake engine, in virtual time."""
+"""Simulated callers of the fake engine, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from virtual_loop import clock, run
 
 from telephony_tts.bench.load import Callers, Load
-from telephony_tts.bench.measures import Turn, figures
+from telephony_tts.bench.measures import TurnRecord, figures
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake import FakeEngine
 
 S = 1_000_000_000
 TEXT = "a" * 50
-"""3 s, of 60 ms a letter."""
+"""3 s of speech: 60 ms a letter."""
 
 
 def say(index: int, now_ns: int) -> Utterance:
     return Utterance(f"turn {index}", TEXT, seed=index, deadline_ns=now_ns)
 
 
-def driven(engine: FakeEngine, load: Load) -> list[Turn]:
-    async def work() -> list[Turn]:
+def driven(engine: FakeEngine, load: Load) -> list[TurnRecord]:
+    async def work() -> list[TurnRecord]:
         callers = Callers(engine, say, load, clock=clock)
         await callers.run()
         return callers.turns
@@ -33,11 +33,11 @@ def driven(engine: FakeEngine, load: Load) -> list[Turn]:
     return run(work())
 
 
-def seconds(turns: list[Turn]) -> list[float]:
+def seconds(turns: list[TurnRecord]) -> list[float]:
     return [round(turn.asked_ns / S, 3) for turn in turns]
 
 
-def test_a_paced_caller_begins_again_when_it_has_heard_the_former_turn() -> None:
+def test_a_paced_caller_begins_its_next_turn_when_it_has_heard_the_one_before() -> None:
     turns = driven(FakeEngine(first_audio_ms=200, speed=10), Load(1, 3, 3.0))
     assert seconds(turns) == [0.0, 3.2, 6.4]
     assert all(turn.is_whole and turn.sound_ns == 3 * S for turn in turns)
@@ -48,13 +48,13 @@ def test_a_paced_caller_is_never_much_more_than_a_second_ahead() -> None:
     heard_ns = turn.arrivals[0][0]
     came_ns = 0
     for at_ns, sound_ns in turn.arrivals:
-        assert came_ns - (at_ns - heard_ns) <= S, "it asked for more with more than a second left"
+        assert came_ns - (at_ns - heard_ns) <= S, "it took a chunk with more than a second left"
         came_ns += sound_ns
-    # 0.5 s at once, the next two while less than a second is left, then one as each is heard.
+    # 0.5 s at once, two more while at most a second is left, then one whenever one was heard.
     assert [round((at_ns - heard_ns) / S, 3) for at_ns, _ in turn.arrivals] == [0, 0.005, 0.01, 0.505, 1.005, 1.505]
 
 
-def test_an_unpaced_caller_takes_what_there_is() -> None:
+def test_an_unpaced_caller_takes_audio_as_fast_as_it_comes() -> None:
     turns = driven(FakeEngine(speed=10), Load(1, 2, 3.0, paced=False))
     assert seconds(turns) == [0.0, 0.29]
     found = figures(turns)
@@ -62,7 +62,7 @@ def test_an_unpaced_caller_takes_what_there_is() -> None:
     assert found["audio_seconds_per_second"] == pytest.approx(6 / 0.58, abs=0.01)
 
 
-def test_the_callers_of_a_closed_loop_begin_together_and_each_has_its_turns() -> None:
+def test_all_callers_of_a_closed_loop_begin_at_once() -> None:
     turns = driven(FakeEngine(speed=10), Load(3, 2, 3.0))
     assert seconds(turns) == [0.0, 0.0, 0.0, 3.0, 3.0, 3.0]
 
@@ -71,15 +71,15 @@ def test_the_open_loop_does_not_wait_for_the_engine() -> None:
     slow, quick = FakeEngine(first_audio_ms=60_000), FakeEngine()
     load = Load(4, 100, 3.0, is_open=True, seed=1)
     arrivals = seconds(driven(slow, load))
-    assert arrivals == seconds(driven(quick, load)), "the same seed, the same times, whatever the engine does"
+    assert arrivals == seconds(driven(quick, load)), "the times depend on the seed alone"
     assert len(arrivals) == 400
     gaps = np.array([b - a for a, b in pairwise(arrivals)])
-    # Exponential: as much spread as mean, which is 3 s / 4.
+    # In an exponential distribution the standard deviation is the mean, here 3 s / 4.
     assert gaps.mean() == pytest.approx(0.75, rel=0.15) and gaps.std() == pytest.approx(0.75, rel=0.2)
     assert seconds(driven(quick, Load(4, 100, 3.0, is_open=True, seed=2))) != arrivals
 
 
-def test_an_engine_that_is_too_slow_is_heard_to_be() -> None:
+def test_an_engine_that_is_too_slow_causes_underruns() -> None:
     found = figures(driven(FakeEngine(chunk_ms=500, speed=0.5), Load(1, 1, 3.0)))
     # 0.5 s of sound a second: 0.5 s of silence before each of the five that follow.
     assert (found["underruns"], found["underrun_ms_max"], found["c100"]) == (5, 500.0, 0.0)
@@ -93,8 +93,8 @@ def test_an_engine_that_fails_ends_the_turn_and_not_the_run() -> None:
     assert all(len(turn.arrivals) == 2 and turn.ended_ns is not None for turn in turns)
 
 
-class Odd(FakeEngine):
-    """Does what it is told in place of speaking."""
+class MisbehavingEngine(FakeEngine):
+    """Misbehaves in the given way instead of speaking."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Odd(FakeEngine):
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         if self.what == "crash":
             raise ZeroDivisionError("of its own")
-        if self.what == "give up":
+        if self.what == "cancel itself":
             raise asyncio.CancelledError
         yield Chunk(np.zeros(0, np.int16), 24_000)
 
@@ -112,17 +112,17 @@ class Odd(FakeEngine):
     ("what", "told"),
     [
         ("crash", "ZeroDivisionError: of its own"),
-        ("give up", "the engine gave up"),
-        ("nothing", "the engine said nothing"),
+        ("cancel itself", "the engine cancelled the utterance"),
+        ("nothing", "the engine made no audio"),
     ],
 )
-def test_whatever_an_engine_does_is_told(what: str, told: str) -> None:
-    turns = driven(Odd(what), Load(1, 2, 3.0))
+def test_every_failure_of_an_engine_is_recorded(what: str, told: str) -> None:
+    turns = driven(MisbehavingEngine(what), Load(1, 2, 3.0))
     assert [turn.error for turn in turns] == [told, told]
 
 
 class SlowToStop(FakeEngine):
-    """Takes 40 ms to let go."""
+    """Takes 40 ms to stop after a cancel."""
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         try:
@@ -133,8 +133,8 @@ class SlowToStop(FakeEngine):
 
 
 @pytest.mark.parametrize("speed", [0.5, 100])
-def test_a_barge_in_is_timed_until_the_engine_has_let_go(speed: float) -> None:
-    """In the middle of an engine's work, and while a chunk of it is being heard."""
+def test_a_barge_in_is_timed_until_the_engine_has_released_it(speed: float) -> None:
+    """Both while the engine works and while the caller hears a chunk."""
     engine = SlowToStop(speed=speed)
     turns = driven(engine, Load(2, 3, 3.0, cancel_every_s=0.9))
     cancelled = [turn for turn in turns if turn.cancel_ns is not None]
@@ -143,10 +143,10 @@ def test_a_barge_in_is_timed_until_the_engine_has_let_go(speed: float) -> None:
     assert figures(turns)["cancel_ms_p95"] == 40.0
     first = min(cancelled, key=lambda turn: turn.cancel_ns or 0)
     assert first.cancel_ns == 0.9 * S
-    assert first.ended_ns in [turn.asked_ns for turn in turns], "who was interrupted begins again at once"
+    assert first.ended_ns in [turn.asked_ns for turn in turns], "an interrupted caller begins its next turn at once"
 
 
-def test_a_run_that_is_broken_off_lets_go_of_the_engine_and_keeps_its_turns() -> None:
+def test_a_cancelled_run_releases_the_engine_and_keeps_its_turns() -> None:
     engine = SlowToStop(speed=1.0)
 
     async def work() -> Callers:

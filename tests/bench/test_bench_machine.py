@@ -1,4 +1,4 @@
-"""What a run took, as far as a machine tells."""
+"""The memory, energy and commit of a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def zone(folder: Path, name: str, uj: int, most: int = 1_000_000_000) -> Path:
     return folder / name
 
 
-def test_energy_is_that_of_whole_processors(tmp_path: Path) -> None:
+def test_energy_counts_each_processor_once(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", 1_000_000)
     zone(tmp_path, "intel-rapl:1", 5_000_000)
-    zone(tmp_path, "intel-rapl:0:0", 7_000_000)  # the cores of the first, which are in its figure
+    zone(tmp_path, "intel-rapl:0:0", 7_000_000)  # the cores of the first processor, which its figure includes
     rapl = Rapl(tmp_path)
     rapl.begin()
     zone(tmp_path, "intel-rapl:0", 3_500_000)
@@ -37,7 +37,7 @@ def test_energy_is_that_of_whole_processors(tmp_path: Path) -> None:
     assert rapl.joules() == 3.5
 
 
-def test_a_counter_that_began_anew_counts_on(tmp_path: Path) -> None:
+def test_a_counter_may_wrap_around(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", 9_000_000, most=10_000_000)
     rapl = Rapl(tmp_path)
     rapl.begin()
@@ -45,7 +45,7 @@ def test_a_counter_that_began_anew_counts_on(tmp_path: Path) -> None:
     assert rapl.joules() == 3.0
 
 
-def test_a_machine_that_does_not_tell_gives_none(tmp_path: Path) -> None:
+def test_without_readable_counters_the_energy_is_none(tmp_path: Path) -> None:
     rapl = Rapl(tmp_path / "not there")
     rapl.begin()
     assert rapl.joules() is None
@@ -56,14 +56,14 @@ def test_a_machine_that_does_not_tell_gives_none(tmp_path: Path) -> None:
     assert rapl.joules() is None
 
 
-@pytest.mark.skipif(not machine._forget_peak(), reason="the system does not measure a peak anew")
 def hold(n_bytes: int) -> None:
-    """For a moment, and not of what this process has anyhow: after other tests that may be gigabytes."""
+    """Hold new memory for a moment. The process may own unused gigabytes after other tests."""
     with mmap.mmap(-1, n_bytes) as held:
         held[::4096] = b"\1" * (n_bytes // 4096)
 
 
-def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.skipif(not machine._forget_peak(), reason="the system cannot reset the peak")
+def test_the_memory_peak_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "POWERCAP", tmp_path)
 
     async def peaks() -> tuple[float, float]:
@@ -74,13 +74,13 @@ def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, 
             hold(200 << 20)
         return before, large.figures()["rss_peak_mib"]
 
-    hold(300 << 20)  # a peak of the past, which is no run's
+    hold(300 << 20)  # a peak before both runs
     before, during = asyncio.run(peaks())
     assert 190 <= during - before <= 230
 
 
-@pytest.mark.skipif(not any(Path("/proc/self/task").glob("*/children")), reason="the kernel does not tell of children")
-def test_memory_is_that_of_the_processes_it_started_too() -> None:
+@pytest.mark.skipif(not any(Path("/proc/self/task").glob("*/children")), reason="the kernel does not list children")
+def test_memory_includes_child_processes() -> None:
     program = "held = b'1' * (100 << 20); print('held', flush=True); input()"
 
     async def peak() -> float:
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_processes_it_started_too() -> None:
 
 
 class Gpu:
-    """What the driver would tell at each look: milliwatts, bytes in use. After the last look it waits for the end."""
+    """A driver that answers each sample with (milliwatts, bytes in use). After the last it waits for the end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, looks: list[tuple[int | None, int]]) -> None:
         self.looks, self.n_seen, self.now_ns = looks, 0, 0
@@ -139,29 +139,29 @@ class Gpu:
         return found
 
 
-def test_a_gpu_is_looked_at_while_the_run_lasts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_is_sampled_during_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = Gpu(monkeypatch, tmp_path, [(100_000, 7 << 20), (300_000, 9 << 20), (None, 8 << 20)])
     found = asyncio.run(gpu.measured())
     assert (found["gpu_peak_mib"], found["gpu_used_peak_mib"]) == (3.0, 9.0)
-    # Half a second at 100 W and one at 300 W.
+    # Half a second at 100 W and half a second at 300 W.
     assert (found["energy_gpu_j"], found["energy_cpu_j"], found["energy_j"]) == (200.0, None, 200.0)
 
 
-def test_a_gpu_whose_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_whose_driver_reports_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     found = asyncio.run(Gpu(monkeypatch, tmp_path, [(None, 0), (None, 0)]).measured())
     assert (found["energy_gpu_j"], found["energy_j"], found["gpu_used_peak_mib"]) == (None, None, None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_told_at_once() -> None:
+def test_a_missing_gpu_is_an_error_at_once() -> None:
     machine.need_gpu("cpu")
     with pytest.raises(EngineUnavailable, match=r"--device cuda:0: .*; .*, or --device cpu needs no GPU; .* doctor"):
         machine.need_gpu("cuda:0")
 
 
-def test_a_gpu_is_refused_in_the_words_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is there and cannot be used as well, not only none at all."""
+def test_an_unusable_gpu_is_refused_with_the_engines_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU exists, but this PyTorch cannot use it."""
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -178,7 +178,7 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.
     package = tmp_path / "telephony_tts" / "bench"
     package.mkdir(parents=True)
     monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
-    assert machine.commit() is None, "no checkout"
+    assert machine.commit() is None, "not a checkout"
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
@@ -197,4 +197,4 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.
     installed = tmp_path / "venv" / "site-packages" / "telephony_tts" / "bench" / "machine.py"
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(machine, "__file__", str(installed))
-    assert machine.commit() is None, "the commit of what it is installed in says nothing of it"
+    assert machine.commit() is None, "an installed package has no commit, although its environment is in a checkout"

@@ -1,4 +1,4 @@
-"""The picture: what is read of results, and that a picture comes of it."""
+"""The chart: how results are read, and that a chart is drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result(path: Path, *rows: tuple[str, int, float | None, float | None]) -> Pa
     return path
 
 
-def test_the_loops_of_a_result_are_lines_of_their_own_in_order(tmp_path: Path) -> None:
+def test_each_loop_of_a_result_is_a_line_of_its_own(tmp_path: Path) -> None:
     one = result(
         tmp_path / "l20.json", ("closed", 4, 90.0, 120.0), ("closed", 1, 50.0, 60.0), ("open", 2, 70.0, 99.0),
         ("open", 64, None, None),
@@ -38,20 +38,20 @@ def test_the_loops_of_a_result_are_lines_of_their_own_in_order(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("not json", "is no result of"),
-        ("[]", "is no result of"),
-        ('{"results": 3}', "is no result of"),
-        ('{"results": [{"mode": "closed"}]}', "is no result of"),
+        ("not json", "is not a result of"),
+        ("[]", "is not a result of"),
+        ('{"results": 3}', "is not a result of"),
+        ('{"results": [{"mode": "closed"}]}', "is not a result of"),
         (
             '{"results": [{"mode": "closed", "concurrency": 0, "first_audio_ms_p50": 1, "first_audio_ms_p95": 1}]}',
-            "is no result of",
+            "is not a result of",
         ),
         ('{"results": []}', "nothing to draw"),
         ('{"results": [{"mode": "closed", "first_audio_ms_p50": null}]}', "nothing to draw"),
         (None, "cannot be read: No such file"),
     ],
 )
-def test_what_is_no_result_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_file_that_is_not_a_result_is_an_error(tmp_path: Path, text: str | None, words: str) -> None:
     file = tmp_path / "r.json"
     if text is not None:
         file.write_text(text)
@@ -67,14 +67,14 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_a_chart_is_drawn(tmp_path: Path) -> None:
     closed = Series("closed loop", [1, 2, 64], [40.0, 55.5, 4000.0], [50.0, 80.0, 9000.0])
     draw([closed, Series("open loop", [2], [7], [8])], tmp_path / "out.png")
     assert png_size(tmp_path / "out.png") == (1200, 750)
 
 
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, series: list[Series]) -> Any:
-    """The axes of the picture."""
+    """The axes of the chart."""
     from matplotlib.figure import Figure
 
     figures: list[Figure] = []
@@ -83,7 +83,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, series: list[Series])
     return figures[0].axes[0]
 
 
-def test_the_picture_holds_the_figures_the_published_ones_and_the_limit(
+def test_the_chart_has_our_figures_the_published_ones_and_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes = drawn(tmp_path, monkeypatch, [Series("ours", [1, 8], [40.0, 90.0], [50.0, 5000.0])])
@@ -99,7 +99,7 @@ def test_the_picture_holds_the_figures_the_published_ones_and_the_limit(
     assert set(PUBLISHED_MS) == {1, 2, 4, 8}
 
 
-def test_a_name_that_tells_no_format_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unknown_format_and_a_file_that_cannot_be_written_are_errors(tmp_path: Path) -> None:
     series = [Series("ours", [1], [40.0], [50.0])]
     with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
         draw(series, tmp_path / "out.txt")
@@ -107,7 +107,7 @@ def test_a_name_that_tells_no_format_and_a_place_that_cannot_be_written(tmp_path
         draw(series, tmp_path / "nowhere" / "out.png")
 
 
-def test_without_matplotlib_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[bench\]'") as told:
         draw([Series("ours", [1], [40.0], [50.0])], tmp_path / "out.png")

@@ -1,4 +1,4 @@
-"""What a benchmark makes a model say, and the random model that says it to the end."""
+"""The texts of a benchmark, and random models, whose speech never ends early."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_sentences_take_about_as_long_as_is_asked(seconds: float, index: int) ->
     assert any("\u4e00" <= letter <= "\u9fff" for letter in text) == bool(index % 2)
 
 
-def test_turns_do_not_all_say_the_same() -> None:
+def test_turns_say_different_texts() -> None:
     texts = {real_text(index, 8.0) for index in range(16)}
     assert len(texts) == 16
-    assert all(not letter.isdigit() for text in texts for letter in text), "an engine is given words"
+    assert all(not letter.isdigit() for text in texts for letter in text), "an engine gets words, not digits"
 
 
 @pytest.mark.parametrize(("asked", "gets"), [(0.1, 1.6), (1.6, 1.6), (1.7, 2.4), (8.0, 8.0), (8.1, 8.8)])
-def test_a_random_model_speaks_by_steps(asked: float, gets: float) -> None:
+def test_the_speech_of_a_random_model_has_steps_of_800_ms(asked: float, gets: float) -> None:
     assert random_seconds(asked) == pytest.approx(gets)
 
 
-def test_a_random_model_never_ends_and_reads_a_word_as_a_token(tmp_path: Path) -> None:
+def test_a_random_model_never_ends_early_and_a_word_is_one_token(tmp_path: Path) -> None:
     with random_model("tiny", 2.0) as directory:
         assert check_model_directory(directory) == []
         bias = torch.load(directory / "llm.pt", weights_only=True)["llm_decoder.bias"]
@@ -58,13 +58,13 @@ def test_a_random_model_never_ends_and_reads_a_word_as_a_token(tmp_path: Path) -
     assert not directory.exists()
 
 
-def test_no_prompt_is_a_voice_without_one() -> None:
+def test_without_a_prompt_the_voice_is_the_preset() -> None:
     with random_model("tiny", 0.0) as directory:
         assert list(read_spk2info(directory / "spk2info.pt")[0]) == [random_voice(0.0)] == ["preset"]
         assert check_model_directory(directory) == []
 
 
-def test_a_kept_model_is_made_once(tmp_path: Path) -> None:
+def test_a_kept_model_is_written_once(tmp_path: Path) -> None:
     keep = tmp_path / "models" / "random"
     with random_model("tiny", 3.5, keep) as directory:
         assert directory == keep
@@ -87,16 +87,16 @@ def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_names_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("write failed: No space left on device\nin a stack of frames")
 
     monkeypatch.setattr(torch, "save", full)
     keep = tmp_path / "random"
-    words = r"No space left on device\); --keep DIR"
+    words = r"No space left on device\); use --keep DIR"
     with pytest.raises(ConfigError, match=words) as told, random_model("tiny", 1, keep):
         pass
     assert "\n" not in told.value.message and not keep.exists()
     monkeypatch.undo()
-    with random_model("tiny", 1, keep):  # what was left half written is no hindrance
+    with random_model("tiny", 1, keep):  # an unfinished directory does not matter
         assert check_model_directory(keep) == []

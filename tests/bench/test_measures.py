@@ -1,17 +1,17 @@
-"""Figures of made-up turns whose answers are known."""
+"""The figures of turns for which they are known."""
 
 from __future__ import annotations
 
 import pytest
 
-from telephony_tts.bench.measures import Playout, Turn, errors, figures, percentile, underruns_ms
+from telephony_tts.bench.measures import Listener, TurnRecord, errors, figures, percentile, underruns_ms
 
 MS = 1_000_000
 
 
-def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None, **also: object) -> Turn:
-    """Arrivals as (when, how long it sounds) in ms; it ends with the last unless told."""
-    made = Turn(asked_ms * MS, [(at * MS, sound * MS) for at, sound in arrivals])
+def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None, **also: object) -> TurnRecord:
+    """A turn with arrivals (when, length) in ms. It ends with the last arrival unless `ended_ms` says otherwise."""
+    made = TurnRecord(asked_ms * MS, [(at * MS, sound * MS) for at, sound in arrivals])
     made.ended_ns = (ended_ms if ended_ms is not None else arrivals[-1][0]) * MS
     for name, value in also.items():
         setattr(made, name, value)
@@ -22,44 +22,44 @@ def turn(asked_ms: int, *arrivals: tuple[int, int], ended_ms: int | None = None,
     ("arrivals", "silences"),
     [
         ([(50, 100)], []),
-        ([(50, 100), (150, 100)], []),  # the moment the former ends is in time
+        ([(50, 100), (150, 100)], []),  # at the end of the chunk before: still in time
         ([(50, 100), (151, 100)], [1]),
-        ([(50, 100), (60, 100), (250, 100)], []),  # what came early is heard meanwhile
-        ([(50, 100), (60, 100), (300, 100), (390, 10), (500, 10)], [50, 90]),  # a late one moves what follows
+        ([(50, 100), (60, 100), (250, 100)], []),  # audio that came early fills the time
+        ([(50, 100), (60, 100), (300, 100), (390, 10), (500, 10)], [50, 90]),  # a late chunk delays the next ones
         ([], []),
     ],
 )
 def test_a_listener_hears_silence_wherever_the_next_sound_is_late(
     arrivals: list[tuple[int, int]], silences: list[float]
 ) -> None:
-    assert underruns_ms(Turn(0, [(at * MS, sound * MS) for at, sound in arrivals])) == silences
+    assert underruns_ms(TurnRecord(0, [(at * MS, sound * MS) for at, sound in arrivals])) == silences
 
 
-def test_all_that_came_is_heard_one_after_the_other() -> None:
-    playout = Playout()
-    assert playout.until_ns is None
+def test_a_listener_hears_chunks_one_after_the_other() -> None:
+    listener = Listener()
+    assert listener.until_ns is None
     for at, sound, until in ((5, 100, 105), (6, 20, 125), (200, 10, 210)):
-        playout.arrive(at, sound)
-        assert playout.until_ns == until
+        listener.arrive(at, sound)
+        assert listener.until_ns == until
 
 
 @pytest.mark.parametrize(
     ("n", "share", "wanted"),
     [(1, 0.5, 1), (2, 0.5, 1), (3, 0.5, 2), (20, 0.95, 19), (21, 0.95, 20), (100, 0.99, 99), (101, 0.99, 100)],
 )
-def test_a_percentile_is_the_nearest_rank(n: int, share: float, wanted: int) -> None:
+def test_a_percentile_is_by_nearest_rank(n: int, share: float, wanted: int) -> None:
     assert percentile(list(range(n, 0, -1)), share) == wanted
 
 
-def test_there_is_no_percentile_of_nothing() -> None:
+def test_the_percentile_of_no_values_is_none() -> None:
     assert percentile([], 0.5) is None
 
 
 def test_the_figures_of_a_run() -> None:
     turns = [
         turn(0, (100, 400), (300, 600)),
-        turn(0, (200, 500), (800, 500)),  # 100 ms of silence: just borne
-        turn(1000, (1300, 500), (1901, 500)),  # 101 ms: not
+        turn(0, (200, 500), (800, 500)),  # 100 ms of silence: at the limit
+        turn(1000, (1300, 500), (1901, 500)),  # 101 ms: above the limit
         turn(1000, (1400, 1000), ended_ms=1500, cancel_ns=1497 * MS),
     ]
     found = figures(turns)
@@ -73,7 +73,7 @@ def test_the_figures_of_a_run() -> None:
     assert found["audio_seconds_per_second"] == pytest.approx(4 / 1.901, abs=1e-4)
 
 
-def test_a_turn_that_failed_is_not_smooth_and_not_in_the_ratio() -> None:
+def test_a_failed_turn_counts_against_c100_and_not_for_the_rtf() -> None:
     good = turn(0, (10, 100), (20, 100))
     broken = turn(0, (500, 100), ended_ms=900, error="no")
     silent = turn(0, ended_ms=50, error="no")
@@ -84,14 +84,14 @@ def test_a_turn_that_failed_is_not_smooth_and_not_in_the_ratio() -> None:
     assert errors([good, broken, silent]) == ["no"]
 
 
-def test_turns_that_the_end_of_a_run_broke_off_are_no_failures() -> None:
-    heard, unheard = Turn(0, [(10 * MS, 100 * MS)]), Turn(0)
+def test_turns_active_at_the_end_of_a_run_are_not_failures() -> None:
+    heard, unheard = TurnRecord(0, [(10 * MS, 100 * MS)]), TurnRecord(0)
     found = figures([turn(0, (20, 100)), heard, unheard])
     assert (found["turns"], found["failed"], found["cancelled"], found["c100"]) == (3, 0, 0, 1.0)
-    assert found["rtf"] == 0.2, "of the whole one alone"
+    assert found["rtf"] == 0.2, "only the whole turn counts"
 
 
-def test_nothing_heard_gives_no_figures_rather_than_zeros() -> None:
+def test_without_audio_the_figures_are_none_and_not_zero() -> None:
     found = figures([turn(0, ended_ms=5, error="no")])
     assert found["c100"] == 0.0 and found["audio_s"] == 0.0
     for name in ("first_audio_ms_p50", "rtf", "underrun_ms_max", "cancel_ms_p50"):

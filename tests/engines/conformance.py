@@ -21,26 +21,26 @@ HANG_S = 60.0
 
 @dataclass(frozen=True)
 class Subject:
-    """What to say to the engine under test: two sentences that differ and give several chunks each."""
+    """The texts for the engine under test: two different sentences that give several chunks each."""
 
     sentence: str = "Thank you for calling, how can I help you today?"
     neighbour: str = "Your parcel left the depot on Tuesday morning."
     unspeakable: tuple[str, ...] = ("", " \n", "…", "?!", "😀", "—😀 ")
     max_s_of_endless_word: float = 60.0
     min_correlation: float = 1.0
-    """Below 1: how alike two renderings of one text are, of one length, for an engine whose samples vary inaudibly."""
+    """The least correlation of two renderings of a text. Below 1 only for an engine whose samples vary inaudibly."""
     n_most: int = 24
-    """More than the engine has slots or threads: so many are cancelled, and half as many speak at once."""
+    """The number of utterances to cancel, more than the engine has slots or threads. Half as many speak at once."""
 
     def same(self, a: Pcm, b: Pcm) -> bool:
-        """Whether these are the same audio: bit for bit, unless the engine is known to vary."""
+        """Whether two renderings are the same audio: bit for bit, unless the engine is known to vary."""
         if len(a) != len(b) or self.min_correlation == 1.0:
             return np.array_equal(a, b)
         return bool(np.corrcoef(a, b)[0, 1] >= self.min_correlation)
 
 
 def check_engine(make_engine: Callable[[], Engine], subject: Subject | None = None) -> None:
-    """Run every check on one engine, started and closed once; then that nothing is left of it."""
+    """Run every check on one engine, which starts and closes once; then check that it has left nothing behind."""
     asyncio.run(_check(make_engine, subject or Subject()))
 
 
@@ -224,7 +224,7 @@ async def ten_thousand_characters_are_bounded(engine: Engine, subject: Subject) 
 
 
 async def many_cancels_leave_it_working(engine: Engine, subject: Subject) -> None:
-    """More of them than an engine has slots or threads: one lost each time would be felt."""
+    """Cancel more utterances than the engine has slots or threads: a slot lost each time would show."""
     utterance = Utterance("u", subject.sentence)
     alone = joined(await speak(engine, utterance))
     for _ in range(subject.n_most):
@@ -235,7 +235,7 @@ async def many_cancels_leave_it_working(engine: Engine, subject: Subject) -> Non
 
 
 async def close_ends_a_stream_that_is_open(engine: Engine, subject: Subject) -> None:
-    """The last check: it closes the engine under a consumer, who must get an end or an EngineError."""
+    """The last check: close the engine under a consumer, which must get the end or an EngineError."""
     stream = engine.synthesize(Utterance("u", " ".join([subject.sentence] * 100)))
     await anext(stream)
     await asyncio.wait_for(engine.close(), HANG_S)

@@ -1,1 +1,1 @@
-"""Its place is its purpose: pytest puts the folder on the path, so that the engines' own folders find `conformance`."""
+"""Empty: with this file pytest puts the folder on the path, so that subfolders can import `conformance`."""

@@ -1,4 +1,4 @@
-"""Short sentences as telephone bots say them, by language, and English ones that are easily taken for another."""
+"""Short sentences of telephone bots by language, and English sentences that look like other languages."""
 
 FOREIGN = {
     "de": (

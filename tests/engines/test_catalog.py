@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from telephony_tts.engines.api import EngineStats, LangSource, Utterance
-from telephony_tts.engines.catalog import Absent, Catalog
+from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
@@ -59,27 +59,27 @@ def test_without_a_route_the_first_engine_of_the_language_speaks_and_a_named_voi
 @pytest.mark.parametrize(
     ("voice", "lang", "lang_source", "text", "expected"),
     [
-        # what the words tell leads only to a route
+        # a language detected from words leads only to its route
         (None, "fr", "words", "Bonjour", "formant/fr-be"),
         (None, "es", "words", "Buenos", "hibari/heart"),
         ("emma", "fr", "words", "Bonjour", "formant/fr-be"),
         ("emma", "es", "words", "Buenos", "hibari/emma"),
         ("fr", "fr", "words", "Bonjour", "formant/fr"),
         (None, "en", "words", "Hello", "hibari/heart"),
-        # what the bot says leads to the first engine that has it, but a named voice stays but for a route
+        # the bot's language leads to the first engine that has it; only a route replaces a named voice
         (None, "es", "bot", "Buenos", "espeak/es-tone"),
         ("emma", "es", "bot", "Buenos", "hibari/emma"),
         ("emma", "fr-CA", "bot", "Bonjour", "formant/fr-be"),
         (None, "no", "bot", "Hei", "espeak/nb-tone"),
-        # what Latin letters tell, which is always English, moves no voice that was named
+        # Latin letters alone, which mean English, never replace a named voice
         ("fr", "en", "letters", "OK", "formant/fr"),
         (None, "en", "letters", "OK", "hibari/heart"),
-        # a script is stronger than all of it
+        # the script decides first
         (None, "fr", "words", "你好", "cosyvoice2/mei"),
         ("fr", "zh", "letters", "你好", "cosyvoice2/mei"),
     ],
 )
-def test_resolve_by_what_the_language_was_told_from(
+def test_resolve_by_the_source_of_the_language(
     voice: str | None, lang: str, lang_source: LangSource, text: str, expected: str
 ) -> None:
     more = FakeEngine(name="espeak", voice_names=["es-tone"], languages=["es"])
@@ -109,7 +109,7 @@ def mismatch(catalog: Catalog, lang: str, text: str, voice: str | None = None, s
     return catalog.mismatch(utterance, chosen) or ""
 
 
-def test_a_mismatch_is_told_with_what_helps() -> None:
+def test_a_mismatch_is_reported_with_the_remedy() -> None:
     catalog = Catalog(engines())
     assert mismatch(catalog, "fr", "Bonjour") == (
         "the text seems to be in language fr, but voice heart speaks en: send `lang` fr or `voice` formant/fr-be, or "
@@ -117,12 +117,12 @@ def test_a_mismatch_is_told_with_what_helps() -> None:
     )
     assert ": send `voice` formant/fr-be, or set" in mismatch(catalog, "fr", "Bonjour", "emma")
     assert ": no engine here has a voice for it. If" in mismatch(catalog, "fi", "Terve")
-    espeak = Absent("espeak", ("fi",), FakeEngine().check, "get it")
+    espeak = AbsentEngine("espeak", ("fi",), FakeEngine().check, "get it")
     with_absent = Catalog(engines(), absent=[espeak])
     assert ": espeak would: get it, and set engines.routes to {fi: espeak}. If" in mismatch(with_absent, "fi", "Terve")
 
 
-def test_no_mismatch_where_the_voice_has_the_language_or_nothing_is_certain() -> None:
+def test_no_mismatch_if_the_voice_has_the_language_or_the_language_is_uncertain() -> None:
     catalog = Catalog(engines(), {"fr": "formant"})
     assert mismatch(catalog, "fr", "Bonjour") == mismatch(catalog, "en", "Hello") == ""
     assert mismatch(catalog, "fi", "Terve", source="bot") == mismatch(catalog, "en", "OK", "fr", "letters") == ""
@@ -130,7 +130,7 @@ def test_no_mismatch_where_the_voice_has_the_language_or_nothing_is_certain() ->
 
 
 class Slow:
-    """A detector that says where it was loaded."""
+    """A detector that records the thread of its load."""
 
     def __init__(self) -> None:
         self.loaded_in: int | None = None
@@ -142,7 +142,7 @@ class Slow:
         return "de" if self.loaded_in is not None else None
 
 
-def test_the_detector_is_loaded_at_the_start_and_not_in_the_event_loop() -> None:
+def test_the_detector_is_loaded_at_the_start_outside_the_event_loop() -> None:
     async def body() -> None:
         detector = Slow()
         catalog = Catalog(engines(), detector=detector)
@@ -168,7 +168,7 @@ def test_the_detector_is_loaded_at_the_start_and_not_in_the_event_loop() -> None
         ("", "no voice ''"),
     ],
 )
-def test_an_unknown_voice_is_told_what_is_near(voice: str, says: str) -> None:
+def test_an_unknown_voice_is_reported_with_similar_names(voice: str, says: str) -> None:
     with pytest.raises(UnknownVoice, match=says):
         Catalog(engines()).resolve(voice, None, "Hello")
 
@@ -236,7 +236,7 @@ def still_speaks(engine: FakeEngine) -> bool:
 
 
 @pytest.mark.parametrize("broken", [Unavailable(name="broken"), Stubborn(name="broken")])
-def test_one_broken_engine_does_not_leave_the_others_open(broken: FakeEngine) -> None:
+def test_a_broken_engine_does_not_leave_the_others_open(broken: FakeEngine) -> None:
     good = FakeEngine(name="good")
     catalog = Catalog([broken, good] if isinstance(broken, Stubborn) else [good, broken])
 

@@ -5,7 +5,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 
 ESPEAK = Subject(min_correlation=0.98)
-"""Not bit-exact: 1,500 renderings, 29 voices: up to four variants of a text, of one length, 0.987 or more alike."""
+"""Not bit-exact: 1,500 renderings with 29 voices had up to four variants of a text, with a correlation of 0.987."""
 
 
 def test_fake_keeps_the_contract() -> None:

@@ -37,7 +37,7 @@ def spoken(text: str, voice: str | None = None, speed: float = 1.0) -> tuple[np.
 
 
 @pytest.mark.parametrize("n_workers", [1, 4])
-def test_eight_at_once_in_eight_languages_are_each_what_they_are_alone(n_workers: int) -> None:
+def test_eight_utterances_in_eight_languages_at_once_sound_as_alone(n_workers: int) -> None:
     alone = {voice: spoken(text, voice) for voice, text in TEXTS.items()}
 
     async def body() -> None:
@@ -87,7 +87,7 @@ def test_mandarin_is_timed_by_the_character() -> None:
 
 
 def test_a_word_begins_where_its_sound_does() -> None:
-    """After the pause of a full stop the next word's time is where the level rises again."""
+    """After the pause at a full stop the next word begins where the level rises again."""
     text = "Stop. Go. Wait. Ten. Pick."
     pcm, timings = spoken(text, "en-us")
     n_window = SAMPLE_RATE_HZ // 100
@@ -142,12 +142,12 @@ def test_without_a_voice_the_language_and_then_the_script_decide(lang: str | Non
         (None, "你好 привет", "^espeak cannot read cjk/cyrillic letters with any of its voices$"),
     ],
 )
-def test_what_a_voice_cannot_read_is_refused_with_the_letters_named(voice: str | None, text: str, says: str) -> None:
+def test_unreadable_letters_are_refused_by_name(voice: str | None, text: str, says: str) -> None:
     with pytest.raises(UnsupportedText, match=says):
         EspeakEngine().check(Utterance("u", text, voice=voice))
 
 
-def test_an_unknown_voice_is_told_the_known_ones() -> None:
+def test_an_unknown_voice_is_reported_with_the_known_ones() -> None:
     with pytest.raises(UnknownVoice, match="en-us, en-gb, cmn"):
         EspeakEngine().check(Utterance("u", "Hi", voice="xx"))
 

@@ -15,7 +15,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 class Timer:
-    """A sleep that takes no time and remembers what was asked of it, in seconds."""
+    """A sleep that takes no time and records its arguments in seconds."""
 
     def __init__(self) -> None:
         self.waits_s: list[float] = []
@@ -35,7 +35,7 @@ def test_the_audio_can_be_read_back(text: str, rate_hz: int) -> None:
         assert recognise(pcm, LETTERS, sample_rate_hz=rate_hz) == text.replace(".", " ")
 
 
-def test_any_part_of_it_can_be_read_back() -> None:
+def test_any_part_of_the_audio_can_be_read_back() -> None:
     pcm = render("the quick fox")
     n_char = 24_000 * 60 // 1000
     assert recognise(pcm[4 * n_char : 9 * n_char], LETTERS) == "quick"
@@ -71,7 +71,7 @@ def test_speed_shortens_every_character() -> None:
     assert len(joined(hear(FakeEngine(), "abcd", speed=2.0))) == len(render("abcd")) // 2
 
 
-def test_first_audio_waits_as_told_and_then_keeps_its_pace() -> None:
+def test_first_audio_is_delayed_and_then_paced_as_configured() -> None:
     timer = Timer()
     engine = FakeEngine(first_audio_ms=250, speed=4.0, chunk_ms=100, sleep=timer.sleep)
     chunks = hear(engine, "abcdefgh")
@@ -86,7 +86,7 @@ def test_without_pace_and_delay_it_never_waits() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
-def test_it_fails_after_as_many_chunks_as_told(n: int) -> None:
+def test_it_fails_after_the_configured_number_of_chunks(n: int) -> None:
     heard: list[Chunk] = []
 
     async def body() -> None:
@@ -105,7 +105,7 @@ def delayed(sleep: Callable[[float], Awaitable[object]]) -> FakeEngine:
 
 
 @pytest.mark.parametrize("make", [lambda sleep: FakeEngine(hangs=True), delayed])
-def test_one_that_never_yields_is_counted_and_can_be_cancelled(
+def test_a_hanging_utterance_is_counted_and_can_be_cancelled(
     make: Callable[[Callable[[float], Awaitable[object]]], FakeEngine],
 ) -> None:
     async def forever(seconds: float) -> None:

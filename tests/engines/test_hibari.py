@@ -42,14 +42,14 @@ def model() -> HibariModel:
 
 
 def levels_dbfs(pcm: Pcm, n_window: int = SAMPLE_RATE_HZ * 5 // 1000) -> npt.NDArray[np.float64]:
-    """RMS of each whole 5 ms, full scale 0 dB."""
+    """The RMS level of each whole 5 ms in dBFS."""
     windows = pcm[: len(pcm) // n_window * n_window].astype(np.float64).reshape(-1, n_window) / 32768
     levels: npt.NDArray[np.float64] = 10 * np.log10(np.square(windows).mean(axis=1) + 1e-12)
     return levels
 
 
 def pause_ends(pcm: Pcm) -> list[int]:
-    """The samples where sound comes back after at least 100 ms below -50 dBFS."""
+    """The samples at which sound begins again after at least 100 ms below -50 dBFS."""
     quiet = levels_dbfs(pcm) < -50
     n_window = SAMPLE_RATE_HZ * 5 // 1000
     return [i * n_window for i in range(20, len(quiet)) if not quiet[i] and quiet[i - 20 : i].all()]
@@ -77,7 +77,7 @@ def test_the_gain_brings_speech_to_the_house_level(model: HibariModel) -> None:
 
 
 @pytest.mark.parametrize("text", [*SENTENCES, 'He said: "no" — really?', "(wow)… 42 & 7% of it!", "Dr. Smith"])
-def test_the_network_is_given_what_hibari_itself_would_give_it(model: HibariModel, text: str) -> None:
+def test_the_network_gets_the_same_input_as_from_hibari_itself(model: HibariModel, text: str) -> None:
     from hibari import Hibari
 
     hibari = Hibari(g2p=model._g2p)
@@ -114,7 +114,7 @@ def test_without_durations_timings_are_proportional(model: HibariModel) -> None:
     assert all(a[2] <= b[1] for a, b in pairwise(timed))
 
 
-def test_what_normalising_changes_keeps_its_place(model: HibariModel) -> None:
+def test_normalised_words_keep_their_place(model: HibariModel) -> None:
     timed = {word: (start, end) for word, start, end in words_of("Pay $1,249.99 by May 6 to Dr. Smith now.", model)}
     assert list(timed) == ["Pay", "1,249.99", "by", "May", "6", "to", "Dr", "Smith", "now"]
     seconds = (timed["1,249.99"][1] - timed["1,249.99"][0]) / SAMPLE_RATE_HZ
@@ -136,7 +136,7 @@ def test_digits_of_identifiers_are_read_one_by_one(model: HibariModel, written: 
 
 
 @pytest.mark.parametrize("text", ["on 2024-05-06 at 09:30", "$1,000,000 and 3.05", "page 42", "5/6/2024", "10-20"])
-def test_numbers_that_hibari_reads_well_are_left_to_it(model: HibariModel, text: str) -> None:
+def test_numbers_that_hibari_reads_well_are_unchanged(model: HibariModel, text: str) -> None:
     from hibari import Hibari
 
     hibari = Hibari(g2p=model._g2p)

@@ -1,4 +1,4 @@
-"""The language of Latin text: what telephone bots say in English is never taken for another language."""
+"""The language of Latin text: English sentences of telephone bots are never taken for another language."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from telephony_tts.errors import EngineUnavailable
 
 TESTS = Path(__file__).parents[1]
 SHARED = TESTS.parents[1] / "shared" / "text"
-"""More texts, which are not in every checkout."""
+"""More texts, which not every checkout has."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_most_sentences_show_their_language_and_none_shows_another(detector: Lat
 
 
 def english_of(path: Path) -> Iterator[str]:
-    """Whole texts, their sentences, and what is made of them."""
+    """Whole texts, their sentences, and their normalised forms."""
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if row["lang"] == "en":
@@ -70,7 +70,7 @@ def test_english_is_never_taken_for_another_language(detector: LatinLanguage) ->
         "",
     ],
 )
-def test_names_codes_and_a_few_words_tell_nothing(detector: LatinLanguage, text: str) -> None:
+def test_names_codes_and_too_few_words_give_no_language(detector: LatinLanguage, text: str) -> None:
     assert detector.tell(text) is None
 
 
@@ -79,17 +79,17 @@ def test_names_and_numbers_in_a_sentence_do_not_hide_its_language(detector: Lati
     assert detector.tell("Am I speaking with Jürgen Müller-Lüdenscheidt from Hauptstraße 12?") == "en"
 
 
-def test_a_text_of_any_length_is_read_only_as_far_as_is_needed(detector: LatinLanguage) -> None:
+def test_only_a_bounded_part_of_a_text_is_read(detector: LatinLanguage) -> None:
     german = " ".join(FOREIGN["de"])
     assert detector.tell(german) == "de"
     assert detector.tell(german + " the and with your you" * 1000) == "de"
 
 
-def test_before_it_is_loaded_it_tells_nothing() -> None:
+def test_before_load_there_is_no_answer() -> None:
     assert LatinLanguage().tell(FOREIGN["de"][0]) is None
 
 
-def test_a_package_that_does_not_work_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_package_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import py3langid.langid
 
     monkeypatch.setattr(py3langid.langid, "MODEL_FILE", os.fspath(tmp_path / "none.npz.xz"))
@@ -97,7 +97,7 @@ def test_a_package_that_does_not_work_is_told_with_what_to_do(monkeypatch: pytes
         LatinLanguage().load()
 
 
-def test_what_is_no_language_is_none(monkeypatch: pytest.MonkeyPatch, detector: LatinLanguage) -> None:
+def test_text_in_no_language_is_none(monkeypatch: pytest.MonkeyPatch, detector: LatinLanguage) -> None:
     class Odd:
         def classify(self, text: str) -> tuple[str, float]:
             return latin_language._NO_LANGUAGE, 1.0

@@ -1,4 +1,4 @@
-"""Text that an engine cannot read: what a refusal names must accept it, and is asked to, with the real engines."""
+"""Text that an engine cannot read: the voices that a refusal names must speak it. Uses the real engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance import joined, speak
 
 from telephony_tts import app, config
 from telephony_tts.engines.api import Utterance
-from telephony_tts.engines.catalog import Absent, Catalog
+from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
@@ -54,8 +54,8 @@ NAMED = re.compile(r"voices that can: ([^ ]+(?:, [^ ]+)*)\. Send")
 
 
 @pytest.mark.parametrize("default", ["hibari", "espeak"])
-def test_what_a_refusal_names_speaks_the_text(default: str) -> None:
-    """Asked as a bot asks that names the default voice, which is kept: most of these texts are refused."""
+def test_the_voices_of_a_refusal_speak_the_text(default: str) -> None:
+    """The bot names the default voice, which is kept, so most of these texts are refused."""
     outcomes: dict[str, str] = {}
 
     async def body() -> None:
@@ -77,7 +77,7 @@ def test_what_a_refusal_names_speaks_the_text(default: str) -> None:
 
 
 async def outcome(catalog: Catalog, utterance: Utterance) -> str:
-    """What becomes of an utterance. Each voice that a refusal names speaks it here."""
+    """The result for an utterance. Each voice that a refusal names must speak it."""
     try:
         engine, voice = catalog.choose(utterance)
     except UnsupportedText as refusal:
@@ -126,7 +126,7 @@ def test_a_refusal_names_voices_and_the_route_to_them() -> None:
                                                     "engines.routes to {zh: espeak}")  # fmt: skip
 
 
-def test_where_no_engine_can_the_language_is_told() -> None:
+def test_a_refusal_without_an_able_engine_names_the_language() -> None:
     catalog = Catalog([HibariEngine(), EspeakEngine()])
     assert refusal(catalog, "สวัสดี") == (
         "hibari speaks English only, not thai letters; "
@@ -135,7 +135,7 @@ def test_where_no_engine_can_the_language_is_told() -> None:
     assert "reads runic letters: " in refusal(catalog, TEXTS["old and rare"])
 
 
-def test_an_engine_that_is_not_installed_is_named_only_for_what_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_engine_is_named_only_for_text_that_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "installed", lambda part: part == "hibari")
     catalog = app.build_catalog(config.load(None, {}, {}))
     assert refusal(catalog, "привет").endswith(
@@ -147,15 +147,15 @@ def test_an_engine_that_is_not_installed_is_named_only_for_what_it_would_read(mo
     assert "would" not in refusal(catalog, "สวัสดี")
 
 
-def test_an_engine_that_reads_the_letters_without_having_the_language_is_not_named() -> None:
-    """The tones accept any text: that is no reason to send a Russian one there."""
+def test_an_engine_without_the_language_is_not_named() -> None:
+    """The fake engine accepts any text, but it has no Russian."""
     tones = FakeEngine(languages=["en"])
-    absent = Absent("other", ("en",), tones.check, "get it")
+    absent = AbsentEngine("other", ("en",), tones.check, "get it")
     message = refusal(Catalog([HibariEngine(), tones], absent=[absent]), "привет")
     assert "tone" not in message and "other" not in message
 
 
-def test_without_its_package_no_detector_is_looked_for_and_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_there_is_no_detector_and_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     german = "Guten Tag, wie kann ich Ihnen helfen?"
 
     def told(**settings: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""The text that comes while it is spoken: nothing lost, nothing twice, nobody left waiting, whatever the threads do."""
+"""Text that comes while it is spoken: nothing is lost or taken twice, and no wait hangs, in any order of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 
 
-def test_what_is_pushed_is_taken_once_and_the_end_is_seen_with_or_after_it() -> None:
+def test_pushed_text_is_taken_once_and_the_end_comes_with_or_after_it() -> None:
     feed = TextFeed()
     assert feed.take() == ("", False)
     feed.push(" one")
@@ -26,7 +26,7 @@ def test_what_is_pushed_is_taken_once_and_the_end_is_seen_with_or_after_it() -> 
     assert feed.take() == ("", True)
 
 
-def test_after_the_end_nothing_comes() -> None:
+def test_text_after_the_end_is_dropped() -> None:
     feed = TextFeed()
     feed.end()
     feed.end()
@@ -34,7 +34,7 @@ def test_after_the_end_nothing_comes() -> None:
     assert feed.take() == ("", True)
 
 
-def test_news_wakes_once_and_at_once_if_it_is_there_already() -> None:
+def test_news_wakes_once_and_immediately_if_it_is_there() -> None:
     feed, woken = TextFeed(), []
     feed.on_news(lambda: woken.append("first"))
     feed.push("")
@@ -60,7 +60,7 @@ def test_news_wakes_once_and_at_once_if_it_is_there_already() -> None:
     assert woken[-1] == "end not taken"
 
 
-def test_a_wake_may_take() -> None:
+def test_a_wake_callback_may_take_text() -> None:
     feed, taken = TextFeed(), []
     feed.on_news(lambda: taken.append(feed.take()))
     feed.push("text")
@@ -68,7 +68,7 @@ def test_a_wake_may_take() -> None:
 
 
 def test_a_worker_gets_every_character_in_order_and_the_end() -> None:
-    """Thirty runs of a pushing and a taking thread; a lost wake shows as a worker that does not come back."""
+    """Thirty runs of a pushing and a taking thread. A lost wake-up shows as a worker that does not return."""
     for _ in range(30):
         feed = TextFeed()
         taken: list[str] = []
@@ -93,7 +93,7 @@ def test_a_worker_gets_every_character_in_order_and_the_end() -> None:
         assert not worker.is_alive() and "".join(taken) == "".join(pieces)
 
 
-def test_the_whole_is_what_was_not_taken_and_all_that_comes() -> None:
+def test_whole_returns_all_text_that_was_not_taken() -> None:
     async def main() -> None:
         feed = TextFeed()
         feed.push("taken")
@@ -110,7 +110,7 @@ def test_the_whole_is_what_was_not_taken_and_all_that_comes() -> None:
     asyncio.run(main())
 
 
-def test_waiting_for_the_whole_can_be_given_up() -> None:
+def test_waiting_for_the_whole_can_be_cancelled() -> None:
     feed = TextFeed()
 
     async def main() -> None:
@@ -126,10 +126,10 @@ def test_waiting_for_the_whole_can_be_given_up() -> None:
     assert feed.take() == ("nobody waits, and the loop is gone", True)
 
 
-def test_the_feed_is_no_part_of_what_an_utterance_is() -> None:
+def test_the_feed_is_not_part_of_an_utterances_identity() -> None:
     assert Utterance("u", "text", more=TextFeed()) == Utterance("u", "text")
     assert "more" not in repr(Utterance("u", "text", more=TextFeed()))
 
 
-def test_the_engines_that_want_whole_sentences_say_so() -> None:
+def test_engines_that_need_whole_sentences_say_so() -> None:
     assert not any(engine.streams_text for engine in (FakeEngine(), HibariEngine(), EspeakEngine()))

@@ -39,7 +39,7 @@ def test_words(text: str, expected: list[str]) -> None:
         ("123 …", None),
     ],
 )
-def test_the_script_tells_the_language(text: str, language: str | None) -> None:
+def test_language_of_a_script(text: str, language: str | None) -> None:
     assert language_of(text) == language
 
 
@@ -57,7 +57,7 @@ def test_pieces_cover_the_text_and_are_short(text: str) -> None:
         assert len(spans) <= 1
 
 
-def test_pieces_end_where_a_speaker_would_breathe() -> None:
+def test_pieces_end_at_sentences_and_clauses() -> None:
     text = (
         "When you called us on Monday, we were not yet able to say. Today we are, and we would like to tell you that "
         "your order has left the depot and will be with you before noon, unless it snows."
@@ -85,7 +85,7 @@ def test_endless_words_are_blanked_in_place(text: str) -> None:
     assert all(after in (before, " ") for before, after in zip(text, result, strict=True))
 
 
-def test_only_what_exceeds_a_word_is_lost() -> None:
+def test_only_the_excess_of_a_word_is_lost() -> None:
     assert without_endless_words("say " + "A" * 300 + " now").split() == ["say", "A" * MAX_WORD_CHARS, "now"]
     assert without_endless_words("字" * 300) == "字" * 300
     assert without_endless_words("honorificabilitudinitatibus") == "honorificabilitudinitatibus"

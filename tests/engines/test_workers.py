@@ -25,7 +25,7 @@ def count_to(n: int) -> Work[int]:
 
 
 class Gate:
-    """Work that says when a worker is on it, and holds it until it is opened."""
+    """Work that reports when a worker runs it, and blocks the worker until it is opened."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -81,7 +81,7 @@ def test_the_earliest_deadline_is_served_first() -> None:
     run(body)
 
 
-def test_urgent_work_goes_between_the_items_of_work_that_can_wait() -> None:
+def test_urgent_work_runs_between_the_items_of_less_urgent_work() -> None:
     async def body() -> None:
         pool, gate = WorkerPool(1, "pool"), Gate()
         made: list[int | str] = []
@@ -133,7 +133,7 @@ def test_work_cancelled_in_the_queue_never_runs() -> None:
     run(body)
 
 
-def test_cancelling_returns_only_when_the_worker_is_free_however_often_it_is_asked() -> None:
+def test_cancelling_returns_only_when_the_worker_is_free() -> None:
     async def body() -> None:
         pool, gate = WorkerPool(1, "pool"), Gate()
         told: list[bool | str] = []
@@ -163,7 +163,7 @@ def test_cancelling_returns_only_when_the_worker_is_free_however_often_it_is_ask
     run(body)
 
 
-def test_a_consumer_that_stalls_holds_neither_a_worker_nor_memory_without_bound() -> None:
+def test_a_stalled_consumer_blocks_no_worker_and_bounded_memory() -> None:
     async def body() -> None:
         pool, made = WorkerPool(1, "pool", max_ahead=4), []
 
@@ -185,7 +185,7 @@ def test_a_consumer_that_stalls_holds_neither_a_worker_nor_memory_without_bound(
     run(body)
 
 
-def test_a_consumer_that_vanishes_leaves_nothing() -> None:
+def test_an_abandoned_stream_leaves_nothing() -> None:
     async def body() -> None:
         pool, closed = WorkerPool(1, "pool", max_ahead=1), threading.Event()
 
@@ -200,7 +200,7 @@ def test_a_consumer_that_vanishes_leaves_nothing() -> None:
             await anext(pool.stream(work))
 
         await vanish()
-        # The loop itself closes a generator that nobody refers to.
+        # The event loop closes a generator without references.
         assert await asyncio.get_running_loop().run_in_executor(None, closed.wait, LIMIT_S)
         assert await collect(pool.stream(count_to(2))) == [0, 1]
         await pool.close()
@@ -208,7 +208,7 @@ def test_a_consumer_that_vanishes_leaves_nothing() -> None:
     run(body)
 
 
-def test_what_the_work_raises_comes_after_its_items() -> None:
+def test_an_error_of_the_work_comes_after_its_items() -> None:
     async def body() -> None:
         pool = WorkerPool(1, "pool")
 
@@ -267,7 +267,7 @@ def test_close_ends_running_queued_and_parked_streams_and_joins_every_thread() -
     run(body)
 
 
-def test_a_stream_that_is_never_begun_is_never_submitted() -> None:
+def test_a_stream_that_is_never_iterated_is_never_submitted() -> None:
     async def body() -> None:
         pool = WorkerPool(1, "pool")
         await pool.stream(count_to(5)).aclose()
@@ -287,7 +287,7 @@ def test_nonsense_sizes_are_refused(n_workers: int, max_ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ends", ["at its end", "closed in the middle"])
-def test_work_that_cannot_be_ended_cleanly_takes_neither_worker_nor_consumer_with_it(ends: str) -> None:
+def test_work_that_fails_to_close_ends_neither_worker_nor_consumer(ends: str) -> None:
     async def body() -> None:
         def work(cancelled: Cancelled) -> Iterator[int]:
             try:
@@ -312,8 +312,8 @@ def test_work_that_cannot_be_ended_cleanly_takes_neither_worker_nor_consumer_wit
     run(body)
 
 
-def test_a_failure_keeps_nothing_alive_of_what_the_work_held() -> None:
-    """Not through the error's traceback, whoever keeps the error."""
+def test_an_error_keeps_no_state_of_the_work_alive() -> None:
+    """Not even through its traceback."""
 
     class Held:
         pass

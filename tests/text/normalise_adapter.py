@@ -1,4 +1,4 @@
-"""Lets a scoring tool drive the normaliser: `Adapter().normalise(text, lang)`, `lang` may be "mixed"."""
+"""The normaliser for a scoring tool: `Adapter().normalise(text, lang)`; `lang` may be "mixed"."""
 
 from __future__ import annotations
 

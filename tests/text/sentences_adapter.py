@@ -1,4 +1,4 @@
-"""The segmenter behind the interface of the sentence acceptance runner (plain strings, clause mode off)."""
+"""The segmenter for a scoring tool: sentences as plain strings, without early clauses."""
 
 from __future__ import annotations
 

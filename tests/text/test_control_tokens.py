@@ -1,4 +1,4 @@
-"""Signs meant for the engine pass the normaliser; what lies between them is read as always."""
+"""Tokens for the engine pass the normaliser unchanged; the text between them is read as usual."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,19 +12,19 @@ def said(text: str, lang: str | None = None, control: tuple[str, ...] = CONTROL)
     return "".join(span.spoken for span in normalize_spans(text, lang, control))
 
 
-def test_only_what_is_allowed_passes() -> None:
+def test_only_the_given_tokens_pass() -> None:
     text = "That is <strong>42</strong> [laughter] [cough] of them."
     assert said(text) == "That is <strong>forty two</strong> [laughter] cough of them."
     assert said(text, control=()) == "That is forty two laughter cough of them."
     assert said("高兴地说<|endofprompt|>你有3个[laughter]。") == "高兴地说<|endofprompt|>你有三个[laughter]。"
 
 
-def test_the_language_is_that_of_the_whole_text() -> None:
+def test_the_language_of_the_whole_text_decides() -> None:
     assert said("共 [laughter]3[laughter] 个") == "共 [laughter]三[laughter] 个"
 
 
 @given(st.lists(st.sampled_from([*CONTROL, "3", " of ", "$4.50", "[", "<", "好", "*a*", "\n- "]), max_size=12))
-def test_spans_tile_the_text(pieces: list[str]) -> None:
+def test_spans_cover_the_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     spans = normalize_spans(text, None, CONTROL)
     assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])][: len(spans)]

@@ -1,4 +1,4 @@
-"""Marks that are written and never said."""
+"""Marks that are written and never spoken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every text: never an error, spans that tile, no digit left, linear cost."""
+"""Properties for every text: no error, spans that cover it, no digit left, linear cost."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _LANGUAGES = st.sampled_from([None, "en", "zh", "ja", "ko", "fr", "zh-Hant-TW", 
 
 @settings(max_examples=400, deadline=None)
 @given(_ANY, _LANGUAGES)
-def test_spans_tile_the_text_and_say_what_normalize_says(text: str, lang: str | None) -> None:
+def test_spans_cover_the_text_and_agree_with_normalize(text: str, lang: str | None) -> None:
     spans = normalize_spans(text, lang)
     at = 0
     for span in spans:
@@ -132,8 +132,8 @@ def test_plain_mandarin_stays_as_it_is(text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(_WRITTEN, st.sampled_from(["en", "zh"]))
-def test_speech_is_speech_already(text: str, lang: str) -> None:
-    """Normalising twice never brings a digit back and never turns words into nothing."""
+def test_normalising_twice_keeps_words(text: str, lang: str) -> None:
+    """Normalising twice never makes a digit and never removes all words."""
     once = normalize(text, lang)
     assert not re.search(r"[0-9]", normalize(once, lang))
     assert not is_speakable(once) or normalize(once, lang).strip()
@@ -178,7 +178,7 @@ def test_a_code_is_never_an_amount(number: int) -> None:
     ],
 )
 def test_long_runs(piece: str, lang: str) -> None:
-    """The faulthandler timeout is the bound; a quadratic pattern would take minutes here."""
+    """A quadratic pattern would take minutes and hit the faulthandler timeout."""
     text = (piece * 20_000)[:20_000]
     assert not re.search("[0-9]", normalize(text, lang))
 
@@ -191,6 +191,6 @@ def test_a_hundred_thousand_characters(lang: str) -> None:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("text", ["5" + "x" * 220, "5" + "x*" * 110, "+" + "5" * 230 + "x", "1-" * 110 + "x"])
-def test_runs_that_almost_match_a_rule_do_not_explode(text: str, lang: str) -> None:
-    """Pinned: a mask of x's was tried in every way of cutting it, which is for ever, on the event loop of all calls."""
+def test_runs_that_almost_match_a_rule_take_linear_time(text: str, lang: str) -> None:
+    """Pinned: matching a mask of many x took exponential time and blocked the event loop of all calls."""
     assert "".join(span.spoken for span in normalize_spans(text, lang)) == normalize(text, lang)

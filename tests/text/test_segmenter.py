@@ -1,4 +1,4 @@
-"""What the segmenter does with call-centre text: cases by their marks, and the verbs of its interface."""
+"""The segmenter on call-centre text: marked cases, and each method of its interface."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def n_content(text: str) -> int:
 
 
 def marked_boundaries(marked: str) -> tuple[str, set[int], set[int]]:
-    """(text, required, optional); a boundary is the number of letters, digits and ideographs left of it."""
+    """(text, required, optional): a boundary is the number of letters, digits and ideographs before it."""
     text = marked.replace(REQUIRED, "").replace(OPTIONAL, "")
     required, optional, n_left = set(), set(), 0
     for char in marked:
@@ -63,7 +63,7 @@ def feed_by_character(text: str, lang: str | None = None) -> list[Sentence]:
 
 
 @pytest.mark.parametrize(("lang", "marked"), CASES)
-def test_sentences_end_where_the_case_is_marked(lang: str, marked: str) -> None:
+def test_sentences_end_at_the_marks_of_a_case(lang: str, marked: str) -> None:
     text, required, optional = marked_boundaries(marked)
 
     sentences = feed_by_character(text, lang)
@@ -87,7 +87,7 @@ if "TELEPHONY_TTS_CASES" in os.environ and FULL_SET.exists():
 
 
 def emitted_after(text: str, ending: str) -> int:
-    """How many characters behind `ending` are needed before the sentence that it closes comes out."""
+    """How many characters after `ending` are needed until its sentence is emitted."""
     segmenter = Segmenter()
     for n_fed, char in enumerate(text, start=1):
         if segmenter.feed(char):
@@ -107,7 +107,7 @@ def emitted_after(text: str, ending: str) -> int:
         ("Call us at 5 p.m.", " Thanks a lot", 8),
     ],
 )
-def test_a_sentence_comes_out_as_soon_as_it_is_certain(first: str, rest: str, n_ahead: int) -> None:
+def test_a_sentence_is_emitted_as_soon_as_it_is_certain(first: str, rest: str, n_ahead: int) -> None:
     assert emitted_after(first + rest, first) == n_ahead
 
 
@@ -119,7 +119,7 @@ def test_offsets_are_those_of_the_turn() -> None:
     assert sentences == [Sentence("Hello there.", 2, 14), Sentence("您好。", 16, 19), Sentence("Bye", 19, 22)]
 
 
-def test_offsets_go_on_after_a_flush_and_begin_anew_after_a_reset() -> None:
+def test_offsets_continue_after_a_flush_and_restart_after_a_reset() -> None:
     segmenter = Segmenter()
     segmenter.feed("One.")
     segmenter.flush()
@@ -156,12 +156,12 @@ def test_pending_is_what_was_not_emitted() -> None:
 @pytest.mark.parametrize(
     "junk", ["", " \n ", ".", ". . .", "! ! !", "……", "😊😊", "---\n***\n", "”）》", "\ud800" * 3 + "."]
 )
-def test_what_cannot_be_said_is_no_sentence(junk: str) -> None:
+def test_text_without_content_gives_no_sentence(junk: str) -> None:
     assert segment(junk) == []
 
 
 @pytest.mark.parametrize("text", ["\ud800嗨。\udfff好", "5 m ². Ok", "x ½. Ok", "\x00a.\x00 B", "a\u200d.\ufe0f B"])
-def test_malformed_text_is_carried_through(text: str) -> None:
+def test_malformed_text_passes_unchanged(text: str) -> None:
     assert "".join("".join(segment(text)).split()) == "".join(text.split())
 
 
@@ -169,7 +169,7 @@ def test_a_list_marker_alone_on_its_line_waits_for_its_item() -> None:
     assert segment("1.\n拨打热线") == ["1.\n拨打热线"]
 
 
-def test_emphasis_over_two_sentences_closes_behind_the_second() -> None:
+def test_emphasis_over_two_sentences_closes_after_the_second() -> None:
     assert segment("**您好。请稍等。**好的。**Wait.** Ok.") == ["**您好。", "请稍等。**", "好的。", "**Wait.**", "Ok."]
 
 
@@ -177,7 +177,7 @@ def test_a_line_end_closes_what_was_left_open() -> None:
     assert segment('He said "wait\nOne. Two (\nThree. Four') == ['He said "wait', "One.", "Two (", "Three.", "Four"]
 
 
-def test_an_opening_without_its_partner_does_not_hold_the_turn() -> None:
+def test_an_unclosed_opening_does_not_hold_the_turn() -> None:
     text = "他说“" + "您好" * 20 + "。" + "请稍等" * 30 + "。谢谢。再见。"
     assert segment(text)[1:] == ["谢谢。", "再见。"]
 
@@ -187,7 +187,7 @@ class TestFirstClause:
         text = "Hello Mr. Lee, thank you, sir. One, two, three, four."
         assert segment(text, first_clause_chars=10) == ["Hello Mr. Lee,", "thank you, sir.", "One, two, three, four."]
 
-    def test_what_follows_is_judged_as_the_rest_of_a_sentence(self) -> None:
+    def test_the_text_after_a_cut_is_the_rest_of_a_sentence(self) -> None:
         assert segment("Hi there, ok. you know. Bye", first_clause_chars=5) == ["Hi there,", "ok. you know.", "Bye"]
 
     def test_off_by_default(self) -> None:
@@ -239,7 +239,7 @@ class TestTimeout:
             ("1. ", [], "1. "),
         ],
     )
-    def test_says_what_is_safe_and_holds_the_rest(self, text: str, spoken: list[str], held: str) -> None:
+    def test_emits_what_is_safe_and_holds_the_rest(self, text: str, spoken: list[str], held: str) -> None:
         segmenter = Segmenter()
         segmenter.feed(text)
 
@@ -260,7 +260,7 @@ class TestTimeout:
         assert segmenter.timeout() == []
         assert segmenter.pending == "Please hold on"
 
-    def test_the_turn_goes_on_as_if_it_had_not_paused(self) -> None:
+    def test_the_turn_continues_as_if_it_had_not_paused(self) -> None:
         segmenter = Segmenter()
         segmenter.feed("It is 3")
         segmenter.timeout()
@@ -289,13 +289,13 @@ class TestTimeout:
         segmenter.timeout()
         assert [s.text for s in segmenter.feed(more) + segmenter.flush()] == sentences
 
-    def test_an_atom_is_held_until_it_goes_on(self) -> None:
+    def test_an_atom_is_held_until_more_text_comes(self) -> None:
         segmenter = Segmenter()
         segmenter.feed("It is 12,3")
         assert [segmenter.timeout() for _ in range(3)] == [[Sentence("It is", 0, 5)], [], []]
         assert [s.text for s in segmenter.feed("45 in all. Thanks")] == ["12,345 in all."]
 
-    def test_a_list_goes_on_where_it_was(self) -> None:
+    def test_a_list_continues_after_a_timeout(self) -> None:
         segmenter = Segmenter()
         segmenter.feed("Choose: 1. sales")
         assert [s.text for s in segmenter.timeout()] == ["Choose:"]

@@ -1,4 +1,4 @@
-"""What holds for every text and every way of feeding it."""
+"""Properties for every text and every way of feeding it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_no_content_is_lost_across_timeouts(chunks: list[str], options: dict[str
 
 @given(texts(), st.data())
 @example("请看https://a.io/b?c=d，付￥1,234.50给jane.doe@example.com。", None)
-def test_a_timeout_never_parts_an_atom(text: str, data: st.DataObject | None) -> None:
+def test_a_timeout_never_cuts_an_atom(text: str, data: st.DataObject | None) -> None:
     places = range(len(text) + 1) if data is None else [data.draw(st.integers(0, len(text)))]
     for place in places:
         segmenter = Segmenter()
@@ -120,7 +120,7 @@ def test_reset_forgets_the_turn_before(before: str, after: str) -> None:
 
 
 @given(texts())
-def test_what_is_kept_is_bounded(text: str) -> None:
+def test_the_pending_text_is_bounded(text: str) -> None:
     segmenter = Segmenter(max_chars=16)
     for char in text * 3:
         segmenter.feed(char)

@@ -1,4 +1,4 @@
-"""What settles of a sentence is read the same whatever comes after it, and never unsettles."""
+"""The settled part of a sentence is read the same with any text after it, and it stays settled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telephony_tts.text.markdown import strip
-from telephony_tts.text.normalizer import Span, _choose, normalize, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, _choose, normalize, normalize_spans
 from telephony_tts.text.settled import behind, settled, settled_spans
 
 HERE = Path(__file__).parent
@@ -20,9 +20,11 @@ CORPUS = [
     for line in (HERE / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
     for sentence in json.loads(line)["marked"].replace("¦", "").split("⏐")
 ]
+READING_TESTS = ("english/test_english_rules.py", "chinese/test_chinese_rules.py", "test_normalizer.py")
 WRITTEN = sorted({
     node.elts[0].value
-    for node in ast.walk(ast.parse((HERE / "test_normalizer.py").read_text(encoding="utf-8")))
+    for file in READING_TESTS
+    for node in ast.walk(ast.parse((HERE / file).read_text(encoding="utf-8")))
     if isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Constant)
     and isinstance(node.elts[0].value, str)
 })  # fmt: skip
@@ -74,13 +76,13 @@ def check(whole: str, lang: str | None = None) -> int:
     """
     said, so_far, n_before = normalize(whole, lang), "", 0
     read = normalize_spans(whole, lang)
-    spans: list[Span] = []
+    spans: list[SpokenSpan] = []
     for n_arrived in range(len(whole) + 1):
         text = whole[:n_arrived]
         found = settled_spans(text, lang)
         n = found[-1].end if found else 0
         assert n_before <= n <= n_arrived, f"{text!r} unsettles"
-        if n > n_before or n_arrived == len(whole):  # asked everywhere it is half of the time, for the same answer
+        if n > n_before or n_arrived == len(whole):  # asking at every length takes twice as long
             assert n == settled(text, lang)
         if n > n_before:
             assert [span.start for span in found] == [0, *(span.end for span in found[:-1])]
@@ -192,7 +194,7 @@ def test_past_numbers_and_signs(text: str, said: str) -> None:
     assert text[: settled(text)] == said
 
 
-def test_what_settles_is_read() -> None:
+def test_the_settled_part_is_normalised() -> None:
     spans = settled_spans("Your balance is now $40 and that is all")
     assert "".join(span.spoken for span in spans) == "Your balance is now forty dollars and"
     spans = settled_spans("您的单号是4711，已经交给快递员")
@@ -201,13 +203,13 @@ def test_what_settles_is_read() -> None:
     assert "".join(span.spoken for span in spans) == "I have [breath] the list and"
 
 
-def test_a_language_that_is_not_read_surely_settles_no_number() -> None:
+def test_no_number_settles_in_an_uncertain_language() -> None:
     for lang in ("ja", "ko", "fr", "zh"):
         assert settled("You pay now $40 and that is all I know", lang) == 0
     assert settled("您的单号是4711，已经交给快递员", "ja") == 0
 
 
-def test_what_was_read_in_english_stays_when_the_sentence_turns_chinese() -> None:
+def test_a_part_read_in_english_stays_when_the_sentence_becomes_chinese() -> None:
     head, tail = "You pay now $40 and that is all I", " know，请您在5点以前把钱送到我们这里来好吗"
     fed = settled_spans(head)
     rest = behind(normalize_spans(head + tail), fed[-1].end)

@@ -1,14 +1,14 @@
-"""Digits that are names, not amounts, in Mandarin: telephone numbers, codes, order, room and flight numbers."""
+"""Mandarin numbers that are names and not amounts: telephone numbers, codes, order, room and flight numbers."""
 
 from __future__ import annotations
 
 import re
 
 from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
 from telephony_tts.text.scanner import Rule, after, before
-from telephony_tts.text.units import UNIT
 
-# After these words any number of two or more digits is read digit by digit ...
+# After these words any number of two or more digits is read digit by digit.
 _STRONG = (
     "验证码|校验码|动态码|口令|密码|授权码|激活码|兑换码|邀请码|取件码|提货码|取餐码|取票码|取货码|提取码|券码|优惠码|识别码|"
     "序列号|流水号|编号|编码|尾号|尾数|[末后前][二两三四五六七八2-8]位|卡号|账号|帐号|账户|户号|单号|工号|学号|员工号|会员号|"
@@ -16,7 +16,7 @@ _STRONG = (
     "车牌|邮编|邮政编码|房号|门牌号?|分机|号码|代码|区号|箱号|表号|设备号|股票|拨打?|致电|拨通|呼叫|传真|座机|手机|热线|"
     "PIN|OTP|CVV|PNR|IMEI|QQ号?|微信号|(?<![a-z])(?:code|password|passcode|number|ext|extension|zip|ref|tracking)"
 )
-# ... after these only longer ones, which cannot be a count of things.
+# After these words only longer numbers are, because they cannot be a count of things.
 _WEAK = (
     "座位号?|柜号|桌号|订单|工单|运单|快递|保单|合同|发票|案件|航班|车次|列车|房间|客房|病房|转|来电|电话|客服|短信|发送|发|联系|"
     "会员|按|打|输入|回复|银行卡|信用卡|储蓄卡|卡|ID|型号|波音|空客|给|"
@@ -38,21 +38,18 @@ _COUNTED = re.compile(
 )
 
 
-_MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
-
-
 def context(left: str, right: str) -> str:
-    """ "strong", "weak" or "": how surely a number between `left` and `right` is a code."""
+    """How surely a number between `left` and `right` is a code: "strong", "weak" or ""."""
     if _CODE_FOLLOWS.match(right):
         return "strong"
-    if _COUNTED.match(right) or _MEASURED.match(right):
+    if _COUNTED.match(right) or MEASURED.match(right):
         return ""
     found = _CONTEXT.search(left)
     return ("strong" if found["strong"] else "weak") if found else ""
 
 
 def _groups(text: str) -> str:
-    """Digit groups digit by digit, a comma between groups so that the voice pauses as people do."""
+    """Each group digit by digit, with a comma between groups so that the voice pauses."""
     return "，".join(zh.code(g) for g in re.findall("[0-9]+", text))
 
 
@@ -88,14 +85,10 @@ def _say_emergency(match: re.Match[str]) -> str | None:
     return zh.code(match.group()) if alone else None
 
 
-_RUN = re.compile("[A-Za-z]+|[0-9]+")
-_WORDLIKE = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
-
-
 def _say_mixed(match: re.Match[str]) -> str | None:
-    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "5G") is said."""
+    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "5G") is read."""
     text = match.group()
-    runs = _RUN.findall(text)
+    runs = LETTERS_OR_DIGITS.findall(text)
     if not any(r.isdigit() for r in runs) or not any(r.isalpha() for r in runs):
         return None
     if re.fullmatch("[BCPODGM]2[BCPODGEM]", text):
@@ -118,7 +111,7 @@ def _say_mixed(match: re.Match[str]) -> str | None:
 
 
 def _say_letters(run: str, spelled: bool) -> str:
-    if not _WORDLIKE.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
+    if not WITH_VOWEL.match(run) or (spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4))):
         return zh.letters(run)
     return run
 
@@ -128,10 +121,7 @@ def _say_masked(match: re.Match[str]) -> str:
     return _groups(match.group())
 
 
-MASKED_RULE: Rule = (
-    re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])"),
-    _say_masked,
-)
+MASKED_RULE: Rule = (MASKED, _say_masked)
 _END = r"(?![0-9A-Za-z]|[.:：/][0-9]|-[A-Za-z0-9])"
 
 CODE_RULES: tuple[Rule, ...] = (
@@ -166,9 +156,6 @@ def _say_named_decimal(match: re.Match[str]) -> str:
 
 
 MIXED_RULES: tuple[Rule, ...] = (
-    (
-        re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])"),
-        _say_named_decimal,
-    ),
-    (re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])"), _say_mixed),
+    (NAMED_DECIMAL, _say_named_decimal),
+    (MIXED, _say_mixed),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.patterns import FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MERIDIEM = r"(?:[aApP]\.[mM]\.|[aApP]\.?[mM](?![A-Za-z]))"
@@ -36,7 +37,6 @@ def _say_day_first(match: re.Match[str]) -> str | None:
     return _say_day(match["year"], first, second)
 
 
-_FRACTIONS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
 _DATED = re.compile(r"(?:日期|时间|截至|截止|于|在|自|从|至|到|期|今天|明天|昨天|周[一二三四五六日天])[为是:：]?\s?$")
 
 
@@ -45,7 +45,7 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
     month, day = int(match["month"]), int(match["day"])
     if day >= 20 and 1 <= month <= 12 and re.search(r"有效期[为是至到:：]?\s?$", before(match, 6)):
         return f"{zh.digits(str(2000 + day))}年{zh.cardinal(month)}月"
-    if month < day and day in _FRACTIONS and not _DATED.search(before(match, 6)):
+    if month < day and day in FRACTION_DENOMINATORS and not _DATED.search(before(match, 6)):
         return None
     if after(match, 1) in ("以", "的") and month < day:
         return None
@@ -53,7 +53,7 @@ def _say_month_slash_day(match: re.Match[str]) -> str | None:
 
 
 def _say_month_dash_day(match: re.Match[str]) -> str | None:
-    """ "08-15": only with a leading zero is it a day and not a range."""
+    """ "08-15": it is a day only with a leading zero, else a range."""
     if "0" not in (match["month"][0], match["day"][0]):
         return None
     return _say_day("", int(match["month"]), int(match["day"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DIGITS = "零一二三四五六七八九"
 _LONGEST_CARDINAL = 16
-"""Digits beyond which a number is read digit by digit: 万亿 is the largest scale in common speech."""
+"""A number with more digits is read digit by digit: 万亿 is the largest scale in common speech."""
 
 
 def digits(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How Mandarin reads what is not plain words: amounts, quantities, signs; dates and codes have their own files."""
+"""How Mandarin reads what is not plain words: amounts, quantities, signs; other files have dates, codes and signs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from telephony_tts.text import addresses
 from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import dates as chinese_dates
 from telephony_tts.text.chinese import numbers as zh
-from telephony_tts.text.chinese.signs import SIGN_RULES, SIGNS
+from telephony_tts.text.chinese.signs import SIGN_RULES
+from telephony_tts.text.patterns import NUMBER, SIGNS
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -31,7 +32,6 @@ _WORDS = addresses.AddressWords(
     digits=zh.code,
     space=" ",
 )
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 _SCALE = "(?:百万|千万|百亿|千亿|万亿|[万亿千百])"
 _TO = r"\s?(?:-|–|—|~|至|到)\s?"
 _MEASURE = re.compile(
@@ -42,14 +42,14 @@ _NO_LIANG = re.compile(r"(?:[第周期初按选零点负]|星期|礼拜|之|选�
 
 
 def _say_count(written: str, left: str, right: str) -> str:
-    """A number before what follows it: 2 is 两 before a measure word, 二 in a rank or a date."""
+    """A number with the text around it: 2 is 两 before a measure word, 二 in a rank or a date."""
     if written == "2" and _MEASURE.match(right) and not _NO_LIANG.search(left):
         return "两"
     return zh.number(written)
 
 
 def _money_number(written: str) -> str:
-    """Amounts lose the zeros that only fill up the cents: "13.50" -> 十三点五."""
+    """Amounts lose the zeros at the end of the cents: "13.50" -> 十三点五."""
     if "." in written:
         written = written.rstrip("0").rstrip(".")
     return zh.number(written)
@@ -170,23 +170,15 @@ def _say_ip(match: re.Match[str]) -> str:
     return f"{said}冒号{zh.code(port)}" if port else said
 
 
-def _say_url(match: re.Match[str]) -> str:
-    return addresses.say_url(match.group(), _WORDS)
-
-
-def _say_email(match: re.Match[str]) -> str:
-    return addresses.say_email(match.group(), _WORDS)
-
-
 def _say_no(match: re.Match[str]) -> str:
     return "" if re.search("[号码]\\s?$", before(match, 2)) or re.match("[0-9]{3}", after(match, 3)) else "第"
 
 
-_ADDRESS_RULES: tuple[Rule, ...] = ((addresses.EMAIL, _say_email), (addresses.URL, _say_url))
+_ADDRESS_RULES = addresses.address_rules(_WORDS)
 _MONEY_SIGN: Rule = (
     re.compile(
-        rf"(?P<currency>{CURRENCY_SIGN}|{CURRENCY_CODE})\s?(?P<minus>-(?=[0-9]))?(?P<first>{_NUMBER})"
-        rf"(?:{_TO}(?:{CURRENCY_SIGN})?(?P<last>{_NUMBER}))?(?P<scale>{_SCALE})?",
+        rf"(?P<currency>{CURRENCY_SIGN}|{CURRENCY_CODE})\s?(?P<minus>-(?=[0-9]))?(?P<first>{NUMBER})"
+        rf"(?:{_TO}(?:{CURRENCY_SIGN})?(?P<last>{NUMBER}))?(?P<scale>{_SCALE})?",
         re.I,
     ),
     _say_money,
@@ -200,10 +192,10 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     *chinese_codes.TELEPHONE_RULES,
     chinese_dates.MONTH_DASH_DAY,
     (addresses.VERSION, _say_version),
-    (re.compile(rf"(?:(?P<first>{_NUMBER}){_TO})?(?P<last>{_NUMBER})\s?(?P<sign>[%‰])"), _say_percent),
+    (re.compile(rf"(?:(?P<first>{NUMBER}){_TO})?(?P<last>{NUMBER})\s?(?P<sign>[%‰])"), _say_percent),
     (
         re.compile(
-            rf"(?P<first>{_NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
+            rf"(?P<first>{NUMBER})(?P<scale>{_SCALE})?\s?(?P<currency>{CURRENCY_CODE}(?![A-Za-z0-9])|[$€£¥](?![0-9]))",
             re.I,
         ),
         _say_money_after,
@@ -219,14 +211,14 @@ _DIGIT_RULES: tuple[Rule, ...] = (
     (re.compile(r"[1-9][1-9](?=折)"), _say_discount),
     (re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<letter>[wkMGT])(?![A-Za-z0-9²³/])"), _say_letter_scale),
     (
-        re.compile(rf"(?P<first>{_NUMBER})(?:{_TO}(?P<last>{_NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
+        re.compile(rf"(?P<first>{NUMBER})(?:{_TO}(?P<last>{NUMBER}))?\s?(?P<unit>{UNIT.replace('%|', '')})"),
         _say_quantity,
     ),
     (re.compile(r"[0-9]{1,5}(?:\s?[x×X*]\s?[0-9]{1,5}){1,3}(?![0-9A-Za-z^])"), _say_size),
-    (re.compile(rf"(?P<first>{_NUMBER}){_TO}(?P<last>{_NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
+    (re.compile(rf"(?P<first>{NUMBER}){_TO}(?P<last>{NUMBER})(?![0-9A-Za-z]|[-/.:,][0-9])"), _say_range),
     (re.compile(r"[0-9]{1,6}(?:[:：][0-9]{1,6}){1,3}(?![0-9])"), _say_ratio),
     *chinese_codes.MIXED_RULES,
-    (re.compile(_NUMBER), _say_number),
+    (re.compile(NUMBER), _say_number),
 )
 _WORD_RULES: tuple[Rule, ...] = (
     *_ADDRESS_RULES,

@@ -1,4 +1,4 @@
-"""How Mandarin says the signs between the words: & @ # % + = / - and their kin."""
+"""The Mandarin rules for signs between words: & @ # % + = / - and others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import unicodedata
 
 from telephony_tts.text.chinese import codes as chinese_codes
 from telephony_tts.text.chinese import numbers as zh
+from telephony_tts.text.patterns import SIGNS, vulgar_fraction
 from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT, UNITS
 
@@ -52,12 +53,12 @@ def _say_sign(match: re.Match[str]) -> str | None:
         return ""
     if value == int(value):
         return zh.cardinal(int(value))
-    for bottom in (2, 3, 4, 5, 6, 7, 8, 9, 10, 16):
-        top = round(value * bottom)
-        if abs(top / bottom - value) < 1e-6:
-            joint = "又" if before(match, 1).isdigit() else ""
-            return f"{joint}{zh.cardinal(bottom)}分之{zh.cardinal(top)}"
-    return ""
+    parts = vulgar_fraction(value)
+    if parts is None:
+        return ""
+    top, bottom = parts
+    joint = "又" if before(match, 1).isdigit() else ""
+    return f"{joint}{zh.cardinal(bottom)}分之{zh.cardinal(top)}"
 
 
 _ENDS_VALUE = re.compile(
@@ -69,7 +70,7 @@ _STARTS_VALUE = re.compile(
 
 
 def _say_dash(match: re.Match[str]) -> str | None:
-    """Between two values 到; before a number alone 负; a tilde is else only a tone of voice."""
+    """Between two values 到, before a single number 负. Elsewhere a tilde is silent."""
     left, right = before(match, 4), after(match, 3)
     sign = match.group().strip()
     tight = not match.group()[-1:].isspace()
@@ -88,7 +89,7 @@ def _say_and(match: re.Match[str]) -> str:
 
 
 def _say_hash(match: re.Match[str]) -> str:
-    """ "按#键" is the key, "工单#4815" names a thing by number."""
+    """ "按#键" is the key, "工单#4815" is a number of a thing."""
     right = after(match, 8)
     if before(match, 1).isdigit() and re.match("(?!号|键)[\u4e00-\u9fff]", right):
         return "号"
@@ -122,7 +123,7 @@ _LETTER = r"[A-Za-z\u4e00-\u9fff]"
 
 
 def _say_per_unit(match: re.Match[str]) -> str | None:
-    """ "元/㎡": a unit after a slash, where an amount stands before it."""
+    """ "元/㎡": a unit after a slash, if an amount precedes it."""
     amount = re.search(r"[0-9][^，,;；。\s/]{0,6}$", before(match, 8))
     return f"每{UNITS[match['unit']][2]}" if amount and match["unit"] != "%" else None
 
@@ -151,12 +152,6 @@ def _say_compare(match: re.Match[str]) -> str:
 def _say_plus(match: re.Match[str]) -> str:
     return "加" * len(match.group())
 
-
-SIGNS = (
-    r"[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"
-    r"\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
-)
-"""Class of the signs that are not left as they are."""
 
 SIGN_RULES: tuple[Rule, ...] = (
     (re.compile(r"\s?[-–~]\s?|(?<!—)—(?!—)"), _say_dash),

@@ -1,4 +1,4 @@
-"""English words that end in a full stop without ending a sentence, by what may follow them."""
+"""English abbreviations that end in a full stop, by the text that may follow them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 
 class Kind(Enum):
-    """What a word before a full stop is, hence how much of the next word is needed to judge the stop."""
+    """The kind of a word before a full stop. It decides how much of the next word is needed to judge the stop."""
 
     PLAIN = auto()
     TITLE = auto()  # Dr. — a name always follows
@@ -50,25 +50,25 @@ STARTERS = _words(
     Instead Unfortunately Today Tomorrow See Good Great Welcome Enjoy Contact Visit Check Go Come Take Make Give
     Tell Ask Say Enter Select Choose Type Dial Hold Stay Follow Wait Bring Would"""
 )
-"""Capitalised words that open a sentence rather than continue a name."""
+"""Capitalised words that start a sentence rather than continue a name."""
 
 TIME_TAILS = _words(
     """Monday Tuesday Wednesday Thursday Friday Saturday Sunday Mon Tue Wed Thu Fri Sat Sun Jan Feb Mar
     Apr Jun Jul Aug Sep Sept Oct Nov Dec Eastern Central
     Mountain Pacific Beijing January February March April June July August September October November December"""
 )
-"""Capitalised words that still belong to a time of day."""
+"""Capitalised words that belong to a time of day."""
 
 COURTESY = frozenset(("Mr", "Mrs", "Ms"))
 PREPOSITIONS = _words("""At By On In Around From Since Until Till Before After During""")
 CLAUSE_CORES = _words("""I you he she it we they is are was were will can""")
-"""Words that show a sentence already has its subject or verb."""
+"""Words that show that a sentence already has its subject or verb."""
 
 LABELLED = _words(
     """option options plan gate terminal section type grade vitamin class line zone building block seat group part
     level size answer letter choice is"""
 )
-"""Words before a lone capital that make it a label, not the initial of a name."""
+"""Words that make a single capital after them a label, not the initial of a name."""
 
 SPEECH_VERBS = _words(
     """said says asked asks replied replies added answered explained continued responded told shouted whispered
@@ -81,7 +81,7 @@ _VOWELS = re.compile(r"[aeiouy]", re.IGNORECASE)
 
 
 def kind(word: str, *, after_number: bool) -> Kind:
-    """Judge `word` (without its final full stop); `after_number`: a number stands before it, so "in." is a unit."""
+    """Judge `word`, without its final full stop. With `after_number` a number precedes it, so "in." is a unit."""
     lower = word.lower()
     if _TIME.fullmatch(word):
         return Kind.TIME
@@ -100,10 +100,10 @@ def kind(word: str, *, after_number: bool) -> Kind:
     if _DOTTED.fullmatch(word):
         return Kind.INITIALISM
     if 2 <= len(word) <= 4 and word.isalpha() and word.isascii() and not word.isupper() and not _VOWELS.search(word):
-        return Kind.ENDABLE if after_number else Kind.INSIDE  # "5 GHz.", "Bldg.": no vowel, so it is no word
+        return Kind.ENDABLE if after_number else Kind.INSIDE  # "5 GHz.", "Bldg.": without a vowel it is not a word
     return Kind.PLAIN
 
 
 def is_abbreviated_name(word: str) -> bool:
-    """A word that must be spoken with what follows it: a title or a reference ("Dr.", "No.")."""
+    """Whether a word must be spoken with the next one: a title or a reference ("Dr.", "No.")."""
     return kind(word, after_number=False) in (Kind.TITLE, Kind.REFERENCE)

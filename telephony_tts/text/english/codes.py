@@ -1,14 +1,14 @@
-"""Digits that are names, not amounts, in English: telephone numbers, codes, order and account numbers."""
+"""English numbers that are names and not amounts: telephone numbers, codes, order and account numbers."""
 
 from __future__ import annotations
 
 import re
 
 from telephony_tts.text.english import numbers as en
+from telephony_tts.text.patterns import LETTERS_OR_DIGITS, MASKED, MEASURED, MIXED, NAMED_DECIMAL, WITH_VOWEL
 from telephony_tts.text.scanner import Rule, after, before
-from telephony_tts.text.units import UNIT
 
-# After these words any number of two or more digits is read digit by digit ...
+# After these words any number of two or more digits is read digit by digit.
 _STRONG = (
     r"codes?|pin|otp|pass ?codes?|passwords?|zip|postcode|ssn|social security|imei|vin|iban|pnr|cvv2?|cvc|sku|serial|"
     r"tracking|ref(?:erence)?\.?|confirmation|routing|extension|ext\.?|ending(?: in| with)?|ends? (?:in|with)|"
@@ -16,7 +16,7 @@ _STRONG = (
     r"(?:tele)?phone|hotline|verification|awb|isbn|mrn|npi|ein|swift|iccid|imsi|"
     r"digits(?: of (?:your|the)(?: [a-z]+){1,3})?"
 )
-# ... after these only longer ones, which cannot be a count of things.
+# After these words only longer numbers are, because they cannot be a count of things.
 _WEAK = (
     r"order|account|acct\.?|case|ticket|invoice|policy|claim|booking|reservation|member(?:ship)?|customer|client|user|"
     r"card|flight|room|rm\.?|suite|ste\.?|apartment|apt\.?|unit|gate|number|no\.?|nr\.?|num|license|parcel|shipment|"
@@ -43,13 +43,12 @@ _COUNTED = re.compile(
     r"s?\b)",
     re.I,
 )
-_MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
 _YEAR = re.compile(r"(?:19|20)[0-9]{2}$")
 
 
 def context(left: str, right: str) -> str:
-    """ "strong", "weak" or "": how surely a number between `left` and `right` is a code."""
-    if _COUNTED.match(right) or _MEASURED.match(right):
+    """How surely a number between `left` and `right` is a code: "strong", "weak" or ""."""
+    if _COUNTED.match(right) or MEASURED.match(right):
         return ""
     found = _CONTEXT.search(left)
     if found:
@@ -58,7 +57,7 @@ def context(left: str, right: str) -> str:
 
 
 def _groups(text: str) -> str:
-    """Digit groups digit by digit, a comma between groups so that the voice pauses as people do."""
+    """Each group digit by digit, with a comma between groups so that the voice pauses."""
     groups = re.findall("[0-9]+", text)
     pause = ", " if any(len(g) > 1 for g in groups) else " "
     return pause.join(en.digits(g) for g in groups)
@@ -82,7 +81,7 @@ def _say_code(match: re.Match[str]) -> str | None:
 
 
 def _is_year_like(match: re.Match[str]) -> bool:
-    """ "on 2024", "to 2024": after a weak word and a preposition four digits are rather a year."""
+    """ "on 2024", "to 2024": after a weak word and a preposition four digits are probably a year."""
     return re.search(r"\b(?:on|to|at)\s$", before(match, 4)) is not None
 
 
@@ -109,7 +108,7 @@ def _say_telephone(match: re.Match[str]) -> str | None:
 
 
 def _say_vanity(match: re.Match[str]) -> str:
-    """ "1-800-FLOWERS": the word is what people remember."""
+    """ "1-800-FLOWERS": the word stays, because people remember it."""
     digits, words = match["digits"], match["words"].replace("-", " ")
     return f"{_groups(digits)}, {words}"
 
@@ -132,14 +131,10 @@ def _say_service(match: re.Match[str]) -> str | None:
     )
 
 
-_LETTER_RUN = re.compile("[A-Za-z]+|[0-9]+")
-_WORDLIKE = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
-
-
 def _say_mixed(match: re.Match[str]) -> str | None:
-    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "24-hour", "5G") is said."""
+    """Letters with digits: a code ("SF1234") is spelled, a name ("COVID-19", "24-hour", "5G") is read."""
     text = match.group()
-    runs = _LETTER_RUN.findall(text)
+    runs = LETTERS_OR_DIGITS.findall(text)
     if not any(r.isdigit() for r in runs) or not any(r.isalpha() for r in runs):
         return None
     kind = context(before(match, 44), after(match, 60))
@@ -168,8 +163,8 @@ _SYLLABLES = re.compile("[^aeiouAEIOU]?[aeiouAEIOU][^aeiouAEIOU][aeiouAEIOU]$")
 
 
 def _say_letters(run: str, spelled: bool) -> str:
-    """Letters as a word where they make one ("SAVE20", "COVID-19"), else one by one."""
-    if len(run) == 1 or (len(run) == 2 and run.isupper()) or not _WORDLIKE.match(run):
+    """Letters as a word if they form one ("SAVE20", "COVID-19"), else one by one."""
+    if len(run) == 1 or (len(run) == 2 and run.isupper()) or not WITH_VOWEL.match(run):
         return en.letters(run)
     if spelled and (len(run) <= 3 or (run.isupper() and len(run) == 4 and not _SYLLABLES.match(run))):
         return en.letters(run)
@@ -187,9 +182,6 @@ def _say_masked(match: re.Match[str]) -> str:
 
 
 _GROUPED = re.compile(r"[0-9]+(?:[- /][0-9]{2,}){0,8}(?![0-9A-Za-z]|[.,:/][0-9]|-[A-Za-z0-9])")
-
-MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
-"""A number with its middle or its beginning hidden."""
 
 CODE_RULES: tuple[Rule, ...] = ((MASKED, _say_masked), (_GROUPED, _say_code))
 
@@ -220,10 +212,7 @@ TELEPHONE_RULES: tuple[Rule, ...] = (
 )
 
 MIXED_RULES: tuple[Rule, ...] = (
-    (
-        re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])"),
-        _say_named_decimal,
-    ),
+    (NAMED_DECIMAL, _say_named_decimal),
     (MASKED, _say_masked),
-    (re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])"), _say_mixed),
+    (MIXED, _say_mixed),
 )

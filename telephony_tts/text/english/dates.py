@@ -1,4 +1,4 @@
-"""Dates, times of day, years and decades in English. Numeric dates are read month first unless they cannot be."""
+"""Dates, times of day, years and decades in English. Numeric dates have the month first if that is possible."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from telephony_tts.text.english import numbers as en
 from telephony_tts.text.english.codes import context
+from telephony_tts.text.patterns import FRACTION_DENOMINATORS
 from telephony_tts.text.scanner import Rule, after, before
 
 _MONTH_NAMES = (
@@ -52,7 +53,7 @@ def _say_month_year(match: re.Match[str]) -> str:
 
 
 def _say_month_name(match: re.Match[str]) -> str | None:
-    """ "Sept." alone; only abbreviations with their full stop, and only before a word or a digit goes on."""
+    """ "Sept." alone: only an abbreviation with its full stop, and only before a lower-case word or a digit."""
     return (
         _month(match["month"]) if re.match(r"\s[a-z0-9]", after(match, 2)) and match["month"].lower() != "may" else None
     )
@@ -94,18 +95,17 @@ _DATED = re.compile(
 )
 _PART = re.compile(r"\s?(?:of\b|cup|inch|in\b|mile|tsp|tbsp|teaspoon|tablespoon|pound|lb|hour|price|full|off\b)", re.I)
 _EXPIRY = re.compile(r"\b(?:exp|expiry|expiration|valid thru|good thru)\.?(?: date)?:?(?: is| of)?\s$", re.I)
-_FRACTIONS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
 
 
 def _say_month_slash_day(match: re.Match[str]) -> str | None:
-    """ "12/31" is a day; "1/4" is one unless a date is expected there."""
+    """ "12/31" is a day; "1/4" is a fraction unless a date is expected there."""
     first, second = int(match["first"]), int(match["second"])
     if (first, second) == (24, 7) or re.match(r"\s?=", after(match, 2)):
         return None
     if second >= 20 and 1 <= first <= 12 and _EXPIRY.search(before(match, 18)):
         return f"{en.MONTHS[first - 1]} {_full_year(str(second))}"
     dated = _DATED.search(before(match, 20)) is not None
-    if not dated and (_PART.match(after(match, 14)) or (first < second and second in _FRACTIONS)):
+    if not dated and (_PART.match(after(match, 14)) or (first < second and second in FRACTION_DENOMINATORS)):
         return None
     if 1 <= first <= 12 and 1 <= second <= 31:
         return _say_date(first, second)
@@ -117,7 +117,7 @@ def _say_year_month(match: re.Match[str]) -> str:
 
 
 def _meridiem(written: str) -> str:
-    """ "a.m." as initials; lower-case "am" would be read as the verb."""
+    """ "a.m." as capitals: lower-case "am" would be read as the verb."""
     return "AM" if written[0] in "aA" else "PM"
 
 
@@ -135,7 +135,7 @@ def _say_clock(hour: int, minute: int, second: str, meridiem: str) -> str:
 
 
 def _stop(match: re.Match[str]) -> str:
-    """The full stop of "p.m." also ends the sentence where nothing or a capital follows."""
+    """The full stop of "p.m." also ends the sentence if nothing or a capital follows."""
     if match.group().endswith(".") and re.match(
         r"\s*(?:$|(?!(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z])[A-Z](?![A-Z]))", after(match, 6)
     ):
@@ -158,7 +158,7 @@ _UNTIL = r"\s?(?:-|–|—|~)\s?"
 
 
 def _say_time_range(match: re.Match[str]) -> str:
-    """ "9-5pm", "9-11:30 am": only the second carries what tells that the first is a time."""
+    """ "9-5pm", "9-11:30 am": only the second number shows that the first is a time."""
     last = _say_clock(int(match["hour"]), int(match["minute"] or "0"), "", _meridiem(match["meridiem"]))
     first = en.cardinal(int(match["first"]))
     if match["first_minute"]:
@@ -185,7 +185,7 @@ _COUNT_NOUN = re.compile(r"\s(?:(?!was\b|is\b|has\b)[a-z]+s\b|people|dollars|per
 
 
 def _say_year(match: re.Match[str]) -> str | None:
-    """Four digits from 1500 to 2099 where a year is expected and nothing is counted."""
+    """Four digits from 1500 to 2099 if a year is expected there and nothing is counted."""
     number = int(match.group())
     left = before(match, 24)
     if not 1500 <= number <= 2099 or _COUNT_NOUN.match(after(match, 10)):

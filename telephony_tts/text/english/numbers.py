@@ -41,7 +41,7 @@ _IRREGULAR_ORDINALS = {
     "twelve": "twelfth",
 }
 _LONGEST_CARDINAL = 15
-"""Digits beyond which a number is read digit by digit: nobody follows quadrillions on the telephone."""
+"""A number with more digits is read digit by digit: quadrillions cannot be understood on the telephone."""
 
 
 def digits(text: str) -> str:
@@ -97,7 +97,7 @@ def plural(word: str) -> str:
 def number(text: str) -> str:
     """A written number, unsigned, with optional thousands commas and decimals: "1,234.50" -> words.
 
-    A leading zero before another digit means the digits matter, so they are read one by one.
+    A number with a leading zero is an identifier, so its digits are read one by one.
     """
     whole, _, fraction = text.replace(",", "").partition(".")
     if len(whole) > _LONGEST_CARDINAL or (len(whole) > 1 and whole[0] == "0"):
@@ -126,7 +126,7 @@ def decade(number: int) -> str:
 
 
 def fraction(numerator: int, denominator: int) -> str:
-    """1/4 -> "one quarter", 3/8 -> "three eighths"; a denominator without a name is said "over"."""
+    """1/4 -> "one quarter", 3/8 -> "three eighths"; a denominator without a name is read with "over"."""
     if denominator in (0, 1):
         return f"{cardinal(numerator)} over {cardinal(denominator)}"
     one = {2: "half", 4: "quarter"}.get(denominator) or ordinal(denominator)
@@ -138,7 +138,7 @@ def fraction(numerator: int, denominator: int) -> str:
 def letters(text: str) -> str:
     """Letters and digits one by one, as in a code: "SF12" -> "S F one two".
 
-    "A" is written "A." so that a voice says the letter and not the article.
+    "A" becomes "A.", so that a voice reads the letter and not the article.
     """
     said = (DIGITS[ord(c) - 48] if "0" <= c <= "9" else "A." if c in "aA" else c.upper() for c in text if c.isalnum())
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""How English reads what is not plain words: amounts, quantities, signs; dates and codes have their own files."""
+"""The English rules for amounts, quantities, fractions and abbreviations; other files have dates, codes and signs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from telephony_tts.text import addresses
 from telephony_tts.text.english import codes as english_codes
 from telephony_tts.text.english import dates as english_dates
 from telephony_tts.text.english import numbers as en
-from telephony_tts.text.english.signs import SIGN_RULES, SIGNS, say_vulgar
+from telephony_tts.text.english.signs import SIGN_RULES, say_vulgar
+from telephony_tts.text.patterns import NUMBER, SIGNS
 from telephony_tts.text.scanner import Language, Rule, after, before
 from telephony_tts.text.units import CURRENCIES, CURRENCY_CODE, CURRENCY_SIGN, UNIT, UNITS
 
@@ -32,7 +33,6 @@ _WORDS = addresses.AddressWords(
     digits=en.digits,
     space=" ",
 )
-NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 _SCALE = r"(?:\s?(?:thousand|million|billion|trillion|bn|mn)(?![A-Za-z])|[kKmMbB](?![A-Za-z0-9]))"
 _SCALES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "mn": "million"}
 _TO = r"\s?(?:-|–|—|~|\bto\b)\s?"
@@ -138,7 +138,7 @@ def _say_rating(match: re.Match[str]) -> str:
 
 
 def _say_slashed(match: re.Match[str]) -> str:
-    """ "24/7/365" and what else looks like a date and is none."""
+    """ "24/7/365" and other text that looks like a date but is not one."""
     return " slash ".join(en.number(n) for n in match.group().split("/"))
 
 
@@ -170,7 +170,7 @@ def _say_big(match: re.Match[str]) -> str:
 
 
 def _say_street_number(match: re.Match[str]) -> str | None:
-    """ "1600 Pennsylvania Avenue" in pairs, as house numbers are said."""
+    """ "1600 Pennsylvania Avenue": house numbers are read in pairs of digits."""
     return en.year(int(match.group())) if match.group()[0] != "0" else None
 
 
@@ -234,14 +234,6 @@ def _say_vulgar(match: re.Match[str]) -> str:
     return f"{en.number(match['whole'])} and {'a half' if value == 0.5 else say_vulgar(value)}"
 
 
-def _say_url(match: re.Match[str]) -> str:
-    return addresses.say_url(match.group(), _WORDS)
-
-
-def _say_email(match: re.Match[str]) -> str:
-    return addresses.say_email(match.group(), _WORDS)
-
-
 _WEEKDAYS = {
     "mon": "Monday",
     "tue": "Tuesday",
@@ -271,7 +263,7 @@ def _say_no(match: re.Match[str]) -> str:
     return words.get(match["word"].lower(), "number")
 
 
-_ADDRESS_RULES: tuple[Rule, ...] = ((addresses.EMAIL, _say_email), (addresses.URL, _say_url))
+_ADDRESS_RULES = addresses.address_rules(_WORDS)
 
 _MONEY = (
     rf"(?P<minus>-(?=[0-9]))?(?P<first>(?:{NUMBER}|\.[0-9]{{1,2}}))(?:{_TO}(?P<last>{NUMBER}))?"

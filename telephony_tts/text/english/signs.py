@@ -1,4 +1,4 @@
-"""How English says the signs between the words: & @ # % + = / - and their kin."""
+"""The English rules for signs between words: & @ # % + = / - and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from telephony_tts.text.english import numbers as en
-from telephony_tts.text.english.codes import MASKED
+from telephony_tts.text.patterns import MASKED, SIGNS, vulgar_fraction
 from telephony_tts.text.scanner import Rule, after, before
 from telephony_tts.text.units import UNIT, UNITS
 
@@ -62,19 +62,16 @@ def _say_sign(match: re.Match[str]) -> str | None:
 
 
 def say_vulgar(value: float) -> str:
-    """½ and its kin, after a whole number "and a half"."""
-    for bottom in (2, 3, 4, 5, 6, 7, 8, 9, 10, 16):
-        top = round(value * bottom)
-        if abs(top / bottom - value) < 1e-6:
-            return en.fraction(top, bottom)
-    return ""
+    """The words for the sign of a fraction, given its value: 0.5, which is ½, is "one half"; "" if there are none."""
+    parts = vulgar_fraction(value)
+    return en.fraction(*parts) if parts else ""
 
 
 _ENDS_VALUE = re.compile(r"(?:[0-9%°]|[0-9][A-Za-z]{1,3}|[0-9](?:st|nd|rd|th)|[ap]\.?m\.?|\))\s?$", re.I)
 
 
 def _say_dash(match: re.Match[str]) -> str | None:
-    """Between two values "to"; before one alone "minus"; else it is punctuation."""
+    """Between two values "to", before a single one "minus", else punctuation."""
     left = before(match, 6)
     sign = match.group().strip()
     if _ENDS_VALUE.search(left) and (match.group()[-1].isspace() or not left[-1].isspace()):
@@ -95,7 +92,7 @@ def _say_plus(match: re.Match[str]) -> str:
 
 
 def _say_hash(match: re.Match[str]) -> str:
-    """ "#4815" names a thing by number, "#" before or after "key" is the pound key, "#word" a hashtag."""
+    """ "#4815" is a number of a thing, "#" beside "key" is the pound key, "#word" is a hashtag."""
     number = match["number"]
     if number:
         return f"number {en.digits(number) if len(number) >= 3 or number[0] == '0' else en.number(number)}"
@@ -152,13 +149,13 @@ def _say_per(match: re.Match[str]) -> str | None:
 
 
 def _say_per_unit(match: re.Match[str]) -> str | None:
-    """ "$5/m²": a unit after a slash, where an amount stands before it."""
+    """ "$5/m²": a unit after a slash, if an amount precedes it."""
     amount = re.search(r"[0-9][^,;.\s/]{0,8}$", before(match, 12))
     return f"per {UNITS[match['unit']][0]}" if amount and match["unit"] != "%" else None
 
 
 def _say_slash(match: re.Match[str]) -> str:
-    """Between lower-case words a choice, between initials nothing, elsewhere the sign's name."""
+    """Between lower-case words "or", between initials nothing, elsewhere the name of the sign."""
     left, right = before(match, 2), after(match, 2)
     if re.search(r"[A-Za-z]\s?$", left) and re.match(r"\s?[A-Za-z]", right):
         return "" if left[-1:].isupper() and right[:1].isupper() and left[-2:].isupper() else "or"
@@ -176,15 +173,9 @@ def _say_compare(match: re.Match[str]) -> str:
 
 
 def _say_nothing_or_dash(match: re.Match[str]) -> str | None:
-    """A tilde is not said; a dash is punctuation the voice knows."""
+    """A tilde is silent. A dash is punctuation and stays."""
     return "" if match.group() == "~" else None
 
-
-SIGNS = (
-    r"""[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"""
-    r"""\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"""
-)
-"""Class of the signs that are not left as they are."""
 
 SIGN_RULES: tuple[Rule, ...] = (
     (

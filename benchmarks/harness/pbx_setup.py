@@ -1,7 +1,7 @@
-"""A real Asterisk with our server and our bridge, for a benchmark: started in order, put on their cores, and ended.
+"""A real Asterisk with our server and our bridge: started in order, placed on cores, and stopped.
 
-Asterisk has the configuration that users copy (configs/asterisk) and calls come in at its extensions. The foreign
-programs are those of tests/pbx.
+Asterisk has the configuration that users copy (configs/asterisk), and calls come in at its extensions. The other
+programs come from tests/pbx.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.pbx_peers import Asterisk, Bot, Bots, PeerFailed, PeerProcess, free_port, shipped_asterisk, wait_until
-from harness.process import cpu_times_s
+from harness.process import cpu_times_s, place
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXTENSIONS = {"websocket": "700", "audiosocket": "701", "ari": "702"}
-"""By what way the audio goes, and the shipped dialplan's extension for it."""
+"""The way of the audio to its extension in the shipped dialplan."""
 _ARI_PASSWORD = "change-this"
-"""The shipped ari.conf's."""
+"""The password in the shipped ari.conf."""
 _READY_S = 60.0
 
 Placement = Mapping[str, int | None]
-"""A process's name to the core it has; None is all."""
+"""A process's name to its core; None means all cores."""
 _FIRST = "bridge"
-"""With `realtime` it goes before the others: it has a frame to write every 20 ms, where the server is ahead of time,
-and processes of one real-time priority wait for each other up to 100 ms."""
+"""With "realtime" this process runs before the others. The bridge writes a frame every 20 ms, while the server sends
+ahead of time; processes of one real-time priority wait for each other for up to 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """All up. The server dials a bot for each call that comes."""
+class PbxSetup:
+    """The running Asterisk, server and bridge. The server dials a bot for each call that comes."""
 
     asterisk: Asterisk
     bots: Bots
@@ -47,30 +47,30 @@ class Stage:
         try:
             return self.bots.next(within_s)
         except queue.Empty:
-            why = f"the server has dialled no bot within {within_s:g} s; Asterisk's log:\n{self.asterisk.log(1500)}"
+            why = f"the server has dialled no bot within {within_s:g} s. Asterisk's log:\n{self.asterisk.log(1500)}"
             raise PeerFailed(why) from None
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds on a CPU so far, by process; `phones` is this one."""
+        """CPU seconds so far, by process; `phones` is this process."""
         return {name: cpu_times_s(pid)[0] for name, pid in {**self.pids, "phones": os.getpid()}.items()}
 
 
 def embedded_voice(port: int, bot_url: str) -> list[str]:
-    """The server as `make run` starts it."""
+    """The command of the server as `make run` starts it."""
     config = str(_CONFIGS / "server.yaml")
     flags = ["--config", config, "--port", str(port), "--set", f"bot.url={bot_url}"]
     return [sys.executable, "-m", "telephony_tts.cli", "serve", *flags]
 
 
 def tones(port: int, bot_url: str) -> list[str]:
-    """The same server with an engine that costs nothing."""
+    """The command of the server with the fake engine, whose tones cost nothing."""
     settings = {"server.port": port, "bot.url": bot_url, "engines.default": "fake"}
     script = str(Path(__file__).resolve().with_name("serve.py"))
     return [sys.executable, script, "--instant", *_flags(settings)]
 
 
 def bridge_command(server_url: str, port: int, http_port: int, ari_port: int | None = None) -> list[str]:
-    """The bridge as users start it; `ari_port` is Asterisk's."""
+    """The command of the bridge as users start it; `ari_port` is Asterisk's."""
     settings: dict[str, object] = {
         "server.url": server_url, "audiosocket.port": port, "http.port": http_port, "drain_s": 1,
     }  # fmt: skip
@@ -86,7 +86,7 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
 
 
 @contextmanager
-def stage(engine: str, placement: Placement, priority: int | str = 0) -> Iterator[Stage]:
+def pbx_setup(engine: str, placement: Placement, priority: int | str = 0) -> Iterator[PbxSetup]:
     """`engine` is "embedded" or "tones"; `placement` has server, bridge and asterisk. Raises PeerFailed."""
     bots = Bots()
     port, audiosocket, http_port = (free_port(socket.SOCK_STREAM) for _ in range(3))
@@ -101,12 +101,12 @@ def stage(engine: str, placement: Placement, priority: int | str = 0) -> Iterato
         pids = {"server": server.pid, "bridge": bridge.pid, "asterisk": asterisk.pid}
         for name, pid in pids.items():
             place(pid, placement[name], priority, 2 if name == _FIRST else 1)
-        yield Stage(asterisk, bots, pids)
+        yield PbxSetup(asterisk, bots, pids)
 
 
 @contextmanager
 def program(name: str, command: Sequence[str], http_port: int) -> Iterator[PeerProcess]:
-    """One of ours, once it says that it is ready. Raises PeerFailed."""
+    """Start one of our programs and wait until it is ready. Raises PeerFailed."""
     with tempfile.TemporaryDirectory() as folder:
         process = PeerProcess(name, command, Path(folder))
         try:
@@ -126,39 +126,6 @@ def _is_ready(http_port: int) -> bool:
         return False
 
 
-def place(pid: int, core: int | None, priority: int | str = 0, rank: int = 1) -> None:
-    """Put all threads of a process on a core; those they start follow them. Raises PermissionError for a priority.
-
-    `rank` is among those with `realtime`: the higher goes first.
-    """
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        thread = int(task.name)
-        with suppress(ProcessLookupError):
-            if core is not None:
-                os.sched_setaffinity(thread, {core})
-            if priority == "realtime":
-                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(rank))
-            elif isinstance(priority, int) and priority:
-                os.setpriority(os.PRIO_PROCESS, thread, priority)
-
-
-@contextmanager
-def here_on(core: int | None, priority: int | str = 0) -> Iterator[None]:
-    """Put this process on a core, and what it starts; afterwards it is again where it was."""
-    usable, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        place(os.getpid(), core, priority)
-        yield
-    finally:
-        for task in Path("/proc/self/task").iterdir():
-            thread = int(task.name)
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, usable)
-                if priority:
-                    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-                    os.setpriority(os.PRIO_PROCESS, thread, niceness)
-
-
-def told(placement: Placement) -> dict[str, str]:
-    """A placement for the result."""
+def placement_words(placement: Placement) -> dict[str, str]:
+    """A placement in words, for the result."""
     return {name: "all cores" if core is None else f"core {core}" for name, core in placement.items()}

@@ -16,7 +16,7 @@ _VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 
 
 def _parse(words: str) -> int:
-    """An independent reading of English cardinals."""
+    """The value of English number words, computed independently."""
     total = group = 0
     for word in words.split():
         if word == "hundred":

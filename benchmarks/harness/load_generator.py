@@ -1,4 +1,5 @@
-"""The load generator's process: a scenario's name as argument, its settings as JSON on stdin, its figures on stdout."""
+"""The load generator's process: the scenario's name is its argument, settings come as JSON on stdin, figures leave on
+stdout."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SCENARIOS = {
 
 async def main() -> dict[str, Any]:
     spec = json.load(sys.stdin)
-    # A collection in the middle would look like a late frame.
+    # A garbage collection would look like a late frame.
     gc.freeze()
     gc.disable()
     return await SCENARIOS[sys.argv[1]](spec)

@@ -10,7 +10,7 @@ from telephony_tts.text.chinese import numbers as zh
 
 
 def _parse(text: str) -> int:
-    """An independent reading of Mandarin cardinals."""
+    """The value of Mandarin number words, computed independently."""
     for name, scale in (("亿", 10**8), ("万", 10**4)):
         if name in text:
             high, _, low = text.rpartition(name)

@@ -1,0 +1,48 @@
+"""Patterns that the rules of several languages share: numbers, units after them, codes, signs and fractions."""
+
+from __future__ import annotations
+
+import re
+
+from telephony_tts.text.units import UNIT
+
+NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+"""Digits, with or without commas between thousands and with or without decimals."""
+
+MEASURED = re.compile(rf"\s?(?![A-Za-z](?![A-Za-z/])){UNIT}")
+"""A unit after a number. A single letter does not count, because it may belong to a code."""
+
+MASKED = re.compile(r"(?:[0-9]{1,8}[- ]?)?(?:(?:\*{2,}+|[xX]{3,}+)[- ]?){1,6}+[0-9]{2,12}(?![0-9A-Za-z])")
+"""A number of which the beginning or the middle is hidden: "****4821", "138****8000"."""
+
+NAMED_DECIMAL = re.compile(r"(?P<name>[A-Za-z]{1,20})-?(?P<number>[0-9]{1,4}\.[0-9]{1,4})(?![0-9A-Za-z]|\.[0-9])")
+"""A name with a decimal number: "iOS17.4", "PM2.5"."""
+
+MIXED = re.compile(r"[A-Za-z0-9]{1,80}(?:[-_][A-Za-z0-9]{1,40}){0,8}(?![A-Za-z0-9])")
+"""Letters and digits in one word: "SF1234", "COVID-19"."""
+
+LETTERS_OR_DIGITS = re.compile("[A-Za-z]+|[0-9]+")
+"""The runs of letters and of digits in such a word."""
+
+WITH_VOWEL = re.compile("[A-Za-z]*[aeiouyAEIOUY][A-Za-z]*$")
+"""Letters that may be read as a word."""
+
+SIGNS = (
+    r"[-–—~+#*&@%=/<>^\\|{}\[\]_`$€£¥₩₹₽฿₱¢§°º±×÷≤≥≠≈√∞‰µ℃℉№²³"
+    r"\u00b9\u00bc-\u00be\u2070-\u2079\u2080-\u2089\u2150-\u2188\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
+)
+"""The class of the signs that have a rule."""
+
+FRACTION_DENOMINATORS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 20, 32, 64, 100))
+"""Denominators that make "1/4" a fraction rather than a day of a month."""
+
+_VULGAR_DENOMINATORS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
+
+
+def vulgar_fraction(value: float) -> tuple[int, int] | None:
+    """Numerator and denominator of a sign such as ½, given its numeric value; None if it has no small denominator."""
+    for denominator in _VULGAR_DENOMINATORS:
+        numerator = round(value * denominator)
+        if abs(numerator / denominator - value) < 1e-6:
+            return numerator, denominator
+    return None

@@ -1,0 +1,115 @@
+"""What a caller hears for the English text that a call-centre bot writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from telephony_tts.text.normalizer import normalize
+
+ENGLISH = [
+    # codes and telephone numbers: digit by digit
+    ("Your verification code is 482913.", "Your verification code is four eight two nine one three."),
+    ("482913 is your verification code.", "four eight two nine one three is your verification code."),
+    ("Your PIN is 0042.", "Your PIN is zero zero four two."),
+    ("ZIP code 90210-1234", "ZIP code nine zero two one zero, one two three four"),
+    ("Call 1-800-555-0199.", "Call one, eight zero zero, five five five, zero one nine nine."),
+    ("(415) 555-2671 ext. 42", "four one five, five five five, two six seven one, extension four two"),
+    ("+44 20 7946 0958", "plus four four, two zero, seven nine four six, zero nine five eight"),
+    ("Call 1-800-FLOWERS", "Call one, eight zero zero, FLOWERS"),
+    ("Dial 911 now.", "Dial nine one one now."),
+    ("Order #4815 shipped", "Order number four eight one five shipped"),
+    ("ORD-2024-00123", "O R D two zero two four zero zero one two three"),
+    ("Flight BA1234 leaves", "Flight B A. one two three four leaves"),
+    ("your card ending in 8876", "your card ending in eight eight seven six"),
+    ("card xxxx-xxxx-xxxx-4821", "card four eight two one"),
+    ("Account: ****4821", "Account: four eight two one"),
+    ("account 123456789", "account one two three four five six seven eight nine"),
+    ("extension 204 or 305", "extension two zero four or three zero five"),
+    ("Room 302, room 12", "Room three zero two, room twelve"),
+    ("code 48-29-13", "code four eight, two nine, one three"),
+    ("4111 1111 1111 1111", "four one one one, one one one one, one one one one, one one one one"),
+    ("0042", "zero zero four two"),
+    ("The PIN you entered, 4477, is wrong.", "The PIN you entered, four four seven seven, is wrong."),
+    ("Springfield, IL 62704", "Springfield, IL six two seven zero four"),
+    ("last four digits of your card are 9876", "last four digits of your card are nine eight seven six"),
+    ("text STOP to 12345", "text STOP to one two three four five"),
+    # the same words before a count
+    ("The code expires in 10 minutes.", "The code expires in ten minutes."),
+    ("Order 12 items", "Order twelve items"),
+    ("order 1500 units", "order one thousand five hundred units"),
+    ("a 4-digit PIN", "a four digit PIN"),
+    # names with digits
+    ("COVID-19, 5G, MP3, B2B", "COVID nineteen, five G, M P three, B to B"),
+    ("a 24-hour line, a 100-day trial", "a twenty four hour line, a one hundred day trial"),
+    # amounts
+    ("$1,234.50", "one thousand two hundred thirty four dollars and fifty cents"),
+    ("$1.01, $0.99, $10, £0.50", "one dollar and one cent, ninety nine cents, ten dollars, fifty pence"),
+    ("-$45.30", "minus forty five dollars and thirty cents"),
+    (
+        "$2.5M, $3k, €19.99",
+        "two point five million dollars, three thousand dollars, nineteen euros and ninety nine cents",
+    ),
+    ("$5-$10, $5-10", "five dollars to ten dollars, five to ten dollars"),
+    ("20 USD, 99¢", "twenty U S dollars, ninety nine cents"),
+    ("$15/month at $0.12/kWh", "fifteen dollars per month at twelve cents per kilowatt hour"),
+    # dates, years, times
+    ("due 12/31/2024", "due December thirty first, twenty twenty four"),
+    ("12/31", "December thirty first"),
+    ("2024-08-05", "August fifth, twenty twenty four"),
+    ("31.12.2024", "December thirty first, twenty twenty four"),
+    ("Jan 5, 2025", "January fifth, twenty twenty five"),
+    ("the 25th of December 2024", "the twenty fifth of December, twenty twenty four"),
+    ("Dec 25–27", "December twenty fifth to twenty seventh"),
+    ("in 1999 and 2008", "in nineteen ninety nine and two thousand eight"),
+    ("the 1990s and the '80s", "the nineteen nineties and the eighties"),
+    (
+        "Between 1990 and 1995, 2024 was best",
+        "Between nineteen ninety and nineteen ninety five, twenty twenty four was best",
+    ),
+    ("version 3.10.12", "version three point ten point twelve"),
+    ("2010-2015", "twenty ten to twenty fifteen"),
+    ("at 3:05 PM", "at three oh five PM"),
+    ("at 10:30 a.m. Please come", "at ten thirty AM. Please come"),
+    ("9am-5pm, 9-5pm", "nine AM to five PM, nine to five PM"),
+    ("17:30, 12:00, 00:30", "seventeen thirty, twelve o'clock, twelve thirty AM"),
+    ("Mon-Fri 24/7", "Monday to Friday twenty four seven"),
+    # numbers and units
+    ("1,000,000 users", "one million users"),
+    ("-2, 0.05, 23rd, 1,000th", "minus two, zero point zero five, twenty third, one thousandth"),
+    ("25% off, 5-10% more", "twenty five percent off, five to ten percent more"),
+    ("1/2, 3/4, 2 1/2, 1½", "one half, three quarters, two and a half, one and a half"),
+    ("ratio 3:1", "ratio three to one"),
+    ("BP 120/80", "BP one hundred twenty over eighty"),
+    ("5kg, 1 lb, 60 mph, 256GB", "five kilograms, one pound, sixty miles per hour, two hundred fifty six gigabytes"),
+    ("-5°C to 10°C", "minus five degrees Celsius to ten degrees Celsius"),
+    ("100 Mbps, 10 m²", "one hundred megabits per second, ten square meters"),
+    ("250mg/5ml, rated 4.8/5", "two hundred fifty milligrams per five milliliters, rated four point eight out of five"),
+    ("5 lb. of flour, 1.5-mm parts", "five pounds of flour, one point five millimeter parts"),
+    ("wait—what", "wait—what"),
+    ("4-6 hours", "four to six hours"),
+    (
+        "12345678901234567890",
+        "one two three four five six seven eight nine zero one two three four five six seven eight nine zero",
+    ),
+    # signs and addresses
+    ("R&D, AT&T", "R and D, AT and T"),
+    ("press # or *", "press pound or star"),
+    ("5 + 3 = 8", "five plus three equals eight"),
+    ("yes/no and/or", "yes or no and or"),
+    ("#winning", "hashtag winning"),
+    ("john.smith_99@my-bank.com", "john dot smith underscore nine nine at my dash bank dot com"),
+    ("Visit https://www.example.com/track.", "Visit w w w dot example dot com slash track."),
+    ("192.168.1.1", "one nine two dot one six eight dot one dot one"),
+    ("version v2.10.3", "version two point ten point three"),
+    ("123 Maple Dr. with Dr. Lee", "one hundred twenty three Maple Drive with Doctor Lee"),
+    # markup
+    ("**$29.00**", "twenty nine dollars"),
+    ("Press (**1**) to confirm.", "Press (one) to confirm."),
+    ("[3 items](http://x.example/1)", "three items"),
+    ("<b>$5</b> now 😀", "five dollars now "),
+]
+
+
+@pytest.mark.parametrize(("written", "spoken"), ENGLISH)
+def test_english(written: str, spoken: str) -> None:
+    assert normalize(written, "en") == spoken
