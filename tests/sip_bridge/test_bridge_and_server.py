@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-import soxr
 from bridge_rig import Ended, bridging, noise, run
 from log_lines import lines
+from server_rig import TOKEN, bot_of, event, tones, tts_server
 from standin_asterisk import Phone, phone
-from websockets.asyncio.client import ClientConnection, connect
 
-from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
-from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 pytestmark = pytest.mark.timed
-
-TOKEN = "a-token"
-
-
-@asynccontextmanager
-async def tts_server(**settings: Any) -> AsyncIterator[Server]:
-    """The real server, with tones for a voice."""
-    catalog = Catalog([FakeEngine()])
-    await catalog.start()
-    given = TransportSettings(
-        speech=replace(SessionSettings(), first_clause_chars=0), host="127.0.0.1", port=0, tokens=(TOKEN,), drain_s=1.0,
-        max_frame_lateness_ms=60_000, **settings,
-    )  # fmt: skip
-    try:
-        async with Server(given, catalog).running() as server:
-            yield server
-    finally:
-        await catalog.close()
-
-
-@asynccontextmanager
-async def bot_of(server: Server, call: str, inbound: str = "none") -> AsyncIterator[ClientConnection]:
-    url = f"ws://127.0.0.1:{server.port}/v1/stream?call={call}&token={TOKEN}"
-    async with connect(url, compression=None, proxy=None, max_queue=None) as bot:
-        await event(bot, "ready")
-        if inbound != "none":
-            await bot.send(json.dumps({"type": "config", "inbound": inbound}))
-        yield bot
-
-
-async def event(bot: ClientConnection, kind: str, audio: bytearray | None = None) -> dict[str, Any]:
-    """The next event of a kind; the caller's audio that comes meanwhile goes into `audio`."""
-    async with asyncio.timeout(8):
-        while True:
-            data = await bot.recv()
-            if isinstance(data, bytes):
-                if audio is not None:
-                    audio += data
-            elif (told := json.loads(data)).get("type") == kind:
-                return dict(told)
-
 
 def heard_by(up: Phone) -> np.ndarray:
     """All samples from the first that is not silence."""
     samples = np.frombuffer(b"".join(up.frames), "<i2").astype(float)
     return samples[int(np.argmax(samples != 0)) :]
-
-
-def tones(sentences: list[str], rate_hz: int) -> np.ndarray:
-    """What the engine makes of them."""
-    whole = np.concatenate([render(text) for text in sentences]).astype(np.float32)
-    resampled: np.ndarray = soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ")
-    return resampled
 
 
 def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:

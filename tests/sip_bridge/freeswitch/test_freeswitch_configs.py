@@ -15,7 +15,7 @@ from telephony_tts.errors import ConfigError
 from telephony_tts.transport.server import _LEGS
 from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "freeswitch"
 UUID = "7dd5e34e-5db4-4edb-a166-757e5d29b941"
 

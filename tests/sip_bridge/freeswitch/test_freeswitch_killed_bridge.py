@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bridge_rig import run, until
+from process_rig import running
+from server_rig import TOKEN, bot_of, tts_server
 from standin_freeswitch import PASSWORD, Channel, StandinFreeSwitch
-from test_bridge_and_server import TOKEN, bot_of, tts_server
-from test_bridge_process import running
 
 from telephony_tts.engines.fake import recognise
 
