@@ -15,7 +15,7 @@ from sip_bridge.audiosocket.call import Call
 from sip_bridge.audiosocket.connection import CallerSocket
 from sip_bridge.config import Config
 from sip_bridge.freeswitch.application import FreeSwitchApplication
-from sip_bridge.health import HealthServer, serve_health
+from sip_bridge.http_server import HttpServer, serve_http
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger
@@ -93,19 +93,19 @@ class Bridge:
                 ),
             )
             try:
-                health = await _listen("http", http.host, http.port, self._serve_health())
+                http_server = await _listen("http", http.host, http.port, self._serve_http())
                 applications = [each for each in (self._ari, self._freeswitch) if each is not None]
                 asking = [self._group.create_task(_keep_running(each)) for each in applications]
                 try:
                     await listener.start_serving()
-                    yield Listening(int(listener.sockets[0].getsockname()[1]), health.port)
+                    yield Listening(int(listener.sockets[0].getsockname()[1]), http_server.port)
                     listener.close()
                     await self._drain()
                 finally:
                     for task in asking:
                         task.cancel()
-                    health.close()
-                    await health.wait_closed()
+                    http_server.close()
+                    await http_server.wait_closed()
             finally:
                 listener.close()
                 for call in list(self._calls):
@@ -191,10 +191,10 @@ class Bridge:
         if not self._calls:
             self._empty.set()
 
-    async def _serve_health(self) -> HealthServer:
+    async def _serve_http(self) -> HttpServer:
         where, ari = self._config.http, self._ari
         originate = Originator(self._config.ari.originate, ari.originate).answer if ari is not None else None
-        return await serve_health(where.host, where.port, self._why_not_ready, originate)
+        return await serve_http(where.host, where.port, self._why_not_ready, originate)
 
     def _why_not_ready(self) -> str | None:
         if self.draining:

@@ -94,7 +94,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(
-        "wire audio errors clock metrics logs transport.connection", "numpy websockets prometheus_client"
+        "wire audio errors clock metrics logs transport.connection transport.request_head",
+        "numpy websockets prometheus_client",
     ),
     "sip_bridge.audiosocket.frames": row(not_stdlib=TASKS | IO),
     "sip_bridge.audiosocket.pacer": row("clock", not_stdlib=TASKS | IO),

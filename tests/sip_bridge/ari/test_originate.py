@@ -191,10 +191,13 @@ def test_nobody_without_the_token_and_nobody_at_all_where_there_is_none() -> Non
         (b"POST /originate HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\nx", 411),
         (b"POST /originate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 411),
         (b"POST /originate HTTP/1.1\r\nContent-Length: 65537\r\n\r\n", 413),
+        (b"POST /originate HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, 413),
         (b"POST /originate HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n", 413),
+        (b"POST /originate HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 411),
         (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\r\n\r\n", 400),
         (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nno header\r\n\r\n", 400),
     ],
     ids=lambda value: str(value)[:40],
 )
