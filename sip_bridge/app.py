@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 from sip_bridge import metrics
 from sip_bridge.ari.application import AriApplication
 from sip_bridge.ari.originate import Originator
-from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.call import AudioSocketCall
 from sip_bridge.audiosocket.connection import CallerSocket
-from sip_bridge.config import Config
+from sip_bridge.config import BridgeConfig
 from sip_bridge.freeswitch.application import FreeSwitchApplication
 from sip_bridge.http_server import HttpServer, serve_http
 from telephony_tts import event_loop, logs
@@ -35,35 +35,35 @@ _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListeningPorts:
     """Where the bridge really listens (a configured port may be 0)."""
 
     audiosocket_port: int
     http_port: int
 
 
-class Application(Protocol):
+class PbxApplication(Protocol):
     """A way to a PBX that is not a listening socket."""
 
     async def run(self) -> None: ...
 
 
-class AnyCall(Protocol):
+class PbxCall(Protocol):
     """A call, whichever way it came."""
 
     async def run(self) -> None: ...
     def end(self, reason: str) -> None: ...
 
 
-class Bridge:
+class SipBridge:
     """Takes Asterisk's calls, each with a task of its own."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: BridgeConfig) -> None:
         self._config = config
-        self._calls: set[AnyCall] = set()
-        self._nameless: dict[Call, CallerSocket] = {}
+        self._calls: set[PbxCall] = set()
+        self._nameless: dict[AudioSocketCall, CallerSocket] = {}
         """The oldest first."""
-        self._named: set[Call] = set()
+        self._named: set[AudioSocketCall] = set()
         self._limit = logs.LineLimit.of_strangers()
         self._strangers = _log.limited(self._limit)
         """The log of connections that are no call."""
@@ -81,7 +81,7 @@ class Bridge:
         return len(self._calls)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Listening]:
+    async def running(self) -> AsyncIterator[ListeningPorts]:
         """Listen for the duration of the context; on leaving, drain. Raises ConfigError where it cannot listen."""
         where, http = self._config.audiosocket, self._config.http
         loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class Bridge:
                 asking = [self._group.create_task(_keep_running(each)) for each in applications]
                 try:
                     await listener.start_serving()
-                    yield Listening(int(listener.sockets[0].getsockname()[1]), http_server.port)
+                    yield ListeningPorts(int(listener.sockets[0].getsockname()[1]), http_server.port)
                     listener.close()
                     await self._drain()
                 finally:
@@ -153,7 +153,7 @@ class Bridge:
             del self._nameless[oldest]
             oldest.end("no_uuid", why=f"{_MAX_NAMELESS} connections have not said a UUID: are they Asterisk's?")
             its_socket.abort()
-        call = Call(socket, self._config, strangers=self._strangers, may_begin=self._may_begin)
+        call = AudioSocketCall(socket, self._config, strangers=self._strangers, may_begin=self._may_begin)
         self._nameless[call] = socket
         self._begin(call, lambda: self._closed(call, socket))
 
@@ -161,7 +161,7 @@ class Bridge:
     def _is_full(self) -> bool:
         return len(self._named) >= self._config.audiosocket.max_calls
 
-    def _may_begin(self, call: Call) -> bool:
+    def _may_begin(self, call: AudioSocketCall) -> bool:
         """It has said its UUID, and counts from now on."""
         self._nameless.pop(call, None)
         if self._is_full:
@@ -174,18 +174,18 @@ class Bridge:
         metrics.REFUSED.labels(reason).inc()
         log.warning("refused", reason=reason, setting=_SETTINGS.get(reason))
 
-    def _closed(self, call: Call, socket: CallerSocket) -> None:
+    def _closed(self, call: AudioSocketCall, socket: CallerSocket) -> None:
         socket.abort()  # nothing is left of it, but where the task was cancelled before it began
         self._nameless.pop(call, None)
         self._named.discard(call)
 
-    def _begin(self, call: AnyCall, then: Callable[[], None] = lambda: None) -> None:
+    def _begin(self, call: PbxCall, then: Callable[[], None] = lambda: None) -> None:
         assert self._group is not None
         self._calls.add(call)
         self._empty.clear()
         self._group.create_task(call.run()).add_done_callback(lambda _task: self._ended(call, then))
 
-    def _ended(self, call: AnyCall, then: Callable[[], None]) -> None:
+    def _ended(self, call: PbxCall, then: Callable[[], None]) -> None:
         then()
         self._calls.discard(call)
         if not self._calls:
@@ -203,7 +203,7 @@ class Bridge:
         return "; ".join(reason for reason in reasons if reason is not None) or None
 
 
-async def _keep_running(application: Application) -> None:
+async def _keep_running(application: PbxApplication) -> None:
     """A fault of ours in one of them would otherwise end the calls of all."""
     while True:
         try:
@@ -221,9 +221,9 @@ async def _listen(section: str, host: str, port: int, listening: Awaitable[Liste
         raise ConfigError(why) from error
 
 
-async def serve(config: Config, announce: Callable[[Listening], None] | None = None) -> None:
+async def serve(config: BridgeConfig, announce: Callable[[ListeningPorts], None] | None = None) -> None:
     """Run the bridge until SIGTERM or SIGINT, then drain and return. A second signal does not wait."""
-    bridge = Bridge(config)
+    bridge = SipBridge(config)
     with event_loop.stop_signals(bridge.stop_at_once) as stop:
         async with bridge.running() as listening:
             event_loop.settle()
@@ -234,7 +234,7 @@ async def serve(config: Config, announce: Callable[[Listening], None] | None = N
     _log.info("stopped")
 
 
-def run(config: Config, announce: Callable[[Listening], None] | None = None) -> None:
+def run(config: BridgeConfig, announce: Callable[[ListeningPorts], None] | None = None) -> None:
     """`serve` on uvloop where there is one. Raises ConfigError where it cannot listen."""
     logs.setup(config.log)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE
-from sip_bridge.config import TOKEN_VARIABLE, Config, load
+from sip_bridge.config import TOKEN_VARIABLE, BridgeConfig, load
 from telephony_tts.cli_settings import overrides
 from telephony_tts.errors import TelephonyTTSError
 
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _summary(config: Config) -> str:
+def _summary(config: BridgeConfig) -> str:
     where, http = config.audiosocket, config.http
     rate = "the caller's rate" if where.rate_hz is None else f"{where.rate_hz} Hz"
     return (
@@ -89,7 +89,7 @@ def _summary(config: Config) -> str:
     )
 
 
-def _ari(config: Config) -> str:
+def _ari(config: BridgeConfig) -> str:
     """The line on ARI, where it is on."""
     ari = config.ari
     if not ari.enabled:
@@ -99,7 +99,7 @@ def _ari(config: Config) -> str:
     return f"  ARI           {where}, Stasis({ari.app}), media by {ari.media}{makes}\n"
 
 
-def _freeswitch(config: Config) -> str:
+def _freeswitch(config: BridgeConfig) -> str:
     """The line on FreeSWITCH, where it is on."""
     switch = config.freeswitch
     if not switch.enabled:
@@ -108,7 +108,7 @@ def _freeswitch(config: Config) -> str:
     return f"  FreeSWITCH    event socket at {switch.host}:{switch.port}, {then} when the bot leaves\n"
 
 
-def _announce(audiosocket_port: int, http_port: int, config: Config) -> None:
+def _announce(audiosocket_port: int, http_port: int, config: BridgeConfig) -> None:
     others = f"{_ari(config)}{_freeswitch(config)}"
     ready = f"Connected? http://{config.http.host}:{http_port}/readyz   " if others else ""
     print(

@@ -29,7 +29,7 @@ _MAX_DROPPED_BYTES = 1 << 20
 _MAX_READING = 100
 """Connections whose request is being read. One more is closed without an answer."""
 
-Originate = Callable[[str, bytes], Awaitable[tuple[HTTPStatus, dict[str, object]]]]
+AnswerOriginate = Callable[[str, bytes], Awaitable[tuple[HTTPStatus, dict[str, object]]]]
 """(the Authorization header, the body) to the status and the JSON of the answer."""
 
 
@@ -44,7 +44,7 @@ class BadRequest(Exception):
 class HttpServer:
     """Answers one request on each connection. `close` it, then `wait_closed`."""
 
-    def __init__(self, why_not_ready: Callable[[], str | None], originate: Originate | None) -> None:
+    def __init__(self, why_not_ready: Callable[[], str | None], originate: AnswerOriginate | None) -> None:
         self._why_not_ready = why_not_ready
         self._originate = originate
         self._handlers: set[asyncio.Task[None]] = set()
@@ -152,7 +152,7 @@ class HttpServer:
 
 
 async def serve_http(
-    host: str, port: int, why_not_ready: Callable[[], str | None], originate: Originate | None = None
+    host: str, port: int, why_not_ready: Callable[[], str | None], originate: AnswerOriginate | None = None
 ) -> HttpServer:
     """Answer until the returned server is closed. Raises OSError for a port in use."""
     server = HttpServer(why_not_ready, originate)

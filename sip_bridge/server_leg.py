@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 
 from sip_bridge import metrics
-from sip_bridge.config import Server
+from sip_bridge.config import TtsServerConfig
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.transport.connection import DialledConnection
 
@@ -33,7 +33,7 @@ def server_rate_hz(socket_hz: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LegStart:
     """What the server is told of the call. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
 
     call: str
@@ -44,22 +44,22 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class ServerSpeech:
     pcm: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ServerMark:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class ServerClear:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ServerComplaint:
     """The server did not understand a message of ours."""
 
     code: str
@@ -67,14 +67,14 @@ class Complaint:
 
 
 @dataclass(frozen=True, slots=True)
-class BadMessage:
+class BadServerMessage:
     """What the server said and cannot be used; `kind` is one of metrics.BAD_INPUT."""
 
     kind: str
     why: str
 
 
-FromServer = Speech | Mark | Clear | Complaint | BadMessage
+FromServer = ServerSpeech | ServerMark | ServerClear | ServerComplaint | BadServerMessage
 
 
 class NotJoined(Exception):
@@ -113,7 +113,7 @@ class ServerLeg:
             return "the connection broke"
         return f"closed by us: {ours.code} {ours.reason}"  # a message that is too long, a ping that is not answered
 
-    def start(self, start: Start, on_message: Callable[[FromServer, int], None]) -> None:
+    def start(self, start: LegStart, on_message: Callable[[FromServer, int], None]) -> None:
         """Join the call; `on_message` gets what the server says, and when in ns."""
         self._has_started = True
         self._send(
@@ -166,23 +166,23 @@ def decode(payload: bytes, is_text: bool) -> FromServer:
     """Read one message of the server. Never raises."""
     if not is_text:
         if not payload or len(payload) % 2:
-            return BadMessage("server_audio", f"{len(payload)} bytes are no whole number of samples")
-        return Speech(payload)
+            return BadServerMessage("server_audio", f"{len(payload)} bytes are no whole number of samples")
+        return ServerSpeech(payload)
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        return BadMessage("server_message", f"a message of {len(payload)} bytes is not JSON")
+        return BadServerMessage("server_message", f"a message of {len(payload)} bytes is not JSON")
     kind = message.get("type") if isinstance(message, dict) else None
     if kind == "clear":
-        return Clear()
+        return ServerClear()
     if kind == "mark" and isinstance(message.get("name"), str):
-        return Mark(message["name"])
+        return ServerMark(message["name"])
     if kind == "error":
-        return Complaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
-    return BadMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
+        return ServerComplaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
+    return BadServerMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
 
 
-async def join(server: Server) -> ServerLeg:
+async def join(server: TtsServerConfig) -> ServerLeg:
     """Connect, again and again while the caller can wait (`connect_timeout_s`). Raises NotJoined.
 
     Only what may pass by itself is tried again, a server that does not answer. What it answers is its last word: it
@@ -210,7 +210,7 @@ async def join(server: Server) -> ServerLeg:
         pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
 
-async def _connect(server: Server, within_s: float) -> DialledConnection:
+async def _connect(server: TtsServerConfig, within_s: float) -> DialledConnection:
     connection = await connect(
         server.url,
         additional_headers={"Authorization": f"Bearer {server.token}"} if server.token else {},

@@ -14,11 +14,11 @@ from contextlib import suppress
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.call import AriCall, Order
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.call import AriCall, OriginateRequest
+from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused, connect_ari
 from sip_bridge.ari.leftovers import Leftovers, bridges_of, channels_of, rtp_end_of
-from sip_bridge.config import Server
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import is_port_free
 from telephony_tts import logs
 
@@ -32,14 +32,14 @@ Begin = Callable[[AriCall], None]
 """Run the call, whose `run` is not awaited here."""
 
 
-class NoRoom(Exception):
+class NewCallRefused(Exception):
     """A call cannot begin; says why."""
 
 
 class AriApplication:
     """`run` it for as long as there are calls; `begin` gets each."""
 
-    def __init__(self, ari: Ari, server: Server, begin: Begin, limit: logs.LineLimit) -> None:
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, begin: Begin, limit: logs.LineLimit) -> None:
         """`limit` is for the lines that callers cause before they are calls."""
         self._ari = ari
         self._server = server
@@ -140,13 +140,13 @@ class AriApplication:
             raise AriLost(f"Asterisk is not connected: {self._why_lost}")
         return self._connection
 
-    def _on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
-        channel_id = event.channel.id if isinstance(event, a.Started) else event.channel_id
+    def _on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
+        channel_id = event.channel.id if isinstance(event, a.ChannelEntered) else event.channel_id
         call = self._by_channel.get(channel_id)
         # A channel that has left may come again, by its dialplan, while the call it was is being put away.
-        if call is not None and not (call.is_over and isinstance(event, a.Started)):
+        if call is not None and not (call.is_over and isinstance(event, a.ChannelEntered)):
             call.on_event(event)
-        elif isinstance(event, a.Started) and not self._leftovers.is_made_here(channel_id):
+        elif isinstance(event, a.ChannelEntered) and not self._leftovers.is_made_here(channel_id):
             call = AriCall(event.channel, self._new_key(), self._ari, self._server, self._ask)
             refusal = self._why_no_room()
             if refusal is not None:
@@ -156,18 +156,18 @@ class AriApplication:
                 call.end("refused")
             self._take(call)
 
-    async def originate(self, order: Order) -> AriCall:
-        """Make a call; returns once Asterisk has agreed to. Raises NoRoom, AriLost, AriRefused, NotAnswered."""
+    async def originate(self, order: OriginateRequest) -> AriCall:
+        """Make a call; returns once Asterisk has agreed to. Raises NewCallRefused, AriLost, AriRefused, NotAnswered."""
         if self._ask().replaced.done():
-            raise NoRoom(self._why_replaced)
+            raise NewCallRefused(self._why_replaced)
         refusal = self._why_no_room()
         if refusal is not None:
             metrics.REFUSED.labels(refusal).inc()
-            raise NoRoom("ari.max_calls calls are live" if refusal == "busy" else "the bridge is stopping")
+            raise NewCallRefused("ari.max_calls calls are live" if refusal == "busy" else "the bridge is stopping")
         if any(call.name == order.call for call in self._live):
-            raise NoRoom(f"there is a call of the name {order.call}")
+            raise NewCallRefused(f"there is a call of the name {order.call}")
         key = self._new_key()
-        call = AriCall(a.Channel(f"{key}-out"), key, self._ari, self._server, self._ask, order)
+        call = AriCall(a.AriChannel(f"{key}-out"), key, self._ari, self._server, self._ask, order)
         self._take(call)
         await asyncio.shield(call.accepted)
         return call
@@ -226,7 +226,7 @@ class AriApplication:
         for call in set_up:
             for channel_id in (call.caller.id, call.media_id):
                 if channel_id not in there:
-                    call.on_event(a.Gone(channel_id))  # while the connection was lost
+                    call.on_event(a.ChannelLeft(channel_id))  # while the connection was lost
         if connection.replaced.done():
             return  # what is left over is for the other to remove
         live = {name for call in self._live for name in (call.caller.id, call.media_id, call.bridge_id)}

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused
-from sip_bridge.ari.media import Media, media_of
-from sip_bridge.config import Server
+from sip_bridge.ari.media import CallMedia, media_of
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
@@ -34,11 +34,11 @@ CAUSES = {17: "busy", 18: "no answer", 19: "no answer", 21: "rejected", 1: "no s
           20: "not registered", 27: "not reachable"}  # fmt: skip
 """Q.850, for whom a call was made."""
 
-MakeMedia = Callable[[Ari, Server, OnOver], Media]
+MakeMedia = Callable[[AriConfig, TtsServerConfig, OnOver], CallMedia]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OriginateRequest:
     """A call to be made. `call` is its name, `ring_timeout_s` how long it may ring."""
 
     endpoint: str
@@ -62,12 +62,12 @@ class AriCall:
 
     def __init__(
         self,
-        caller: a.Channel,
+        caller: a.AriChannel,
         key: str,
-        ari: Ari,
-        server: Server,
+        ari: AriConfig,
+        server: TtsServerConfig,
         ask: Callable[[], AriConnection],
-        order: Order | None = None,
+        order: OriginateRequest | None = None,
         make_media: MakeMedia = media_of,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -137,27 +137,27 @@ class AriCall:
 
     # --------------------------------------------------------- what happens to it
 
-    def on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
+    def on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
         """What Asterisk tells of one of the two channels."""
         match event:
-            case a.Started(channel=channel) if channel.id == self.media_id:
+            case a.ChannelEntered(channel=channel) if channel.id == self.media_id:
                 if not self._media_started.done():
                     self._media_started.set_result(None)
-            case a.Started(channel=channel):
+            case a.ChannelEntered(channel=channel):
                 self.caller = channel
                 if not self.answered.done():
                     self.answered.set_result(None)
-            case a.Gone(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
+            case a.ChannelLeft(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
                 self._media_is_here = False
                 if self._media_started.done():
                     self.end("finished")
                 else:
                     self.end("media_failed", self._why_no_media(cause, why))
-            case a.Gone(cause=cause):
+            case a.ChannelLeft(cause=cause):
                 self._caller_is_here = False
                 self._cause = cause
                 self.end("hangup" if self._order is None or self.answered.done() else "not_answered")
-            case a.Digit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
+            case a.AriDigit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
                 self._media.digit(digit)
 
     def _why_no_media(self, cause: int, why: str) -> str:
@@ -202,7 +202,7 @@ class AriCall:
         except TimeoutError:
             self.end("media_failed", f"the call was not set up within {self._ari.setup_timeout_s:g} s")
 
-    async def _dial(self, order: Order) -> None:
+    async def _dial(self, order: OriginateRequest) -> None:
         """Have somebody called, and wait for the answer."""
         query = {
             "endpoint": order.endpoint,

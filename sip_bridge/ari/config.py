@@ -31,7 +31,7 @@ def is_variable(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Originate:
+class OriginateConfig:
     """Starting calls by HTTP. Without a token nobody may."""
 
     token: str | None = field(default=None, repr=False)
@@ -47,7 +47,7 @@ class Originate:
 
 
 @dataclass(frozen=True, slots=True)
-class Ari:
+class AriConfig:
     """A Stasis application. Its URL may carry a secret, so it is not shown."""
 
     enabled: bool = False
@@ -69,7 +69,7 @@ class Ari:
     request_timeout_s: Annotated[float, Between(0.1, 60)] = 5.0
     setup_timeout_s: Annotated[float, Between(0.1, 60)] = 10.0
     lost_timeout_s: Annotated[float, Between(0, 3_600)] = 10.0
-    originate: Originate = field(default_factory=Originate)
+    originate: OriginateConfig = field(default_factory=OriginateConfig)
 
     @property
     def asterisk_host(self) -> str:

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, Web
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.config import AriConfig
 from telephony_tts import logs
 from telephony_tts.transport.connection import DialledConnection
 
@@ -23,7 +23,7 @@ _PING_S = 5.0
 _MAX_MESSAGE_BYTES = 8 << 20
 """The list of all channels is one message."""
 
-OnEvent = Callable[[a.Started | a.Gone | a.Digit], None]
+OnEvent = Callable[[a.ChannelEntered | a.ChannelLeft | a.AriDigit], None]
 
 
 class AriLost(Exception):
@@ -44,11 +44,11 @@ class AriConnection:
     def __init__(self, connection: DialledConnection, request_timeout_s: float) -> None:
         self._connection = connection
         self._request_timeout_s = request_timeout_s
-        self._asked: dict[str, asyncio.Future[a.Answer]] = {}
+        self._asked: dict[str, asyncio.Future[a.AriAnswer]] = {}
         self._n_asked = 0
         self._on_event: OnEvent | None = None
         self._complained = False
-        self._waiting: list[a.Started | a.Gone | a.Digit] = []
+        self._waiting: list[a.ChannelEntered | a.ChannelLeft | a.AriDigit] = []
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when another client has taken the application: then requests are answered and no events come."""
         connection.left.add_done_callback(lambda _: self._forget_asked())
@@ -111,14 +111,14 @@ class AriConnection:
 
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         message = a.decode(payload)
-        if isinstance(message, a.Answer):
+        if isinstance(message, a.AriAnswer):
             answered = self._asked.get(message.request_id)
             if answered is not None and not answered.done():
                 answered.set_result(message)
-        elif isinstance(message, a.Replaced):
+        elif isinstance(message, a.ApplicationReplaced):
             if not self.replaced.done():
                 self.replaced.set_result(None)
-        elif isinstance(message, a.Bad):
+        elif isinstance(message, a.BadAriMessage):
             metrics.BAD.labels("ari_message").inc()
             if not self._complained:
                 self._complained = True
@@ -139,7 +139,7 @@ class AriConnection:
                 answered.set_exception(AriLost("the connection to Asterisk was lost"))
 
 
-async def connect_ari(ari: Ari) -> tuple[AriConnection, str]:
+async def connect_ari(ari: AriConfig) -> tuple[AriConnection, str]:
     """Connect as the application and ask for Asterisk's version. Raises AriLost."""
     query = urlencode({"app": ari.app, "subscribeAll": "false"})
     account = base64.b64encode(f"{ari.user}:{ari.password or ''}".encode()).decode()

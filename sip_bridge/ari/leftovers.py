@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from sip_bridge.ari.messages import Channel, channel_of
+from sip_bridge.ari.messages import AriChannel, channel_of
 
 Request = tuple[str, ...]
 """Method and path."""
@@ -16,7 +16,7 @@ _RTP_NAME = re.compile(r"UnicastRTP/\[?([0-9A-Fa-f.:]{2,45}?)\]?:(\d{1,5})-0x[0-
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
+class MixingBridge:
     id: str
     channels: tuple[str, ...]
 
@@ -46,7 +46,11 @@ class Leftovers:
         return self._ours.fullmatch(channel_id) is not None
 
     def requests(
-        self, channels: Iterable[Channel], bridges: Iterable[Bridge], live: Set[str], unheard: Set[str] = frozenset()
+        self,
+        channels: Iterable[AriChannel],
+        bridges: Iterable[MixingBridge],
+        live: Set[str],
+        unheard: Set[str] = frozenset(),
     ) -> list[Request]:
         """What to ask of Asterisk, by what it has; `live` are ids of channels and bridges of live calls, `unheard` of
         media channels whose RTP goes to a port that nobody has."""
@@ -79,7 +83,7 @@ class Leftovers:
         found = self._ours.fullmatch(name)
         return found is not None and found[1] == self._instance
 
-    def _emptied(self, bridge: Bridge) -> Iterator[Request]:
+    def _emptied(self, bridge: MixingBridge) -> Iterator[Request]:
         for channel_id in bridge.channels:
             yield self._released(channel_id)
         yield ("DELETE", "bridges", bridge.id)
@@ -91,13 +95,13 @@ class Leftovers:
         return ("POST", "channels", channel_id, "continue")
 
 
-def rtp_end_of(channel: Channel) -> tuple[str, int] | None:
+def rtp_end_of(channel: AriChannel) -> tuple[str, int] | None:
     """Address and port to which a media channel of ours sends its RTP, which its name tells; None for any other."""
     found = _RTP_NAME.fullmatch(channel.name)
     return (found[1], int(found[2])) if found is not None and channel.id.endswith("-media") else None
 
 
-def channels_of(body: Any) -> list[Channel]:
+def channels_of(body: Any) -> list[AriChannel]:
     """The channels of Asterisk's list. ValueError for what is none: a call that it does not tell would seem to be over.
     """
     channels = [channel_of(item) for item in _list(body)]
@@ -107,14 +111,14 @@ def channels_of(body: Any) -> list[Channel]:
     return found
 
 
-def bridges_of(body: Any) -> list[Bridge]:
+def bridges_of(body: Any) -> list[MixingBridge]:
     """The bridges of Asterisk's list. ValueError for what is none."""
     bridges = []
     for item in _list(body):
         if isinstance(item, dict) and isinstance(item.get("id"), str):
             within = item.get("channels")
             names = within if isinstance(within, list) else []
-            bridges.append(Bridge(item["id"], tuple(name for name in names if isinstance(name, str))))
+            bridges.append(MixingBridge(item["id"], tuple(name for name in names if isinstance(name, str))))
     return bridges
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from sip_bridge import server_leg as s
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
-from sip_bridge.config import Server
+from sip_bridge.ari.config import AriConfig
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver, RtpMedia
 from telephony_tts import logs
 
@@ -20,7 +20,7 @@ _BROKEN = 1006
 """The close code of a connection that broke."""
 
 
-class Media(Protocol):
+class CallMedia(Protocol):
     """One call's. `over` is called, once or more, when it ends by itself."""
 
     async def open(self) -> dict[str, str]:
@@ -36,10 +36,10 @@ class Media(Protocol):
         """Leave nothing behind. Idempotent."""
 
 
-class ClientMedia:
+class WebSocketClientMedia:
     """Asterisk dials the server by a section of websocket_client.conf: nothing of it passes through here."""
 
-    def __init__(self, ari: Ari) -> None:
+    def __init__(self, ari: AriConfig) -> None:
         self._ari = ari
 
     async def open(self) -> dict[str, str]:
@@ -55,10 +55,10 @@ class ClientMedia:
         """It ends with its channel."""
 
 
-class ServerMedia:
+class WebSocketServerMedia:
     """Asterisk waits to be dialled, and the server is told to (PROTOCOL.md §9.5)."""
 
-    def __init__(self, ari: Ari, server: Server, over: OnOver) -> None:
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
         self._ari = ari
         self._server = server
         self._over = over
@@ -109,11 +109,11 @@ class ServerMedia:
             self._over("failed", None)
 
 
-def media_of(ari: Ari, server: Server, over: OnOver) -> Media:
+def media_of(ari: AriConfig, server: TtsServerConfig, over: OnOver) -> CallMedia:
     """The kind that is configured."""
     if ari.media == "rtp":
         return RtpMedia(ari, server, over)
-    return ClientMedia(ari) if ari.media == "websocket_client" else ServerMedia(ari, server, over)
+    return WebSocketClientMedia(ari) if ari.media == "websocket_client" else WebSocketServerMedia(ari, server, over)
 
 
 def dial_url(server_url: str, asterisk_url: str) -> str:
@@ -124,6 +124,6 @@ def dial_url(server_url: str, asterisk_url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, f"{query}dial={quote(asterisk_url, safe='')}", ""))
 
 
-def _websocket(ari: Ari) -> dict[str, str]:
+def _websocket(ari: AriConfig) -> dict[str, str]:
     # In JSON the channel's variables, and so the call's name, come with the first message.
     return {"transport": "websocket", "encapsulation": "none", "format": ari.format, "transport_data": "f(json)"}

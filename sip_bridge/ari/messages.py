@@ -14,7 +14,7 @@ EVENTS = ("StasisStart", "StasisEnd", "ChannelDestroyed", "ChannelDtmfReceived")
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class AriChannel:
     """What Asterisk tells of one; `application` is the dialplan application it is in, with its first argument."""
 
     id: str
@@ -27,7 +27,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AriAnswer:
     """Of a request. `body` is the JSON of it, None where there is none."""
 
     request_id: str
@@ -36,14 +36,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class ChannelEntered:
     """A channel has come under our rule (StasisStart)."""
 
-    channel: Channel
+    channel: AriChannel
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ChannelLeft:
     """A channel has left it, or is no more. `cause` is Q.850's, 0 where none is told."""
 
     channel_id: str
@@ -52,22 +52,22 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
+class AriDigit:
     channel_id: str
     digit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ApplicationReplaced:
     """Another client has taken the application; its events come here no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadAriMessage:
     why: str
 
 
-Message = Answer | Started | Gone | Digit | Replaced | Bad
+AriMessage = AriAnswer | ChannelEntered | ChannelLeft | AriDigit | ApplicationReplaced | BadAriMessage
 
 
 def request(
@@ -89,41 +89,41 @@ def request(
     return json.dumps(message).encode()
 
 
-def decode(payload: bytes) -> Message | None:
+def decode(payload: bytes) -> AriMessage | None:
     """Read one message of Asterisk; None for an event that means nothing here. Never raises."""
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        return Bad(f"a message of {len(payload)} bytes is not JSON")
+        return BadAriMessage(f"a message of {len(payload)} bytes is not JSON")
     if not isinstance(message, dict):
-        return Bad("a message is no JSON object")
+        return BadAriMessage("a message is no JSON object")
     kind = message.get("type")
     if kind == "RESTResponse":
         return _answer(message)
     if kind == "ApplicationReplaced":
-        return Replaced()
+        return ApplicationReplaced()
     if kind not in EVENTS:
         return None
     channel = channel_of(message.get("channel"))
     if channel is None:
-        return Bad(f"{kind} names no channel")
+        return BadAriMessage(f"{kind} names no channel")
     if kind == "StasisStart":
-        return Started(channel)
+        return ChannelEntered(channel)
     if kind == "ChannelDtmfReceived":
         digit = message.get("digit")
         if not isinstance(digit, str) or digit not in DIGITS:
-            return Bad(f"a digit is {str(digit)[:20]!r}")
-        return Digit(channel.id, digit)
+            return BadAriMessage(f"a digit is {str(digit)[:20]!r}")
+        return AriDigit(channel.id, digit)
     cause = message.get("cause")
-    return Gone(channel.id, cause if type(cause) is int else 0, str(message.get("cause_txt") or "")[:80])
+    return ChannelLeft(channel.id, cause if type(cause) is int else 0, str(message.get("cause_txt") or "")[:80])
 
 
-def channel_of(value: object) -> Channel | None:
+def channel_of(value: object) -> AriChannel | None:
     """A channel as Asterisk tells it; None for what is none."""
     if not isinstance(value, dict) or not isinstance(value.get("id"), str) or not value["id"]:
         return None
     caller, plan = _object(value, "caller"), _object(value, "dialplan")
-    return Channel(
+    return AriChannel(
         value["id"],
         _text(value, "name"),
         _text(value, "state"),
@@ -140,15 +140,15 @@ def variable_of(body: object, name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _answer(message: dict[str, Any]) -> Message:
+def _answer(message: dict[str, Any]) -> AriMessage:
     request_id, status, text = message.get("request_id"), message.get("status_code"), message.get("message_body")
     if not isinstance(request_id, str) or type(status) is not int:
-        return Bad("an answer names no request or has no status")
+        return BadAriMessage("an answer names no request or has no status")
     try:
         body = json.loads(text) if isinstance(text, str) and text else None
     except (ValueError, RecursionError):
         body = None
-    return Answer(request_id, status, body)
+    return AriAnswer(request_id, status, body)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from http import HTTPStatus
 from typing import Any
 
 from sip_bridge import metrics
-from sip_bridge.ari.application import NoRoom
-from sip_bridge.ari.call import AriCall, NotAnswered, Order
-from sip_bridge.ari.config import MAX_ORDER_VARIABLES, ORIGINATE_TOKEN_VARIABLE, Originate, is_variable
+from sip_bridge.ari.application import NewCallRefused
+from sip_bridge.ari.call import AriCall, NotAnswered, OriginateRequest
+from sip_bridge.ari.config import MAX_ORDER_VARIABLES, ORIGINATE_TOKEN_VARIABLE, OriginateConfig, is_variable
 from sip_bridge.ari.connection import AriLost, AriRefused
 from telephony_tts.wire.fields import CALL_NAME
 
@@ -33,7 +33,7 @@ Result = tuple[HTTPStatus, dict[str, Any]]
 class Originator:
     """Answers requests of the API; `make` has the call made (AriApplication.originate)."""
 
-    def __init__(self, settings: Originate, make: Callable[[Order], Awaitable[AriCall]]) -> None:
+    def __init__(self, settings: OriginateConfig, make: Callable[[OriginateRequest], Awaitable[AriCall]]) -> None:
         self._settings = settings
         self._make = make
 
@@ -61,7 +61,7 @@ class Originator:
                 return HTTPStatus.CREATED, {"call": order.call, "state": "calling"}
             await asyncio.shield(call.answered)
             return HTTPStatus.OK, {"call": order.call, "state": "answered"}
-        except NoRoom as error:
+        except NewCallRefused as error:
             return _no(HTTPStatus.SERVICE_UNAVAILABLE, "no_room", str(error))
         except AriLost as error:
             return _no(HTTPStatus.SERVICE_UNAVAILABLE, "asterisk_lost", str(error))
@@ -73,7 +73,7 @@ class Originator:
             status, told = _no(HTTPStatus.CONFLICT, error.reason, f"nobody has taken the call: {error}")
             return status, {**told, "call": order.call, "cause": error.cause}
 
-    def _read(self, body: bytes) -> tuple[Order, bool]:
+    def _read(self, body: bytes) -> tuple[OriginateRequest, bool]:
         """The order, and whether the answer waits for whom is called. ValueError says what is wrong."""
         try:
             given = json.loads(body)
@@ -104,7 +104,8 @@ class Originator:
         waits = given.get("wait", False)
         if not isinstance(waits, bool):
             raise ValueError("wait: must be true or false")
-        return Order(endpoint, call, timeout_s, _text(given, "caller_id"), _variables(given.get("variables"))), waits
+        caller_id, variables = _text(given, "caller_id"), _variables(given.get("variables"))
+        return OriginateRequest(endpoint, call, timeout_s, caller_id, variables), waits
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:

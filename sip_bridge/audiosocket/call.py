@@ -15,11 +15,20 @@ from collections.abc import Awaitable, Callable
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
 from sip_bridge.audiosocket.connection import CallerSocket
-from sip_bridge.audiosocket.frames import Audio, Bad, Digit, Hangup, Item, Named, PeerError, audio_header
+from sip_bridge.audiosocket.frames import (
+    AudioFrame,
+    AudioSocketFrame,
+    BadFrame,
+    DigitFrame,
+    ErrorFrame,
+    HangupFrame,
+    UuidFrame,
+    audio_header,
+)
 from sip_bridge.audiosocket.pacer import FRAME_MS, Pacer
 from sip_bridge.audiosocket.speech_queue import SAMPLE_BYTES, SpeechQueue, resampled
-from sip_bridge.config import Config
-from sip_bridge.config import Server as ServerSettings
+from sip_bridge.config import BridgeConfig
+from sip_bridge.config import TtsServerConfig as ServerSettings
 from telephony_tts import logs
 from telephony_tts.audio.resampler import Resampler
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
@@ -49,7 +58,7 @@ _MAX_MARKS = 1_000
 Join = Callable[[ServerSettings], Awaitable[s.ServerLeg]]
 
 
-class Call:
+class AudioSocketCall:
     """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so.
 
     `strangers` is the logger until this is a call. When it has a name, `may_begin` decides whether it is one.
@@ -58,11 +67,11 @@ class Call:
     def __init__(
         self,
         socket: CallerSocket,
-        config: Config,
+        config: BridgeConfig,
         join: Join = s.join,
         clock: Callable[[], int] = monotonic_ns,
         strangers: EventLogger | None = None,
-        may_begin: Callable[[Call], bool] = lambda call: True,
+        may_begin: Callable[[AudioSocketCall], bool] = lambda call: True,
     ) -> None:
         self._socket = socket
         self._config = config
@@ -185,7 +194,7 @@ class Call:
         is_resampled = self._server_hz != self._socket_hz
         lead_ms = self._config.server.lead_ms + (_RESAMPLER_LEAD_MS if is_resampled else 0)
         about = {"via": "audiosocket", "peer": self._socket.peer}
-        leg.start(s.Start(call_id, self._server_hz, FRAME_MS, lead_ms, about), self._on_server)
+        leg.start(s.LegStart(call_id, self._server_hz, FRAME_MS, lead_ms, about), self._on_server)
         for digit in self._early_digits:
             leg.send_digit(digit)
         self.log.info("joined", server_hz=self._server_hz, socket_hz=self._socket_hz)
@@ -202,21 +211,21 @@ class Call:
 
     # -------------------------------------------------------- from Asterisk
 
-    def _on_items(self, items: list[Item], now_ns: int) -> None:
-        audio: list[Audio] = []
+    def _on_items(self, items: list[AudioSocketFrame], now_ns: int) -> None:
+        audio: list[AudioFrame] = []
         for item in items:
             if self._over.done():
                 return
-            if type(item) is Audio and (not audio or audio[0].rate_hz == item.rate_hz):
+            if type(item) is AudioFrame and (not audio or audio[0].rate_hz == item.rate_hz):
                 audio.append(item)
                 continue
             self._on_audio(audio, now_ns)
-            audio = [item] if type(item) is Audio else []
+            audio = [item] if type(item) is AudioFrame else []
             if not audio:
                 self._on_item(item, now_ns)
         self._on_audio(audio, now_ns)
 
-    def _on_audio(self, audio: list[Audio], now_ns: int) -> None:
+    def _on_audio(self, audio: list[AudioFrame], now_ns: int) -> None:
         """Frames of one read and one rate: one message to the server, however small they are."""
         if not audio or self._over.done():
             return
@@ -241,9 +250,9 @@ class Call:
             metrics.CALLER_BYTES_DROPPED.inc(len(pcm))
         metrics.CALLER_DELAY_MS.observe((self._clock() - now_ns) / NS_PER_MS)
 
-    def _on_item(self, item: Item, now_ns: int) -> None:
+    def _on_item(self, item: AudioSocketFrame, now_ns: int) -> None:
         match item:
-            case Named(call=call):
+            case UuidFrame(call=call):
                 self.log = self.log.bind(call=str(call))
                 if self._may_begin(self):
                     self.log = self.log.limited(logs.LineLimit.of_call(self._clock))
@@ -251,13 +260,13 @@ class Call:
                     self._named.set_result(str(call))
                 else:
                     self.end("refused")
-            case Digit(digit=digit):
+            case DigitFrame(digit=digit):
                 self._on_digit(digit, now_ns)
-            case Hangup():
+            case HangupFrame():
                 self.end("hangup")
-            case PeerError(code=code):
+            case ErrorFrame(code=code):
                 self._bad_frame("asterisk_error", f"Asterisk tells of an error of its own, code {code}")
-            case Bad(kind=kind, why=why):
+            case BadFrame(kind=kind, why=why):
                 self._bad_frame(kind, why)
 
     def _on_digit(self, digit: str, now_ns: int) -> None:
@@ -313,24 +322,24 @@ class Call:
         queue, leg = self._queue, self._leg
         assert queue is not None and leg is not None
         match message:
-            case s.Speech(pcm=pcm):
+            case s.ServerSpeech(pcm=pcm):
                 if not queue.n_queued:
                     self._waiting_since_ns = now_ns
                 queue.add(pcm)
                 if queue.queued_ms > self._config.audiosocket.max_queue_ms:
                     self.end("queue_overflow", why=f"{round(queue.queued_ms)} ms of speech wait for Asterisk")
-            case s.Mark(name=name):
+            case s.ServerMark(name=name):
                 if queue.n_marks >= _MAX_MARKS:
                     self._bad("server_mark_flood", f"more than {_MAX_MARKS} marks wait; the rest is left out")
                     return
                 queue.mark(name)
                 self._report_marks()
-            case s.Clear():
+            case s.ServerClear():
                 queue.clear()
                 self._waiting_since_ns = None
-            case s.Complaint(code=code, message=text):
+            case s.ServerComplaint(code=code, message=text):
                 self.log.warning("server_complains", code=code, why=text)
-            case s.BadMessage(kind=kind, why=why):
+            case s.BadServerMessage(kind=kind, why=why):
                 self._bad(kind, why)
 
     def _report_marks(self) -> None:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from sip_bridge.audiosocket.frames import HANGUP_FRAME, FrameReader, Item
+from sip_bridge.audiosocket.frames import HANGUP_FRAME, AudioSocketFrame, AudioSocketReader
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
 
@@ -24,7 +24,7 @@ would be noticed after minutes."""
 _GOODBYE_S = 1.0
 """How long Asterisk may take to close its side once it was told that the call is over."""
 
-OnItems = Callable[[list[Item], int], None]
+OnItems = Callable[[list[AudioSocketFrame], int], None]
 """(what was read, when in ns)"""
 
 
@@ -37,7 +37,7 @@ class CallerSocket(asyncio.BufferedProtocol):
     def __init__(self, accept: Callable[[CallerSocket], None]) -> None:
         self._accept = accept
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._reader = FrameReader()
+        self._reader = AudioSocketReader()
         self._on_items: OnItems | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

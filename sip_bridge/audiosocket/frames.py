@@ -36,24 +36,24 @@ _UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Hangup:
+class HangupFrame:
     """Asterisk ends the call. (It mostly just closes the connection.)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class UuidFrame:
     """The first frame: which call this is."""
 
     call: uuid.UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
+class DigitFrame:
     digit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Audio:
+class AudioFrame:
     """What the caller says, any whole number of samples."""
 
     rate_hz: int
@@ -61,14 +61,14 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerError:
+class ErrorFrame:
     """Asterisk tells of an error of its own; -1 where it gives no code."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadFrame:
     """A frame that cannot be used and was left out. `kind` is one of `BAD_KINDS`, `why` for a person."""
 
     kind: str
@@ -77,7 +77,7 @@ class Bad:
 
 BAD_KINDS = ("not_audiosocket", "second_uuid", "unknown_kind", "empty_audio", "odd_audio", "bad_digit")
 
-Item = Hangup | Named | Digit | Audio | PeerError | Bad
+AudioSocketFrame = HangupFrame | UuidFrame | DigitFrame | AudioFrame | ErrorFrame | BadFrame
 
 
 def audio_header(rate_hz: int, n_bytes: int) -> bytes:
@@ -85,7 +85,7 @@ def audio_header(rate_hz: int, n_bytes: int) -> bytes:
     return bytes((KIND_OF_RATE[rate_hz],)) + n_bytes.to_bytes(2, "big")
 
 
-class FrameReader:
+class AudioSocketReader:
     """Reads frames from a stream that may be cut anywhere; holds at most one unfinished frame of 64 kB.
 
     What is wrong with a header is told as soon as the header is there, once, and the payload is then skipped. Until the
@@ -98,10 +98,10 @@ class FrameReader:
         self._n_to_skip = 0
         self._named = False
 
-    def feed(self, data: bytes | memoryview) -> list[Item]:
+    def feed(self, data: bytes | memoryview) -> list[AudioSocketFrame]:
         """The frames that are complete now."""
         self._held += data
-        items: list[Item] = []
+        items: list[AudioSocketFrame] = []
         at = 0
         while True:
             if self._n_to_skip:
@@ -124,37 +124,38 @@ class FrameReader:
         del self._held[:at]
         return items
 
-    def _judge(self, kind: int, length: int) -> Bad | None:
+    def _judge(self, kind: int, length: int) -> BadFrame | None:
         """What is wrong with a header."""
         if not self._named:
             if (kind, length) == (CALL_UUID, _UUID_BYTES) or kind in (HANGUP, ERROR):
                 return None
             seen = f"{kind:02x} {length:04x}"
             why = f"the first frame must be 01 0010 and the call's UUID, got {seen}: is this Asterisk?"
-            return Bad("not_audiosocket", why)
+            return BadFrame("not_audiosocket", why)
         if kind in RATE_HZ:
             if length == 0:
-                return Bad("empty_audio", f"an audio frame {kind:02x} without audio")
+                return BadFrame("empty_audio", f"an audio frame {kind:02x} without audio")
             if length % 2:
-                return Bad("odd_audio", f"an audio frame {kind:02x} of {length} bytes: no whole number of samples")
+                return BadFrame("odd_audio", f"an audio frame {kind:02x} of {length} bytes: no whole number of samples")
         elif kind == CALL_UUID:
-            return Bad("second_uuid", "a second UUID on one connection")
+            return BadFrame("second_uuid", "a second UUID on one connection")
         elif kind == DTMF and length != 1:
-            return Bad("bad_digit", f"a DTMF frame of {length} bytes; expected one character")
+            return BadFrame("bad_digit", f"a DTMF frame of {length} bytes; expected one character")
         elif kind not in (HANGUP, DTMF, ERROR):
-            return Bad("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
+            return BadFrame("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
         return None
 
-    def _read(self, kind: int, payload: bytes) -> Iterator[Item]:
+    def _read(self, kind: int, payload: bytes) -> Iterator[AudioSocketFrame]:
         if kind in RATE_HZ:
-            yield Audio(RATE_HZ[kind], payload)
+            yield AudioFrame(RATE_HZ[kind], payload)
         elif kind == DTMF:
             digit = payload.decode("latin-1").upper()
-            yield Digit(digit) if digit in DIGITS else Bad("bad_digit", f"DTMF {payload.hex()} is none of {DIGITS}")
+            is_digit = digit in DIGITS
+            yield DigitFrame(digit) if is_digit else BadFrame("bad_digit", f"DTMF {payload.hex()} is none of {DIGITS}")
         elif kind == CALL_UUID:
             self._named = True
-            yield Named(uuid.UUID(bytes=payload))
+            yield UuidFrame(uuid.UUID(bytes=payload))
         elif kind == HANGUP:
-            yield Hangup()
+            yield HangupFrame()
         else:
-            yield PeerError(payload[0] if payload else -1)
+            yield ErrorFrame(payload[0] if payload else -1)

@@ -13,7 +13,7 @@ from functools import partial
 from sip_bridge import metrics
 from sip_bridge.freeswitch import speech_files
 from sip_bridge.freeswitch.call import FreeSwitchCall
-from sip_bridge.freeswitch.config import FreeSwitch
+from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_esl
 from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
 from telephony_tts import logs
@@ -48,7 +48,7 @@ Begin = Callable[[FreeSwitchCall, Callable[[], None]], None]
 class FreeSwitchApplication:
     """`run` it for as long as there are calls; `begin` gets each."""
 
-    def __init__(self, settings: FreeSwitch, begin: Begin, limit: logs.LineLimit) -> None:
+    def __init__(self, settings: FreeSwitchConfig, begin: Begin, limit: logs.LineLimit) -> None:
         """`limit` is for the lines that FreeSWITCH's events cause."""
         self._settings = settings
         self._begin = begin

@@ -25,7 +25,7 @@ _DIGITS = "0123456789*#ABCD"
 _MAX_DIGITS_PER_S = 20
 
 
-class Orders(Protocol):
+class SwitchCommands(Protocol):
     """Commands to FreeSWITCH, which runs them in order. Without a connection they are lost; `then` is not called."""
 
     def api(self, command: str, then: OnReply | None = None) -> None: ...
@@ -36,7 +36,7 @@ class FreeSwitchCall:
     """`run` returns when it is over; `end` makes it so. `module` is mod_audio_stream's or mod_audio_fork's command."""
 
     def __init__(
-        self, uuid: str, module: str, orders: Orders, *, hang_up: bool, remove_files: bool,
+        self, uuid: str, module: str, orders: SwitchCommands, *, hang_up: bool, remove_files: bool,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:  # fmt: skip
         self.uuid = uuid

@@ -12,7 +12,7 @@ ESL_PASSWORD_VARIABLE = "TELEPHONY_SIP_BRIDGE_ESL_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
-class FreeSwitch:
+class FreeSwitchConfig:
     """The event socket, by which the bridge plays what the server has given FreeSWITCH as files."""
 
     enabled: bool = False

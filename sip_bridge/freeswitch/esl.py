@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from sip_bridge import metrics
-from sip_bridge.freeswitch.config import FreeSwitch
+from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event, execute
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_S, monotonic_ns
@@ -184,7 +184,7 @@ class EslConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(wait_s, self._look)
 
 
-async def connect_esl(settings: FreeSwitch, events: str) -> EslConnection:
+async def connect_esl(settings: FreeSwitchConfig, events: str) -> EslConnection:
     """Connect, say the password and ask for `events`. Raises EslLost."""
     loop = asyncio.get_running_loop()
     connection: EslConnection | None = None

@@ -25,7 +25,7 @@ _MAX_TRIES = 2
 _MAX_WAITING = 1_000
 
 
-class Hands(Protocol):
+class PlayerActions(Protocol):
     """What the player can do. `number` is a file's name on the server's side. `stop` stops what plays, and also takes
     from FreeSWITCH's queue what has not begun, unless that is to stay."""
 
@@ -36,7 +36,7 @@ class Hands(Protocol):
 
 
 @dataclass(slots=True)
-class _File:
+class _PlayerFile:
     number: int
     path: str
     n_tries: int = 0
@@ -49,10 +49,10 @@ class _File:
 class FilePlayer:
     """Times are in ns on one clock; `poll` is due at `deadline_ns`."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: PlayerActions) -> None:
         self._hands = hands
-        self._waiting: deque[_File] = deque()
-        self._current: _File | None = None
+        self._waiting: deque[_PlayerFile] = deque()
+        self._current: _PlayerFile | None = None
         self._late: str | None = None
         """A cleared file that was given up before it began. If it begins nevertheless, it is broken then."""
         self._is_known = False
@@ -77,7 +77,7 @@ class FilePlayer:
         If the first file of a call is not number 1, another bridge had the call before. What it did with the earlier
         files is not known, so the server is asked to send all again, this one included.
         """
-        file = _File(number, path)
+        file = _PlayerFile(number, path)
         if not self._is_known and number != 1:
             self._remove(file)
             self.lost_touch(now_ns)
@@ -189,19 +189,19 @@ class FilePlayer:
             self._hands.report("failed", current.number)
             self._leave(current, now_ns)
 
-    def _give_up(self, file: _File, now_ns: int) -> None:
+    def _give_up(self, file: _PlayerFile, now_ns: int) -> None:
         file.is_cleared = True
         self.deadline_ns = now_ns + _SETTLE_NS
         self._hands.stop()
 
-    def _leave(self, file: _File, now_ns: int) -> None:
+    def _leave(self, file: _PlayerFile, now_ns: int) -> None:
         if file.is_cleared and file.state == "asked":
             self._late = file.path
         self._remove(file)
         self._current = self.deadline_ns = None
         self._next(now_ns)
 
-    def _remove(self, file: _File) -> None:
+    def _remove(self, file: _PlayerFile) -> None:
         if not file.is_removed:
             file.is_removed = True
             self._hands.remove(file.path)
@@ -211,7 +211,7 @@ class FilePlayer:
             self._current = self._waiting.popleft()
             self._play(self._current, now_ns)
 
-    def _play(self, file: _File, now_ns: int) -> None:
+    def _play(self, file: _PlayerFile, now_ns: int) -> None:
         file.n_tries += 1
         file.state = "asked"
         self.deadline_ns = now_ns + _BEGIN_NS

@@ -19,10 +19,10 @@ import numpy as np
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.config import AriConfig
 from sip_bridge.audiosocket.pacer import FRAME_MS, FRAME_NS, Pacer
 from sip_bridge.audiosocket.speech_queue import SpeechQueue
-from sip_bridge.config import Server
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.packets import SAMPLES_PER_MS, RtpReceiver, RtpSender
 from telephony_tts import logs
 from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw, encode_ulaw
@@ -47,7 +47,7 @@ OnOver = Callable[[str, str | None], None]
 class RtpMedia:
     """Our own end of the RTP. Packets are taken from Asterisk's port alone, and sent to it from where they come in."""
 
-    def __init__(self, ari: Ari, server: Server, over: OnOver) -> None:
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
         self._ari = ari
         self._settings = server
         self._over = over
@@ -127,7 +127,7 @@ class RtpMedia:
         try:
             leg = await s.join(self._settings)
             try:
-                leg.start(s.Start(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, parameters), self._on_server)
+                leg.start(s.LegStart(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, parameters), self._on_server)
                 self._leg = leg
                 while self._early_digits:
                     leg.send_digit(self._early_digits.popleft())
@@ -151,24 +151,24 @@ class RtpMedia:
 
     def _on_server(self, message: s.FromServer, now_ns: int) -> None:
         match message:
-            case s.Speech(pcm=pcm):
+            case s.ServerSpeech(pcm=pcm):
                 if not self._queue.n_queued:
                     self._waiting_since_ns = now_ns
                 self._queue.add(pcm)
                 if self._queue.queued_ms > _MAX_QUEUE_MS:
                     self._over("queue_overflow", f"{round(self._queue.queued_ms)} ms of speech wait for Asterisk")
-            case s.Mark(name=name):
+            case s.ServerMark(name=name):
                 if self._queue.n_marks >= _MAX_MARKS:
                     self._bad("server_mark_flood", f"more than {_MAX_MARKS} marks wait; the rest is left out")
                     return
                 self._queue.mark(name)
                 self._report_marks()
-            case s.Clear():
+            case s.ServerClear():
                 self._queue.clear()
                 self._waiting_since_ns = None
-            case s.Complaint(code=code, message=text):
+            case s.ServerComplaint(code=code, message=text):
                 self.log.warning("server_complains", code=code, why=text)
-            case s.BadMessage(kind=kind, why=why):
+            case s.BadServerMessage(kind=kind, why=why):
                 self._bad(kind, why)
 
     def _report_marks(self) -> None:

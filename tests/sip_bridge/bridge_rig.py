@@ -14,19 +14,19 @@ from clean_run import run as run
 from clean_run import until as until
 
 from sip_bridge import metrics
-from sip_bridge.app import Bridge
+from sip_bridge.app import SipBridge
 from sip_bridge.config import load
 
 
 @dataclass
-class Rig:
-    bridge: Bridge
+class BridgeRig:
+    bridge: SipBridge
     port: int
     http_port: int
 
 
 @asynccontextmanager
-async def bridging(server_url: str, **settings: Any) -> AsyncIterator[Rig]:
+async def bridging(server_url: str, **settings: Any) -> AsyncIterator[BridgeRig]:
     """A bridge to that server. `settings` are dotted keys with "__" for the dot. After the body no call may be left."""
     given = {
         "server.url": server_url,
@@ -36,14 +36,14 @@ async def bridging(server_url: str, **settings: Any) -> AsyncIterator[Rig]:
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     live = metrics.value("telephony_sip_bridge_calls_live")
-    bridge = Bridge(load(None, given, {}))
+    bridge = SipBridge(load(None, given, {}))
     async with bridge.running() as listening:
-        yield Rig(bridge, listening.audiosocket_port, listening.http_port)
+        yield BridgeRig(bridge, listening.audiosocket_port, listening.http_port)
     assert bridge.n_calls == 0
     assert metrics.value("telephony_sip_bridge_calls_live") == live
 
 
-class Ended:
+class EndReasons:
     """How many calls ended for each reason since this was made."""
 
     def __init__(self) -> None:

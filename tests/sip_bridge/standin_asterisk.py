@@ -20,7 +20,7 @@ _NOTHING_HEARD_S = 2.0
 _AUDIO_KINDS = range(0x10, 0x19)
 
 
-class Phone:
+class StandinPhone:
     """One call. `heard` is (when in s, kind, payload); `ended` says why it ended, None while it is up."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, call: uuid.UUID) -> None:
@@ -140,10 +140,10 @@ class Phone:
 
 
 @asynccontextmanager
-async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0.1") -> AsyncIterator[Phone]:
+async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0.1") -> AsyncIterator[StandinPhone]:
     """A call that has said its UUID."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
-    up = Phone(reader, writer, call or uuid.uuid4())
+    up = StandinPhone(reader, writer, call or uuid.uuid4())
     up.send(0x01, up.call.bytes)
     try:
         yield up

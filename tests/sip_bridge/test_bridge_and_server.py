@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from bridge_rig import Ended, bridging, noise, run
+from bridge_rig import EndReasons, bridging, noise, run
 from log_lines import lines
 from server_rig import TOKEN, bot_of, event, tones, tts_server
-from standin_asterisk import Phone, phone
+from standin_asterisk import StandinPhone, phone
 
 from telephony_tts.transport.server import Server
 
 pytestmark = pytest.mark.timed
 
-def heard_by(up: Phone) -> np.ndarray:
+def heard_by(up: StandinPhone) -> np.ndarray:
     """All samples from the first that is not silence."""
     samples = np.frombuffer(b"".join(up.frames), "<i2").astype(float)
     return samples[int(np.argmax(samples != 0)) :]
@@ -38,7 +38,7 @@ def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.mark.parametrize(("kind", "rate_hz"), [(0x10, 8000), (0x12, 16_000)])
 def test_the_phone_hears_what_the_bot_says_and_the_bot_is_told_when(kind: int, rate_hz: int) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, phone(rig.port) as up:
@@ -98,7 +98,7 @@ def test_the_bot_hears_the_caller_and_his_digits() -> None:
 
 def test_a_bot_that_leaves_ends_the_call_at_the_phone() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, phone(rig.port, uuid.uuid4()) as up:
@@ -114,7 +114,7 @@ def test_a_bot_that_leaves_ends_the_call_at_the_phone() -> None:
 
 def test_a_wrong_token_ends_the_call_at_once() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token="wrong") as rig, phone(rig.port) as up:
@@ -125,7 +125,7 @@ def test_a_wrong_token_ends_the_call_at_once() -> None:
 
 
 @asynccontextmanager
-async def speaking_beside(server: Server, port: int) -> AsyncIterator[Phone]:
+async def speaking_beside(server: Server, port: int) -> AsyncIterator[StandinPhone]:
     """A call whose bot speaks during the body; the phone must have heard it whole, without a gap."""
     sentences = [f"Here is sentence {n} of it." for n in "abc"]
     async with phone(port) as up, bot_of(server, up.name) as bot:
@@ -139,7 +139,7 @@ async def speaking_beside(server: Server, port: int) -> AsyncIterator[Phone]:
 
 def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port) as up:
@@ -160,7 +160,7 @@ def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytes
 
 def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server(call_claim_s=0.4) as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port):

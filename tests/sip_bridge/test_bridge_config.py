@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sip_bridge.config import AudioSocket, Config, load
+from sip_bridge.config import AudioSocketConfig, BridgeConfig, load
 from telephony_tts.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "sip_bridge.yaml"
@@ -26,10 +26,10 @@ def problems_of(text: str, folder: Path) -> list[str]:
 
 
 def test_the_shipped_file_shows_every_setting_with_its_default() -> None:
-    assert load(str(SHIPPED), environ={}) == Config() == load(None, environ={})
+    assert load(str(SHIPPED), environ={}) == BridgeConfig() == load(None, environ={})
     tree = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
-    for item in dataclasses.fields(Config):
-        default = getattr(Config(), item.name)
+    for item in dataclasses.fields(BridgeConfig):
+        default = getattr(BridgeConfig(), item.name)
         if dataclasses.is_dataclass(default):
             assert list(tree[item.name]) == [key.name for key in dataclasses.fields(default)]
         else:
@@ -103,4 +103,4 @@ def test_a_token_comes_from_the_environment_and_is_never_shown(tmp_path: Path) -
      ("192.0.2.1", True), ("", False), ("nonsense", False)],
 )  # fmt: skip
 def test_who_may_connect(peer: str, may: bool) -> None:
-    assert AudioSocket(allowed=("10.1.0.0/16", "fe80::/64", "192.0.2.1")).allows(peer) is may
+    assert AudioSocketConfig(allowed=("10.1.0.0/16", "fe80::/64", "192.0.2.1")).allows(peer) is may

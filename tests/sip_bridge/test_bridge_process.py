@@ -14,7 +14,7 @@ from standin_asterisk import phone
 from standin_server import ServedCall, standin_server
 
 from sip_bridge.cli import _announce as announce
-from sip_bridge.config import Config, load
+from sip_bridge.config import BridgeConfig, load
 
 pytestmark = pytest.mark.timed
 
@@ -113,7 +113,7 @@ def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
 def test_who_starts_it_is_told_of_each_way_in_and_where_to_ask_whether_it_is_open(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announce(1, 2, Config())
+    announce(1, 2, BridgeConfig())
     alone = capsys.readouterr().out
     assert "127.0.0.1:1" in alone and "http://127.0.0.1:2/metrics" in alone
     assert "readyz" not in alone, "AudioSocket is open as soon as it is said"

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
-from bridge_rig import Ended, Rig, bridging, noise, run, until
+from bridge_rig import BridgeRig, EndReasons, bridging, noise, run, until
 from log_lines import lines
-from standin_asterisk import Phone, phone, read_to_end, stranger
+from standin_asterisk import StandinPhone, phone, read_to_end, stranger
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import app, metrics
@@ -25,7 +25,7 @@ UUID_HEADER = b"\x01\x00\x10"
 
 
 @asynccontextmanager
-async def beside(server: StandinServer, rig: Rig) -> AsyncIterator[None]:
+async def beside(server: StandinServer, rig: BridgeRig) -> AsyncIterator[None]:
     """A call that is up during the body. Each frame of it must arrive in both directions, to the byte and in order."""
     async with phone(rig.port) as up:
         call = await server.call(up.name)
@@ -49,7 +49,7 @@ async def beside(server: StandinServer, rig: Rig) -> AsyncIterator[None]:
         assert bytes(call.audio) == b"".join(said), "what the server heard"
 
 
-async def both(call: ServedCall, up: Phone, seed: int, said: list[bytes]) -> None:
+async def both(call: ServedCall, up: StandinPhone, seed: int, said: list[bytes]) -> None:
     """Five frames each way."""
     frames, own = noise(5, seed), noise(5, seed + 1000)
     said += own
@@ -60,7 +60,7 @@ async def both(call: ServedCall, up: Phone, seed: int, said: list[bytes]) -> Non
     await call.until(lambda: len(call.audio) >= 320 * len(said), "the caller's audio")
 
 
-async def new_call_works(server: StandinServer, rig: Rig, seed: int) -> None:
+async def new_call_works(server: StandinServer, rig: BridgeRig, seed: int) -> None:
     async with phone(rig.port) as up:
         await both(await server.call(up.name), up, seed, [])
 
@@ -85,7 +85,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig):
             held: deque[socket.socket] = deque()
             flooding = [asyncio.create_task(connect_for_ever(rig.port, held)) for _ in range(4)]
@@ -113,7 +113,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
 
 def test_one_call_too_many_is_refused_when_it_says_its_name(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
             loop = asyncio.get_running_loop()
             async with stranger(rig.port) as first, stranger(rig.port) as second:
@@ -138,7 +138,7 @@ def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> Non
     """Half a header, then the other, then half a UUID: the time for it runs from the beginning."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         how = {"audiosocket__uuid_timeout_s": 0.4}
         async with (
             standin_server() as server, bridging(server.url, **how) as rig, beside(server, rig),
@@ -237,7 +237,7 @@ def test_half_a_frame_that_is_never_finished_leaves_its_call_up(caplog: pytest.L
     """A caller who is muted says nothing either. What the phone hears goes on."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             up.send_bytes(b"\x10\x01")
@@ -275,7 +275,7 @@ def test_unknown_kinds_are_named_in_the_log_and_their_call_goes_on(caplog: pytes
 
 def test_fifty_in_a_row_are_no_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             await up.send_all(b"\x42\x00\x01x" * 50)
@@ -301,7 +301,7 @@ def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> 
             call.stop_reading()
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         how = {"audiosocket__slow_reader_s": 0.4, "server__slow_reader_s": 0.4}
         async with (
             StandinServer(script).running(receive_buffer=4096) as server, bridging(server.url, **how) as rig,
@@ -326,7 +326,7 @@ def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_message_of_the_servers_that_is_too_long_is_told_as_that(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             await call.socket.send(bytes(1_000_000))
@@ -341,7 +341,7 @@ def test_a_message_of_the_servers_that_is_too_long_is_told_as_that(caplog: pytes
 
 def test_2000_frames_of_speech_at_once_end_their_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             for frame in noise(2000, 1):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
-from bridge_rig import Rig, bridging, noise, until
+from bridge_rig import BridgeRig, bridging, noise, until
 from standin_ari import SETTINGS, StandinAri, standin_ari
 from standin_server import StandinServer, standin_server
 
@@ -18,7 +18,7 @@ HEADER = struct.Struct("!BBHII")
 
 
 @asynccontextmanager
-async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, Rig]]:
+async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, BridgeRig]]:
     async with standin_ari() as asterisk, standin_server() as server:
         given = {"ari__url": asterisk.url, **SETTINGS, **settings}
         async with bridging(server.url, **given) as rig:

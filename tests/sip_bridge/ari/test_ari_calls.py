@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from ari_rig import HEADER, packet, sides, sound, ulaw
-from bridge_rig import Ended, get, noise, run, until
+from bridge_rig import EndReasons, get, noise, run, until
 from standin_ari import StandinAri
 from standin_server import ServedCall
 
@@ -108,7 +108,7 @@ def test_the_last_word_is_played_when_the_bot_leaves_and_the_caller_is_let_go(af
     frames = noise(10, 4)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__after_bot=after) as (asterisk, server, rig):
             await asterisk.call("c-1")
             await asterisk.bridged()
@@ -182,7 +182,7 @@ def test_a_channel_that_comes_back_by_its_dialplan_is_a_call_again() -> None:
 @pytest.mark.alone
 def test_40_calls_at_once_each_hear_their_own_and_leave_nothing() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig):
             names = [f"c-{n}" for n in range(40)]
             for name in names:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import pytest
 from ari_rig import sides
-from bridge_rig import Ended, Rig, bridging, get, noise, run, until
+from bridge_rig import BridgeRig, EndReasons, bridging, get, noise, run, until
 from standin_ari import APP, SETTINGS, StandinAri, standin_ari
 from standin_server import ServedCall, StandinServer, standin_server
 from websockets.asyncio.client import connect
@@ -20,7 +20,7 @@ from sip_bridge.ari import application as ari
 pytestmark = pytest.mark.timed
 
 
-async def readiness(rig: Rig, says: str) -> None:
+async def readiness(rig: BridgeRig, says: str) -> None:
     """Until /readyz says so."""
     for _ in range(400):
         status, body = await get(rig.http_port, "/readyz")
@@ -116,7 +116,7 @@ def test_an_asterisk_too_old_for_requests_over_the_websocket_is_told() -> None:
 
 def test_calls_live_on_while_the_connection_is_lost() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig):
             call = await good_call(asterisk, server, "c-1")
             gone = await good_call(asterisk, server, "c-2")
@@ -143,7 +143,7 @@ def test_calls_live_on_while_the_connection_is_lost() -> None:
 
 def test_a_request_that_is_lost_with_the_connection_is_not_waited_for() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__request_timeout_s=30) as (asterisk, _, rig):
             asterisk.mute.add("POST externalMedia")
             await asterisk.call("c-1")
@@ -175,7 +175,7 @@ def test_a_call_that_ends_while_the_connection_is_lost_is_put_away_afterwards() 
 
 def test_a_restarted_asterisk_ends_its_calls_and_gives_new_ones() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig):
             calls = [await good_call(asterisk, server, f"c-{n}") for n in range(3)]
             asterisk.restart()
@@ -193,7 +193,7 @@ def test_a_restarted_asterisk_ends_its_calls_and_gives_new_ones() -> None:
 
 def test_an_asterisk_that_stays_away_loses_its_calls() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__lost_timeout_s=0.3) as (asterisk, server, rig):
             call = await good_call(asterisk, server, "c-1")
             asterisk.dead = True
@@ -273,7 +273,7 @@ def test_what_asterisk_says_and_nobody_understands_is_left_out() -> None:
 )
 def test_a_call_that_cannot_be_set_up_ends_alone(fault: dict[str, object], reason: str) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__request_timeout_s=0.3, ari__setup_timeout_s=0.8) as (asterisk, server, rig):
             call = await good_call(asterisk, server, "good")
             for name, value in fault.items():
@@ -298,7 +298,7 @@ def test_a_call_that_cannot_be_set_up_ends_alone(fault: dict[str, object], reaso
 
 def test_a_media_channel_that_dies_ends_the_call() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, _):
             call = await good_call(asterisk, server, "c-1")
             await asterisk.hang_up(asterisk.media_of())
@@ -312,7 +312,7 @@ def test_a_media_channel_that_dies_ends_the_call() -> None:
 
 def test_a_server_that_refuses_or_dies_ends_its_calls() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig):
             await good_call(asterisk, server, "c-1")
             server.die()
@@ -331,7 +331,7 @@ def test_a_server_that_dials_asterisk_but_may_not_is_told_as_what_it_is() -> Non
     """This stand-in has no /media/asterisk; the real one is in tests/pbx."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__media="websocket_server") as (asterisk, _, _):
             asterisk.media_answers = False
             await asterisk.call("c-1")
@@ -345,7 +345,7 @@ def test_a_server_that_dials_asterisk_but_may_not_is_told_as_what_it_is() -> Non
 
 def test_one_call_too_many_goes_on_in_its_dialplan() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__max_calls=1) as (asterisk, server, _):
             call = await good_call(asterisk, server, "c-1")
             await asterisk.call("c-2")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.leftovers import Bridge, Leftovers, bridges_of, channels_of, rtp_end_of
+from sip_bridge.ari.leftovers import Leftovers, MixingBridge, bridges_of, channels_of, rtp_end_of
 from sip_bridge.ari.media import dial_url
 from sip_bridge.config import load
 from telephony_tts.errors import ConfigError
@@ -30,12 +30,13 @@ VARSET = """{"variable":"STASISSTATUS","value":"","type":"ChannelVarset","channe
 
 
 def test_what_asterisk_sends_is_read() -> None:
-    channel = a.Channel("test-1795204526.1", "PJSIP/phone-00000000", "Ring", "phone", "Ada", "ari", ("Stasis", "tts"))
-    assert a.decode(STASIS_START.encode()) == a.Started(channel)
-    assert a.decode(DESTROYED.encode()) == a.Gone("x1", 3, "No route to destination")
-    assert a.decode(RESPONSE.encode()) == a.Answer("3", 404, {"message": "Channel not found"})
+    name = "PJSIP/phone-00000000"
+    channel = a.AriChannel("test-1795204526.1", name, "Ring", "phone", "Ada", "ari", ("Stasis", "tts"))
+    assert a.decode(STASIS_START.encode()) == a.ChannelEntered(channel)
+    assert a.decode(DESTROYED.encode()) == a.ChannelLeft("x1", 3, "No route to destination")
+    assert a.decode(RESPONSE.encode()) == a.AriAnswer("3", 404, {"message": "Channel not found"})
     assert a.decode(VARSET.encode()) is None
-    assert a.decode(b'{"type":"ApplicationReplaced"}') == a.Replaced()
+    assert a.decode(b'{"type":"ApplicationReplaced"}') == a.ApplicationReplaced()
 
 
 def test_requests_are_what_asterisk_reads() -> None:
@@ -66,7 +67,7 @@ _JSON = st.recursive(
 }))  # fmt: skip
 def test_no_fields_are_an_exception(kind: str, fields: dict[str, object]) -> None:
     read = a.decode(json.dumps({"type": kind, **fields}).encode())
-    assert isinstance(read, a.Answer | a.Started | a.Gone | a.Digit | a.Bad)
+    assert isinstance(read, a.AriAnswer | a.ChannelEntered | a.ChannelLeft | a.AriDigit | a.BadAriMessage)
 
 
 # ------------------------------------------------------------------------- leftovers
@@ -75,7 +76,7 @@ OWN, OTHER = "tts-0000aaaa", "tts-0000bbbb"
 
 
 def left(
-    *rounds: tuple[list[a.Channel], list[Bridge]],
+    *rounds: tuple[list[a.AriChannel], list[MixingBridge]],
     live: frozenset[str] = frozenset(),
     unheard: frozenset[str] = frozenset(),
 ) -> list[list[tuple[str, ...]]]:
@@ -83,14 +84,14 @@ def left(
     return [leftovers.requests(channels, bridges, live, unheard) for channels, bridges in rounds]
 
 
-def caller(name: str, app: str = "tts") -> a.Channel:
-    return a.Channel(name, state="Up", application=("Stasis", app))
+def caller(name: str, app: str = "tts") -> a.AriChannel:
+    return a.AriChannel(name, state="Up", application=("Stasis", app))
 
 
 def test_own_leftovers_go_at_once_and_live_calls_stay() -> None:
     names = ("c-1", "c-2", f"{OWN}-1-media", f"{OWN}-2-media", f"{OWN}-3-out")
     channels = [caller(name) for name in names]
-    bridges = [Bridge(f"{OWN}-1", ("c-1", f"{OWN}-1-media")), Bridge(f"{OWN}-2", ("c-2", f"{OWN}-2-media"))]
+    bridges = [MixingBridge(f"{OWN}-1", ("c-1", f"{OWN}-1-media")), MixingBridge(f"{OWN}-2", ("c-2", f"{OWN}-2-media"))]
     live = frozenset({"c-2", f"{OWN}-2", f"{OWN}-2-media"})
     assert left((channels, bridges), live=live) == [[
         ("POST", "channels", "c-1", "continue"), ("DELETE", "channels", f"{OWN}-1-media"),
@@ -101,8 +102,9 @@ def test_own_leftovers_go_at_once_and_live_calls_stay() -> None:
 def test_what_another_process_may_still_use_stays_and_the_rest_goes_the_second_time() -> None:
     channels = [caller(f"{OTHER}-1-media"), caller(f"{OTHER}-5-out"), caller("stuck"), caller("c-2"),
                 caller("of-another-app", "queue"), caller(f"{OTHER}-2-media"),
-                a.Channel(f"{OTHER}-6-out", state="Ring")]  # fmt: skip
-    bridges = [Bridge(f"{OTHER}-2", ("c-2", f"{OTHER}-2-media")), Bridge(f"{OTHER}-3", ()), Bridge("conference", ())]
+                a.AriChannel(f"{OTHER}-6-out", state="Ring")]  # fmt: skip
+    in_use = MixingBridge(f"{OTHER}-2", ("c-2", f"{OTHER}-2-media"))
+    bridges = [in_use, MixingBridge(f"{OTHER}-3", ()), MixingBridge("conference", ())]
     first, second = left((channels, bridges), (channels, bridges))
     assert first == []
     assert set(second) == {
@@ -116,8 +118,8 @@ def test_what_another_process_may_still_use_stays_and_the_rest_goes_the_second_t
 def test_two_in_a_bridge_over_rtp_that_nobody_takes_any_more_go_the_second_time() -> None:
     media = {number: f"{OTHER}-{number}-media" for number in (1, 2)}
     channels = [caller("c-1"), caller(media[1]), caller("c-2"), caller(media[2])]
-    bridges = [Bridge(f"{OTHER}-1", ("c-1", media[1])), Bridge(f"{OTHER}-2", ("c-2", media[2])),
-               Bridge("conference", ("of-another", "x"))]  # fmt: skip
+    bridges = [MixingBridge(f"{OTHER}-1", ("c-1", media[1])), MixingBridge(f"{OTHER}-2", ("c-2", media[2])),
+               MixingBridge("conference", ("of-another", "x"))]  # fmt: skip
     first, second = left((channels, bridges), (channels, bridges), unheard=frozenset({media[2]}))
     assert first == []
     assert second == [
@@ -137,8 +139,8 @@ def test_two_in_a_bridge_over_rtp_that_nobody_takes_any_more_go_the_second_time(
     ],
 )
 def test_where_rtp_goes_is_in_the_name_of_its_channel(name: str, end: tuple[str, int] | None) -> None:
-    assert rtp_end_of(a.Channel(f"{OTHER}-1-media", name)) == end
-    assert rtp_end_of(a.Channel("of-a-caller", name)) is None
+    assert rtp_end_of(a.AriChannel(f"{OTHER}-1-media", name)) == end
+    assert rtp_end_of(a.AriChannel("of-a-caller", name)) is None
 
 
 @pytest.mark.parametrize("body", [None, {}, "[]", 7, [{"id": "c-1"}, {}], [{"id": ""}], [None]])
@@ -150,7 +152,7 @@ def test_a_list_that_is_none_is_not_taken_for_an_empty_one(body: object) -> None
 def test_a_list_of_bridges_that_is_none_is_not_taken_for_an_empty_one() -> None:
     with pytest.raises(ValueError, match="Asterisk"):
         bridges_of({"message": "no"})
-    assert bridges_of([{"id": "b-1", "channels": ["c-1", 7]}, {"id": 7}, "x"]) == [Bridge("b-1", ("c-1",))]
+    assert bridges_of([{"id": "b-1", "channels": ["c-1", 7]}, {"id": 7}, "x"]) == [MixingBridge("b-1", ("c-1",))]
 
 
 # -------------------------------------------------------------------------- settings

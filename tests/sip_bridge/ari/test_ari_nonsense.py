@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ari_rig import beside, media_of, packet, sides, sound, ulaw
-from bridge_rig import Ended, bridging, get, noise, run, until
+from bridge_rig import EndReasons, bridging, get, noise, run, until
 from log_lines import lines
 from standin_ari import APP, SETTINGS, StandinAri, standin_ari
 from standin_asterisk import phone
@@ -19,8 +19,8 @@ from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import metrics
 from sip_bridge.ari import application as ari
-from sip_bridge.ari.config import Ari
-from sip_bridge.config import Server
+from sip_bridge.ari.config import AriConfig
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import RtpMedia, is_port_free
 
 pytestmark = pytest.mark.timed
@@ -72,7 +72,7 @@ def test_a_fault_of_ours_on_the_way_to_asterisk_ends_no_call(
     """All ways lead through one group of tasks: what one of them raised ended every call of the bridge."""
     right, n_faults = ari.connect_ari, 0
 
-    async def wrong(settings: Ari) -> Any:
+    async def wrong(settings: AriConfig) -> Any:
         nonlocal n_faults
         n_faults += 1
         if n_faults <= 2:
@@ -101,7 +101,7 @@ def test_a_connection_that_closes_while_the_media_are_being_made_costs_that_call
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(ari__request_timeout_s=30) as (asterisk, server, rig), beside(asterisk, server):
             asterisk.mute.add("POST externalMedia")
             await asterisk.call("c-1")
@@ -172,7 +172,7 @@ def test_a_list_that_cannot_be_read_ends_no_call(
 
 def test_an_event_of_a_channel_that_is_gone_is_a_call_that_has_hung_up(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
             await asterisk.event("StasisStart", "ghost", args=[])
             await until(lambda: ended.counts == {"hangup": 1}, "its end")
@@ -192,7 +192,7 @@ def test_a_caller_who_hangs_up_behind_any_step_of_the_set_up_leaves_nothing(
     after: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
             right = asterisk._do
 
@@ -217,7 +217,7 @@ def test_a_caller_who_hangs_up_behind_any_step_of_the_set_up_leaves_nothing(
 
 def test_a_channel_that_starts_twice_is_one_call() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
             await asterisk.call("c-1")
             await asterisk.event("StasisStart", "c-1", args=[])
@@ -247,7 +247,7 @@ def test_a_channel_that_starts_twice_is_one_call() -> None:
 
 def test_a_server_that_refuses_the_token_is_told_and_the_caller_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
             server.refusal = (HTTPStatus.UNAUTHORIZED, "a token is needed\n")
             await asterisk.call("c-1")
@@ -288,7 +288,7 @@ def test_digits_beyond_twenty_a_second_are_left_out_and_told_once(caplog: pytest
 
 def test_told_to_stop_twice_within_a_drain_it_stops_though_asterisk_answers_nothing() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides(drain_s=30, ari__request_timeout_s=0.3) as (asterisk, server, rig):
             call, _ = await up(asterisk, server, "c-1")
             asterisk.mute |= {"POST continue", "DELETE channels", "DELETE bridges"}
@@ -382,7 +382,8 @@ def test_packets_that_are_none_are_left_out_and_all_others_heard(caplog: pytest.
 def on_a_loop(act: Callable[[RtpMedia], None], **settings: Any) -> None:
     async def main() -> None:
         over: list[Any] = []
-        media = RtpMedia(Ari(**settings), Server(url="ws://127.0.0.1:9/media/native"), lambda *why: over.append(why))
+        server = TtsServerConfig(url="ws://127.0.0.1:9/media/native")
+        media = RtpMedia(AriConfig(**settings), server, lambda *why: over.append(why))
         try:
             await media.open()
             act(media)

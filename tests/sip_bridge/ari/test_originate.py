@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from bridge_rig import Ended, Rig, bridging, get, run, until
+from bridge_rig import BridgeRig, EndReasons, bridging, get, run, until
 from standin_ari import SETTINGS, StandinAri, standin_ari
 from standin_server import StandinServer, standin_server
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timed
 
 
 @asynccontextmanager
-async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, Rig]]:
+async def sides(**settings: object) -> AsyncIterator[tuple[StandinAri, StandinServer, BridgeRig]]:
     async with standin_ari() as asterisk, standin_server() as server:
         given = {"ari__url": asterisk.url, **SETTINGS, **settings}
         async with bridging(server.url, **given) as rig:
@@ -33,7 +33,7 @@ async def raw(port: int, request: bytes) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-async def order(rig: Rig, body: object, token: str = "who-may-call") -> tuple[int, dict[str, Any]]:
+async def order(rig: BridgeRig, body: object, token: str = "who-may-call") -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST /originate HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(data)}\r\n\r\n"
     status, told = await raw(rig.http_port, head.encode() + data)
@@ -77,7 +77,7 @@ def test_an_answered_call_is_the_servers_under_the_name_it_was_given() -> None:
 @pytest.mark.parametrize(("cause", "says"), [(17, "busy"), (19, "no answer"), (21, "rejected"), (1, "no such number")])
 def test_who_waits_is_told_what_became_of_the_call(cause: int, says: str) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with sides() as (asterisk, _, rig):
             asking = asyncio.create_task(order(rig, {"endpoint": "PJSIP/1", "call": "c", "wait": True}))
             await asterisk.hang_up(await ringing(asterisk), cause)

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 import pytest
-from bridge_rig import Ended, bridging, get, noise, run
+from bridge_rig import EndReasons, bridging, get, noise, run
 from standin_asterisk import phone
 from standin_server import ServedCall, standin_server
 
@@ -20,7 +20,7 @@ def test_a_call_from_its_first_frame_to_its_last(plain_loop: bool) -> None:
     spoken, said = noise(60, 1), noise(50, 2)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
 
         async def script(call: ServedCall) -> None:
             await call.speak(spoken, mark="end")
@@ -160,7 +160,7 @@ def test_what_is_queued_is_played_when_the_bot_leaves_and_then_the_phone_is_hung
     spoken = noise(25, 9)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
 
         async def script(call: ServedCall) -> None:
             for frame in spoken:

@@ -9,12 +9,12 @@ import uuid
 from http import HTTPStatus
 
 import pytest
-from bridge_rig import Ended, bridging, count_sockets, noise, run, until
-from standin_asterisk import Phone, phone, read_to_end, stranger
+from bridge_rig import EndReasons, bridging, count_sockets, noise, run, until
+from standin_asterisk import StandinPhone, phone, read_to_end, stranger
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import metrics
-from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.call import AudioSocketCall
 
 pytestmark = pytest.mark.timed
 
@@ -23,7 +23,7 @@ def bad_input(kind: str) -> float:
     return metrics.value("telephony_sip_bridge_bad_input_total", kind=kind)
 
 
-async def still_speaks(call: ServedCall, up: Phone, seed: int) -> None:
+async def still_speaks(call: ServedCall, up: StandinPhone, seed: int) -> None:
     """A call that is up works in both directions."""
     frames, said = noise(5, seed), noise(5, seed + 1000)
     n_heard, n_said = len(up.speech), len(call.audio)
@@ -49,7 +49,7 @@ async def still_speaks(call: ServedCall, up: Phone, seed: int) -> None:
 )
 def test_garbage_ends_its_own_connection_only(data: bytes) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=0.3) as rig:
             async with phone(rig.port) as up, stranger(rig.port) as sock:
                 call = await server.call(up.name)
@@ -80,9 +80,9 @@ def test_frames_in_pieces_are_heard_whole() -> None:
 
 def test_a_caller_gone_in_the_middle_of_a_frame_has_hung_up() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig:
-            for leave in (Phone.hang_up, Phone.vanish):
+            for leave in (StandinPhone.hang_up, StandinPhone.vanish):
                 async with phone(rig.port) as up:
                     call = await server.call(up.name)
                     up.send_bytes(b"\x10\x01\x40" + bytes(99))
@@ -139,7 +139,7 @@ def test_addresses_that_are_not_allowed_and_one_too_many_are_turned_away() -> No
 
 def test_a_uuid_nobody_expects_is_hung_up() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
 
         async def nobody_comes(call: ServedCall) -> None:
             await asyncio.sleep(0.1)
@@ -163,7 +163,7 @@ def test_a_server_that_refuses_is_asked_once_and_the_log_says_what_to_do(
     status: int, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig:
             server.refusal = (HTTPStatus(status), "so it is\n")
             async with phone(rig.port) as up:
@@ -199,7 +199,7 @@ def test_a_server_that_comes_late_is_reached_while_the_caller_waits() -> None:
 
 def test_a_server_that_is_not_there_or_never_answers_costs_a_bounded_silence() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         with socket.create_server(("127.0.0.1", 0)) as mute:
             for port in (free_port(), mute.getsockname()[1]):
                 url = f"ws://127.0.0.1:{port}/media/native"
@@ -213,7 +213,7 @@ def test_a_server_that_is_not_there_or_never_answers_costs_a_bounded_silence() -
 
 def test_a_server_that_dies_ends_its_calls_and_the_next_one_finds_its_successor() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig:
             async with phone(rig.port) as first, phone(rig.port) as second:
                 call, other = await server.call(first.name), await server.call(second.name)
@@ -251,7 +251,7 @@ def test_what_the_server_says_wrong_is_left_out() -> None:
 
 def test_an_asterisk_that_reads_nothing_loses_its_call() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         how = {"audiosocket__slow_reader_s": 0.5}
         async with (
             standin_server() as server, bridging(server.url, **how) as rig, phone(rig.port) as up,
@@ -301,7 +301,7 @@ def test_an_asterisk_that_does_not_close_after_the_end_is_cut_off() -> None:
 
 def test_2000_frames_for_a_server_that_reads_nothing_are_dropped_and_the_call_ends() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         dropped = metrics.value("telephony_sip_bridge_caller_bytes_dropped_total")
 
         unheard = uuid.uuid4()
@@ -336,7 +336,7 @@ def test_50_calls_at_once_and_one_that_misbehaves() -> None:
 
     async def main() -> None:
         names: dict[str, int] = {}
-        ended = Ended()
+        ended = EndReasons()
 
         async def script(call: ServedCall) -> None:
             if call.name in names:
@@ -400,7 +400,7 @@ def test_200_calls_in_sequence_leave_nothing() -> None:
                     n_sockets, n_tasks = count_sockets(), len(asyncio.all_tasks())
             assert (count_sockets(), len(asyncio.all_tasks())) == (n_sockets, n_tasks)
             gc.collect()
-            assert sum(isinstance(thing, Call) for thing in gc.get_objects()) == 0
+            assert sum(isinstance(thing, AudioSocketCall) for thing in gc.get_objects()) == 0
 
     run(main)
 
@@ -412,14 +412,14 @@ def test_a_drain_lets_calls_finish_and_takes_no_new_ones() -> None:
     frames = noise(30, 11)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
 
         async def script(call: ServedCall) -> None:
             await call.speak(frames)
             await call.socket.close(1000)
 
         async with standin_server(script) as server:
-            up: Phone
+            up: StandinPhone
             async with bridging(server.url, drain_s=10) as rig:
                 connection = phone(rig.port)
                 up = await connection.__aenter__()
@@ -436,7 +436,7 @@ def test_a_drain_lets_calls_finish_and_takes_no_new_ones() -> None:
 
 def test_a_drain_cuts_calls_that_go_on_for_too_long() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server:
             async with bridging(server.url, drain_s=0.3) as rig:
                 connection = phone(rig.port)

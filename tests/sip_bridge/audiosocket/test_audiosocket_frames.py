@@ -14,14 +14,14 @@ from sip_bridge.audiosocket.frames import (
     HANGUP_FRAME,
     KIND_OF_RATE,
     RATE_HZ,
-    Audio,
-    Bad,
-    Digit,
-    FrameReader,
-    Hangup,
-    Item,
-    Named,
-    PeerError,
+    AudioFrame,
+    AudioSocketFrame,
+    AudioSocketReader,
+    BadFrame,
+    DigitFrame,
+    ErrorFrame,
+    HangupFrame,
+    UuidFrame,
     audio_header,
 )
 
@@ -35,15 +35,15 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 NAMED = frame(0x01, CALL.bytes)
 
 
-def read(*pieces: bytes) -> list[Item]:
+def read(*pieces: bytes) -> list[AudioSocketFrame]:
     """What a reader makes of the pieces, one after the other."""
-    reader = FrameReader()
+    reader = AudioSocketReader()
     return [item for piece in pieces for item in reader.feed(piece)]
 
 
-def after_uuid(data: bytes) -> list[Item]:
+def after_uuid(data: bytes) -> list[AudioSocketFrame]:
     first, *rest = read(NAMED + data)
-    assert first == Named(CALL)
+    assert first == UuidFrame(CALL)
     return rest
 
 
@@ -53,7 +53,7 @@ def after_uuid(data: bytes) -> list[Item]:
 def test_a_call_as_asterisk_sends_it() -> None:
     pcm = bytes(range(160)) * 2
     observed = [bytes.fromhex("010010"), CALL.bytes, bytes.fromhex("100140"), pcm, bytes.fromhex("03000131"), bytes(3)]
-    assert read(b"".join(observed)) == [Named(CALL), Audio(8000, pcm), Digit("1"), Hangup()]
+    assert read(b"".join(observed)) == [UuidFrame(CALL), AudioFrame(8000, pcm), DigitFrame("1"), HangupFrame()]
 
 
 @pytest.mark.parametrize(
@@ -62,25 +62,25 @@ def test_a_call_as_asterisk_sends_it() -> None:
      (0x17, 96000), (0x18, 192000)],
 )  # fmt: skip
 def test_each_kind_of_audio_has_its_rate(kind: int, rate_hz: int) -> None:
-    assert after_uuid(frame(kind, b"\1\2" * 30)) == [Audio(rate_hz, b"\1\2" * 30)]
+    assert after_uuid(frame(kind, b"\1\2" * 30)) == [AudioFrame(rate_hz, b"\1\2" * 30)]
     assert audio_header(rate_hz, 640) == bytes((kind, 2, 128))
 
 
 def test_a_caller_of_30_ms_and_any_other_size_is_heard_whole() -> None:
     for n_bytes in (480, 2, 320, 65_534):
-        assert after_uuid(frame(0x10, b"\5\6" * (n_bytes // 2))) == [Audio(8000, b"\5\6" * (n_bytes // 2))]
+        assert after_uuid(frame(0x10, b"\5\6" * (n_bytes // 2))) == [AudioFrame(8000, b"\5\6" * (n_bytes // 2))]
 
 
 def test_digits_are_upper_case_and_errors_tell_their_code() -> None:
-    assert after_uuid(b"".join(frame(3, bytes((ord(d),))) for d in "0*#Ad")) == [Digit(d) for d in "0*#AD"]
-    assert after_uuid(frame(0xFF, b"\4") + frame(0xFF)) == [PeerError(4), PeerError(-1)]
+    assert after_uuid(b"".join(frame(3, bytes((ord(d),))) for d in "0*#Ad")) == [DigitFrame(d) for d in "0*#AD"]
+    assert after_uuid(frame(0xFF, b"\4") + frame(0xFF)) == [ErrorFrame(4), ErrorFrame(-1)]
 
 
 def test_what_we_write_can_be_read() -> None:
     for rate_hz in KIND_OF_RATE:
         pcm = b"\7\0" * (rate_hz // 50)
-        assert after_uuid(audio_header(rate_hz, len(pcm)) + pcm) == [Audio(rate_hz, pcm)]
-    assert after_uuid(HANGUP_FRAME) == [Hangup()]
+        assert after_uuid(audio_header(rate_hz, len(pcm)) + pcm) == [AudioFrame(rate_hz, pcm)]
+    assert after_uuid(HANGUP_FRAME) == [HangupFrame()]
 
 
 # -------------------------------------------------------------------- what is wrong
@@ -103,8 +103,8 @@ def test_what_we_write_can_be_read() -> None:
 )
 def test_a_bad_frame_is_told_and_skipped_and_the_next_is_read(data: bytes, kind: str) -> None:
     bad, *rest = after_uuid(data + frame(0x10, b"okok"))
-    assert isinstance(bad, Bad) and bad.kind == kind and bad.why
-    assert rest == [Audio(8000, b"okok")]
+    assert isinstance(bad, BadFrame) and bad.kind == kind and bad.why
+    assert rest == [AudioFrame(8000, b"okok")]
 
 
 @pytest.mark.parametrize(
@@ -122,19 +122,19 @@ def test_a_bad_frame_is_told_and_skipped_and_the_next_is_read(data: bytes, kind:
 def test_who_does_not_begin_with_a_uuid_is_told_at_the_third_byte(data: bytes) -> None:
     assert read(data[:2]) == []
     (bad,) = read(data[:3])
-    assert isinstance(bad, Bad) and bad.kind == "not_audiosocket"
+    assert isinstance(bad, BadFrame) and bad.kind == "not_audiosocket"
     assert "01 0010" in bad.why and f"{data[0]:02x} {data[1:3].hex()}" in bad.why
 
 
 def test_a_bad_frame_is_told_once_and_nothing_of_its_payload_is_kept() -> None:
-    reader = FrameReader()
+    reader = AudioSocketReader()
     reader.feed(NAMED)
     (bad,) = reader.feed(b"\x77\xff\xff")
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadFrame)
     for _ in range(65_535 // 15):
         assert reader.feed(frame(0x10, b"this is none")) == []
         assert len(reader._held) == 0
-    assert reader.feed(frame(0x03, b"7")) == [Digit("7")]
+    assert reader.feed(frame(0x03, b"7")) == [DigitFrame("7")]
 
 
 # ---------------------------------------------------------------------- properties
@@ -159,8 +159,8 @@ def test_any_cutting_of_the_stream_gives_the_same(frames: list[bytes], cuts: lis
 @given(st.binary(max_size=3000))
 def test_no_garbage_raises_or_is_kept_beyond_one_frame(data: bytes) -> None:
     for start in (b"", NAMED):
-        reader = FrameReader()
+        reader = AudioSocketReader()
         reader.feed(start)
         for item in reader.feed(data):
-            assert isinstance(item, Item)
+            assert isinstance(item, AudioSocketFrame)
         assert len(reader._held) <= 3 + 65_535

@@ -9,7 +9,7 @@ from typing import Any, cast
 import virtual_loop
 
 from sip_bridge.audiosocket.connection import CallerSocket
-from sip_bridge.audiosocket.frames import Audio, Item, Named
+from sip_bridge.audiosocket.frames import AudioFrame, AudioSocketFrame, UuidFrame
 
 
 class PretendTransport:
@@ -42,7 +42,7 @@ def feed(sock: CallerSocket, data: bytes) -> int:
     return n
 
 
-def connected(on_items: Callable[[list[Item], int], None]) -> tuple[CallerSocket, PretendTransport]:
+def connected(on_items: Callable[[list[AudioSocketFrame], int], None]) -> tuple[CallerSocket, PretendTransport]:
     transport = PretendTransport()
     sock = CallerSocket(lambda accepted: accepted.listen(on_items))
     sock.connection_made(cast(asyncio.Transport, transport))
@@ -51,7 +51,7 @@ def connected(on_items: Callable[[list[Item], int], None]) -> tuple[CallerSocket
 
 def test_a_read_that_fills_the_buffer_lets_the_loop_go_round_before_the_next() -> None:
     async def main() -> None:
-        heard: list[Item] = []
+        heard: list[AudioSocketFrame] = []
         sock, transport = connected(lambda items, _ns: heard.extend(items))
         data = b"\x01\x00\x10" + bytes(16) + (b"\x10\x01\x40" + bytes(320)) * 200
         while data:
@@ -60,14 +60,15 @@ def test_a_read_that_fills_the_buffer_lets_the_loop_go_round_before_the_next() -
             data = data[n:]
             await asyncio.sleep(0)
             assert transport.is_reading
-        assert len(heard) == 201 and isinstance(heard[0], Named) and all(isinstance(item, Audio) for item in heard[1:])
+        assert len(heard) == 201 and isinstance(heard[0], UuidFrame)
+        assert all(isinstance(item, AudioFrame) for item in heard[1:])
 
     virtual_loop.run(main())
 
 
 def test_a_fault_in_what_listens_cuts_this_connection() -> None:
     async def main() -> None:
-        def fails(items: list[Item], now_ns: int) -> None:
+        def fails(items: list[AudioSocketFrame], now_ns: int) -> None:
             raise RuntimeError("a fault")
 
         sock, transport = connected(fails)

@@ -42,7 +42,7 @@ SENDMSG = ("call-command", "execute-app-name", "execute-app-arg", "event-lock")
 
 
 @dataclass
-class Channel:
+class StandinChannel:
     uuid: str
     module: str = "mod_audio_stream"
     heard: list[tuple[float, float, bytes]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Channel:
 class StandinFreeSwitch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, StandinChannel] = {}
         self.commands: list[str] = []
         """Each with its further lines, where it has some."""
         self.queue_s = QUEUE_S
@@ -219,7 +219,7 @@ class StandinFreeSwitch:
         return "+OK"
 
     @staticmethod
-    def _enqueue(channel: Channel, path: str, n_lead_frames: int) -> None:
+    def _enqueue(channel: StandinChannel, path: str, n_lead_frames: int) -> None:
         channel.queue.append((path, n_lead_frames))
         channel.awake.set()
 
@@ -259,14 +259,14 @@ class StandinFreeSwitch:
 
     # ---------------------------------------------------------------------- calls
 
-    def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> Channel:
+    def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> StandinChannel:
         """An answered channel that is parked: what is queued is played one after the other."""
-        channel = Channel(uuid or str(uuids.uuid4()), module)
+        channel = StandinChannel(uuid or str(uuids.uuid4()), module)
         self.channels[channel.uuid] = channel
         self._spawn(self._play(channel))
         return channel
 
-    async def hang_up(self, channel: Channel) -> None:
+    async def hang_up(self, channel: StandinChannel) -> None:
         if channel.is_up:
             channel.is_up = False
             channel.break_now.set()
@@ -278,10 +278,10 @@ class StandinFreeSwitch:
             for path in channel.files:
                 path.unlink(missing_ok=True)
 
-    def press(self, channel: Channel, digit: str) -> None:
+    def press(self, channel: StandinChannel, digit: str) -> None:
         self.event("DTMF", {"Unique-ID": channel.uuid, "DTMF-Digit": digit, "DTMF-Duration": "1600"})
 
-    async def _play(self, channel: Channel) -> None:
+    async def _play(self, channel: StandinChannel) -> None:
         """The channel's own thread."""
         loop = asyncio.get_running_loop()
         while channel.is_up:
@@ -317,12 +317,12 @@ class StandinFreeSwitch:
             self.event("PLAYBACK_STOP", headers | {"Playback-Status": "break" if was_broken else "done"})
 
     @staticmethod
-    def _flush(channel: Channel) -> None:
+    def _flush(channel: StandinChannel) -> None:
         channel.deaf_until_s = asyncio.get_running_loop().time() + FLUSHED_S
 
     # ---------------------------------------------------------------- the module
 
-    def speech(self, channel: Channel, number: int, pcm: bytes, kind: str = "r8") -> Path:
+    def speech(self, channel: StandinChannel, number: int, pcm: bytes, kind: str = "r8") -> Path:
         """What the module does with a message of speech."""
         path = self.folder / f"{channel.uuid}_{len(channel.files)}.tmp.{kind}"
         path.write_bytes(pcm)
@@ -332,16 +332,16 @@ class StandinFreeSwitch:
         self.event(f"{channel.module}::{name}", {"Unique-ID": channel.uuid}, json.dumps(body))
         return path
 
-    def word(self, channel: Channel, **data: Any) -> None:
+    def word(self, channel: StandinChannel, **data: Any) -> None:
         """What the module does with any other text of the server."""
         body = json.dumps({"type": "json", "data": data})
         self.event(f"{channel.module}::json", {"Unique-ID": channel.uuid}, body)
 
-    def left(self, channel: Channel, code: int, reason: str = "") -> None:
+    def left(self, channel: StandinChannel, code: int, reason: str = "") -> None:
         body = {"status": "disconnected", "message": {"code": code, "reason": reason}}
         self.event(f"{channel.module}::disconnect", {"Unique-ID": channel.uuid}, json.dumps(body))
 
-    def reset(self, channel: Channel) -> None:
+    def reset(self, channel: StandinChannel) -> None:
         """The module's socket is gone without a close frame, as when the server is killed."""
         if channel.module == "mod_audio_fork":
             return self.left(channel, 1006)
@@ -349,7 +349,7 @@ class StandinFreeSwitch:
         self.event("mod_audio_stream::error", {"Unique-ID": channel.uuid}, json.dumps(body))
 
     async def stream(
-        self, channel: Channel, url: str, *, metadata: str | None = None, headers: dict[str, str] | None = None
+        self, channel: StandinChannel, url: str, *, metadata: str | None = None, headers: dict[str, str] | None = None
     ) -> bool:
         """`uuid_audio_stream UUID start URL mono 8k METADATA`: whether the server took it."""
         is_fork = channel.module == "mod_audio_fork"
@@ -368,7 +368,7 @@ class StandinFreeSwitch:
         self._spawn(self._listen(channel, socket))
         return True
 
-    async def _listen(self, channel: Channel, socket: ClientConnection) -> None:
+    async def _listen(self, channel: StandinChannel, socket: ClientConnection) -> None:
         with suppress(ConnectionClosed):
             async for text in socket:
                 if isinstance(text, bytes):
@@ -389,14 +389,14 @@ class StandinFreeSwitch:
         else:
             self.left(channel, socket.close_code or 1005, socket.close_reason or "")
 
-    async def hears_caller(self, channel: Channel, pcm: bytes) -> None:
+    async def hears_caller(self, channel: StandinChannel, pcm: bytes) -> None:
         """The caller speaks: 20 ms a message, at once. While a file begins or ends nothing of it arrives."""
         assert channel.socket is not None
         for at in range(0, len(pcm), 320):
             if asyncio.get_running_loop().time() >= channel.deaf_until_s:
                 await channel.socket.send(pcm[at : at + 320])
 
-    async def hears_caller_talk(self, channel: Channel, n_frames: int) -> list[int]:
+    async def hears_caller_talk(self, channel: StandinChannel, n_frames: int) -> list[int]:
         """The caller speaks frames that are numbered, 20 ms apart. Which of them went to the server."""
         loop = asyncio.get_running_loop()
         begun_s, sent = loop.time(), []

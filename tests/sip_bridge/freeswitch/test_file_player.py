@@ -11,7 +11,7 @@ from sip_bridge.freeswitch.file_player import FilePlayer
 MS = 1_000_000
 
 
-class World:
+class PlayerWorld:
     """`told` is what was asked of FreeSWITCH and told to the server, in order. `is_new`: a call that another bridge had
     before, or one whose server has said nothing yet."""
 
@@ -59,7 +59,7 @@ class World:
 
 
 def test_files_are_played_one_after_the_other_and_removed() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2)
     world.begun(1)
     assert world.taken() == ["play /f1", "playing 1"]
@@ -73,7 +73,7 @@ def test_files_are_played_one_after_the_other_and_removed() -> None:
 
 
 def test_a_clear_stops_what_plays_and_forgets_what_waits() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2, 3)
     world.begun(1)
     world.taken()
@@ -88,7 +88,7 @@ def test_a_clear_stops_what_plays_and_forgets_what_waits() -> None:
 
 
 def test_of_a_cleared_file_nothing_is_reported() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.begun(1)
@@ -97,7 +97,7 @@ def test_of_a_cleared_file_nothing_is_reported() -> None:
 
 
 def test_a_break_that_never_shows_does_not_hold_up_the_next_file() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.add(2)
@@ -109,14 +109,14 @@ def test_a_break_that_never_shows_does_not_hold_up_the_next_file() -> None:
 
 
 def test_a_file_whose_event_comes_after_its_clear_is_never_played() -> None:
-    world = World()
+    world = PlayerWorld()
     world.player.clear(3, world.now_ns)
     world.add(2, 3)
     assert world.taken() == ["play /f3"] and world.removed == ["/f2"]
 
 
 def test_a_clear_touches_only_what_it_is_about() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(5, 6)
     world.begun(5)
     world.taken()
@@ -130,7 +130,7 @@ def test_a_clear_touches_only_what_it_is_about() -> None:
 
 def test_a_file_that_somebody_else_has_broken_is_played_again_once() -> None:
     """As a break does that was left over when it found nothing to stop."""
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.begun(1)
     world.ended(1, was_broken=True)
@@ -146,7 +146,7 @@ def test_a_file_that_somebody_else_has_broken_is_played_again_once() -> None:
 
 
 def test_a_clear_between_two_tries_breaks_nothing() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2)
     world.begun(1)
     world.ended(1, was_broken=True)
@@ -157,7 +157,7 @@ def test_a_clear_between_two_tries_breaks_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
 def test_a_file_that_is_not_played_is_told(how: str) -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2)
     if how == "refused":
         world.player.refused("/f1", world.now_ns)
@@ -167,7 +167,7 @@ def test_a_file_that_is_not_played_is_told(how: str) -> None:
 
 
 def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2)
     world.begun(1)
     world.taken()
@@ -180,7 +180,7 @@ def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
 
 def test_a_call_first_seen_in_its_middle_is_asked_for_again() -> None:
     """Another bridge had it. What that one did with the files before is not known; one of them may still play."""
-    world = World(is_new=True)
+    world = PlayerWorld(is_new=True)
     world.add(4)
     assert world.taken() == ["stop", "again"] and world.removed == ["/f4"]
     world.player.clear(5, world.now_ns)  # what the server says first, so that no file on its way is played twice
@@ -191,13 +191,13 @@ def test_a_call_first_seen_in_its_middle_is_asked_for_again() -> None:
 
 
 def test_a_call_first_seen_by_its_first_file_is_played() -> None:
-    world = World(is_new=True)
+    world = PlayerWorld(is_new=True)
     world.add(1, 2)
     assert world.taken() == ["play /f1"] and world.removed == []
 
 
 def test_a_call_first_seen_by_a_clear_is_silenced_and_what_follows_is_played() -> None:
-    world = World(is_new=True)
+    world = PlayerWorld(is_new=True)
     world.player.clear(3, world.now_ns)
     assert world.taken() == ["stop"], "the bridge before may have begun a file"
     world.add(3)
@@ -206,7 +206,7 @@ def test_a_call_first_seen_by_a_clear_is_silenced_and_what_follows_is_played() -
 
 @pytest.mark.parametrize(("is_new", "following", "told"), [(True, 4, ["stop", "again"]), (True, 1, []), (False, 4, [])])
 def test_a_greeting_tells_whether_the_call_had_another_bridge(is_new: bool, following: int, told: list[str]) -> None:
-    world = World(is_new)
+    world = PlayerWorld(is_new)
     world.player.greeted(following, world.now_ns)
     world.player.greeted(following, world.now_ns)
     assert world.taken() == told
@@ -214,7 +214,7 @@ def test_a_greeting_tells_whether_the_call_had_another_bridge(is_new: bool, foll
 
 def test_new_speech_waits_for_no_more_than_the_answer_to_a_break() -> None:
     """The break has emptied FreeSWITCH's queue: of a file that had not begun no event tells."""
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.add(2)
@@ -227,7 +227,7 @@ def test_new_speech_waits_for_no_more_than_the_answer_to_a_break() -> None:
 
 
 def test_the_answer_to_a_break_is_not_the_end_of_a_file_that_plays() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.begun(1)
     world.player.clear(2, world.now_ns)
@@ -239,7 +239,7 @@ def test_the_answer_to_a_break_is_not_the_end_of_a_file_that_plays() -> None:
 
 
 def test_a_broken_file_that_begins_after_all_is_broken_at_once_and_the_next_one_stays_queued() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.add(2)
@@ -254,7 +254,7 @@ def test_a_broken_file_that_begins_after_all_is_broken_at_once_and_the_next_one_
 
 
 def test_a_broken_file_that_begins_long_after_all_is_not_heard_either() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.pass_ms(501)
@@ -265,7 +265,7 @@ def test_a_broken_file_that_begins_long_after_all_is_not_heard_either() -> None:
 
 def test_where_that_break_hits_the_next_file_it_is_played_again() -> None:
     """The file had already ended, by the first break."""
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
     world.add(2)
@@ -281,7 +281,7 @@ def test_where_that_break_hits_the_next_file_it_is_played_again() -> None:
 
 
 def test_a_call_that_is_over_leaves_no_file() -> None:
-    world = World()
+    world = PlayerWorld()
     world.add(1, 2, 3)
     world.begun(1)
     world.player.forget_files()
@@ -292,7 +292,7 @@ def test_a_call_that_is_over_leaves_no_file() -> None:
 
 def test_a_file_is_not_reported_as_failed_while_the_event_socket_is_away() -> None:
     """Its time ran on, and the server ended the call just before it would have sent the file again."""
-    world = World()
+    world = PlayerWorld()
     world.add(1)
     assert world.player.deadline_ns is not None, "it should begin soon"
     world.taken()
@@ -304,7 +304,7 @@ def test_a_file_is_not_reported_as_failed_while_the_event_socket_is_away() -> No
 
 
 def test_what_is_not_ours_is_nothing_to_us() -> None:
-    world = World()
+    world = PlayerWorld()
     world.begun(9)
     world.ended(9)
     world.player.refused("/f9", 0)
@@ -322,7 +322,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.booleans())
 def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(steps: list[str], is_new: bool) -> None:
-    world = World(is_new)
+    world = PlayerWorld(is_new)
     n_added, cleared = 3 if is_new else 0, 0
     asked: str | None = None
     for step in steps:

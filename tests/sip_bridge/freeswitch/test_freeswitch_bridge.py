@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from bridge_rig import Ended, run, until
+from bridge_rig import EndReasons, run, until
 from freeswitch_rig import UUID, bridged, said, speech, together, told
 from standin_freeswitch import StandinFreeSwitch
 
@@ -235,7 +235,7 @@ def test_digits_reach_the_server_and_a_flood_of_them_does_not(tmp_path: Path) ->
 @pytest.mark.parametrize("hang_up", [True, False])
 def test_when_the_server_ends_a_call_so_is_the_telephone_call(tmp_path: Path, hang_up: bool) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with together(tmp_path, freeswitch__hang_up=hang_up) as (switch, rig):
             channel = switch.call(UUID)
             switch.word(channel, tts="hello")
@@ -270,7 +270,7 @@ def test_a_server_that_is_killed_ends_its_calls_and_no_others(tmp_path: Path, mo
     """mod_audio_stream then raises `::error` with code 1, not `::disconnect`."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with together(tmp_path) as (switch, rig):
             channel, stranger = switch.call(UUID, module), switch.call(None, module)
             switch.word(channel, tts="hello")

@@ -17,7 +17,7 @@ import pytest
 from bridge_rig import bridging, run, until
 from process_rig import running
 from server_rig import TOKEN, bot_of, event, tones, tts_server
-from standin_freeswitch import PASSWORD, Channel, StandinFreeSwitch
+from standin_freeswitch import PASSWORD, StandinChannel, StandinFreeSwitch
 from websockets.asyncio.client import ClientConnection
 
 from telephony_tts import metrics
@@ -30,10 +30,10 @@ AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @dataclass
-class Line:
+class FreeSwitchCallerLine:
     server: Server
     switch: StandinFreeSwitch
-    channel: Channel
+    channel: StandinChannel
     url: str
     bot: ClientConnection
 
@@ -42,7 +42,7 @@ class Line:
 async def lined(
     folder: Path, *, rate_hz: int = 8000, module: str = "mod_audio_stream", inbound: str = "none",
     by_header: bool = True,
-) -> AsyncIterator[Line]:  # fmt: skip
+) -> AsyncIterator[FreeSwitchCallerLine]:  # fmt: skip
     """An answered call whose module has connected, and its bot."""
     async with tts_server() as server, StandinFreeSwitch(folder).running() as switch:
         url = f"ws://127.0.0.1:{server.port}/media/freeswitch?rate={rate_hz}"
@@ -55,12 +55,12 @@ async def lined(
             metadata = json.dumps({"from": "+4930", **({} if by_header else {"call": channel.uuid})})
             assert await switch.stream(channel, url, metadata=metadata, headers=headers)
             async with bot_of(server, channel.uuid, inbound) as bot:
-                yield Line(server, switch, channel, url, bot)
+                yield FreeSwitchCallerLine(server, switch, channel, url, bot)
                 await switch.hang_up(channel)
             await until(lambda: rig.bridge.n_calls == 0 and not len(server.registry), "the end of the call")
 
 
-def ends_s(channel: Channel, sentence: str, rate_hz: int = 8000) -> list[float]:
+def ends_s(channel: StandinChannel, sentence: str, rate_hz: int = 8000) -> list[float]:
     """When the telephone had heard the whole of a sentence: a file may hold several, and one may be heard twice."""
     wanted = tones([sentence], rate_hz).astype(float)
     found = []
@@ -77,7 +77,7 @@ def ends_s(channel: Channel, sentence: str, rate_hz: int = 8000) -> list[float]:
     return found
 
 
-def heard_whole(channel: Channel, sentences: list[str], rate_hz: int = 8000) -> list[float]:
+def heard_whole(channel: StandinChannel, sentences: list[str], rate_hz: int = 8000) -> list[float]:
     """The end of each sentence, of which each was heard once, in order, and nothing besides."""
     ends = [ends_s(channel, sentence, rate_hz) for sentence in sentences]
     assert [len(each) for each in ends] == [1] * len(sentences), ends

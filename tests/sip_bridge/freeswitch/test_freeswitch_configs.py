@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sip_bridge.config import load
-from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
 from telephony_tts.errors import ConfigError
 from telephony_tts.transport.server import _LEGS
 from telephony_tts.wire.freeswitch import CALL_HEADER, CALLER_HEADERS
@@ -90,7 +90,7 @@ def test_a_callers_number_that_is_more_than_one_is_not_passed_on(number: str) ->
 def test_the_event_socket_is_where_the_bridge_looks_for_it() -> None:
     tree = ElementTree.parse(FOLDER / "event_socket.conf.xml")
     given = {each.attrib["name"]: each.attrib["value"] for each in tree.iter("param")}
-    assert (given["listen-ip"], int(given["listen-port"])) == (FreeSwitch().host, FreeSwitch().port)
+    assert (given["listen-ip"], int(given["listen-port"])) == (FreeSwitchConfig().host, FreeSwitchConfig().port)
     assert given["password"] == "$${telephony_tts_esl_password}" and given["apply-inbound-acl"] == "loopback.auto"
 
 

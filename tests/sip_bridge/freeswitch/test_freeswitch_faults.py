@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from bridge_rig import Ended, get, run, until
+from bridge_rig import EndReasons, get, run, until
 from freeswitch_rig import UUID, bridged, said, speech, together, told
 from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
@@ -46,7 +46,7 @@ def test_an_event_socket_that_drops_in_the_middle_of_a_break(tmp_path: Path) -> 
 
 def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with together(tmp_path) as (switch, rig):
             channel = switch.call(UUID)
             switch.word(channel, tts="hello")
@@ -207,7 +207,7 @@ def test_one_call_too_many_is_hung_up_and_the_others_stay(tmp_path: Path) -> Non
 
 def test_a_drain_lets_calls_end_and_then_ends_them(tmp_path: Path) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with StandinFreeSwitch(tmp_path).running() as switch:
             async with bridged(switch, drain_s=0.3) as rig:
                 await until(lambda: rig.bridge._why_not_ready() is None, "the connection")

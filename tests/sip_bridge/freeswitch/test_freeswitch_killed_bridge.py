@@ -11,7 +11,7 @@ import pytest
 from bridge_rig import run, until
 from process_rig import running
 from server_rig import TOKEN, bot_of, tts_server
-from standin_freeswitch import PASSWORD, Channel, StandinFreeSwitch
+from standin_freeswitch import PASSWORD, StandinChannel, StandinFreeSwitch
 
 from telephony_tts.engines.fake import recognise
 
@@ -21,7 +21,7 @@ SENTENCES = tuple(" ".join([word.title(), *[word] * 5]) + "." for word in ("baba
 """Of 1.8 s each."""
 
 
-def heard_whole(channel: Channel) -> list[tuple[float, int]]:
+def heard_whole(channel: StandinChannel) -> list[tuple[float, int]]:
     """(when its last word had been heard, its number) of each sentence that was, as often as it was."""
     found = []
     for from_s, _, pcm in channel.heard:

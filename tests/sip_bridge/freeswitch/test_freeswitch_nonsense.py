@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_rig import Rig, noise, run, until
+from bridge_rig import BridgeRig, noise, run, until
 from freeswitch_rig import UUID, said, speech, together, told
 from log_lines import lines
 from standin_asterisk import phone
-from standin_freeswitch import Channel, StandinFreeSwitch
+from standin_freeswitch import StandinChannel, StandinFreeSwitch
 from standin_server import standin_server
 
 from sip_bridge import metrics
@@ -26,7 +26,7 @@ BAD = "telephony_sip_bridge_bad_input_total"
 
 
 @asynccontextmanager
-async def beside(folder: Path, **settings: Any) -> AsyncIterator[tuple[StandinFreeSwitch, Rig, Channel]]:
+async def beside(folder: Path, **settings: Any) -> AsyncIterator[tuple[StandinFreeSwitch, BridgeRig, StandinChannel]]:
     """A call of FreeSWITCH's, and during the body one of AudioSocket's, whose frames must all arrive."""
     async with (
         standin_server() as server,
@@ -58,7 +58,7 @@ async def beside(folder: Path, **settings: Any) -> AsyncIterator[tuple[StandinFr
         assert bytes(call.audio) == b"".join(frame for k in range(1, n + 1) for frame in noise(5, 500 + k))
 
 
-async def speaks(switch: StandinFreeSwitch, channel: Channel, number: int) -> None:
+async def speaks(switch: StandinFreeSwitch, channel: StandinChannel, number: int) -> None:
     """A file is played whole, and told so."""
     n_heard = len(channel.heard)
     switch.speech(channel, number, speech(5, number))

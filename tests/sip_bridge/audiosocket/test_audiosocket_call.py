@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import virtual_loop
 from log_lines import lines
-from pretend_sides import CALL, SILENCE_8K, Stage, at, now_ms, play
+from pretend_sides import CALL, SILENCE_8K, PretendCall, at, now_ms, play
 
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
-from sip_bridge.audiosocket.frames import Audio, Bad, Digit, Hangup, Named, PeerError
+from sip_bridge.audiosocket.frames import AudioFrame, BadFrame, DigitFrame, ErrorFrame, HangupFrame, UuidFrame
 
 
-def speech(value: int, rate_hz: int = 8000) -> s.Speech:
+def speech(value: int, rate_hz: int = 8000) -> s.ServerSpeech:
     """A frame of 20 ms that is told from all others by its samples."""
-    return s.Speech(value.to_bytes(2, "little") * (rate_hz // 50))
+    return s.ServerSpeech(value.to_bytes(2, "little") * (rate_hz // 50))
 
 
-def values(frames: list[Audio]) -> list[int]:
+def values(frames: list[AudioFrame]) -> list[int]:
     """The sample every frame consists of; 0 for silence."""
     assert all(frame.pcm == frame.pcm[:2] * (len(frame.pcm) // 2) for frame in frames)
     return [int.from_bytes(frame.pcm[:2], "little") for frame in frames]
@@ -32,12 +32,12 @@ def values(frames: list[Audio]) -> list[int]:
 
 def test_silence_begins_at_once_and_comes_every_20_ms_whatever_the_server_does() -> None:
     async def act() -> None:
-        stage = Stage(join_takes_ms=900)
+        stage = PretendCall(join_takes_ms=900)
         await at(50)
         assert stage.socket.written == [], "nothing is written before the call has a name"
-        stage.socket.says(Named(CALL))
+        stage.socket.says(UuidFrame(CALL))
         await at(1045)
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
         times = [ms for ms, _ in stage.socket.written]
         assert len(times) == 50
@@ -49,13 +49,13 @@ def test_silence_begins_at_once_and_comes_every_20_ms_whatever_the_server_does()
 
 def test_ten_minutes_drift_by_nothing() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(600_000 - 5)
         times = [ms for ms, _ in stage.socket.written]
         assert len(times) == 30_000
         assert all(0 <= ms - 20 * k <= 1 for k, ms in enumerate(times))
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -63,12 +63,12 @@ def test_ten_minutes_drift_by_nothing() -> None:
 
 def test_speech_is_written_in_order_one_frame_a_time_and_silence_follows() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
         stage.leg.says(*[speech(v) for v in (1, 2, 3, 4, 5)])
         await at(305)
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
         assert values(stage.socket.audio) == [0] * 6 + [1, 2, 3, 4, 5] + [0] * 5
         assert all(len(frame) == 323 for _, frame in stage.socket.written), "a header and its payload are one write"
@@ -79,7 +79,7 @@ def test_speech_is_written_in_order_one_frame_a_time_and_silence_follows() -> No
 def test_after_a_stall_three_frames_come_at_once_and_the_rest_in_its_time() -> None:
     async def act() -> None:
         loop = asyncio.get_running_loop()
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
         stage.leg.says(*[speech(v) for v in range(1, 11)])
@@ -87,7 +87,7 @@ def test_after_a_stall_three_frames_come_at_once_and_the_rest_in_its_time() -> N
         n_before = len(stage.socket.written)
         loop.now_s += 0.2  # type: ignore[attr-defined]  # the process was held up
         await at(450)
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
         late = [ms for ms, _ in stage.socket.written[n_before:]]
         assert [ms for ms in late if ms < 326] == late[:3], "a burst of three"
@@ -99,14 +99,14 @@ def test_after_a_stall_three_frames_come_at_once_and_the_rest_in_its_time() -> N
 
 def test_silence_that_was_missed_is_not_made_up_for() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
         n_before = len(stage.socket.written)
         asyncio.get_running_loop().now_s += 0.5  # type: ignore[attr-defined]
         await asyncio.sleep(0.001)
         assert len(stage.socket.written) == n_before + 1
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -119,13 +119,13 @@ def test_what_the_bridge_adds_is_less_than_a_frame() -> None:
 
     async def act() -> None:
         before = delays()
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         for k in range(40):
             await at(200 * k + 100 + k * 0.5)
             stage.leg.says(speech(9))
         await at(9000)
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
         after = delays()
         assert after[0] - before[0] == 40
@@ -136,7 +136,7 @@ def test_what_the_bridge_adds_is_less_than_a_frame() -> None:
 
 def test_a_short_gap_in_speech_is_an_underrun_and_a_pause_is_none() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         before = metrics.value("telephony_sip_bridge_underruns_total")
         for ms in (105, 165, 1005, 1025):
@@ -144,7 +144,7 @@ def test_a_short_gap_in_speech_is_an_underrun_and_a_pause_is_none() -> None:
             stage.leg.says(speech(3))
         await at(1200)
         assert metrics.value("telephony_sip_bridge_underruns_total") == before + 1
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -155,10 +155,11 @@ def test_a_short_gap_in_speech_is_an_underrun_and_a_pause_is_none() -> None:
 
 def test_a_mark_is_reported_when_the_frame_before_it_was_written() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
-        stage.leg.says(s.Mark("before"), speech(1), speech(2), s.Mark("a"), speech(3), s.Mark("b"), s.Mark("c"))
+        before, a, b, c = (s.ServerMark(name) for name in ("before", "a", "b", "c"))
+        stage.leg.says(before, speech(1), speech(2), a, speech(3), b, c)
         assert stage.leg.of("mark") == ["before"]
         await at(145)
         assert stage.leg.of("mark") == ["before", "a"]
@@ -168,7 +169,7 @@ def test_a_mark_is_reported_when_the_frame_before_it_was_written() -> None:
         times = {value: ms for ms, (what, value) in stage.leg.told if what == "mark"}
         written = {v: ms for (ms, _), v in zip(stage.socket.written, values(stage.socket.audio), strict=True)}
         assert (times["a"], times["b"], times["c"]) == (written[2], written[3], written[3])
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -176,18 +177,18 @@ def test_a_mark_is_reported_when_the_frame_before_it_was_written() -> None:
 
 def test_after_clear_not_one_frame_and_no_mark_of_it_comes() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
-        stage.leg.says(*[speech(7) for _ in range(20)], s.Mark("never"))
+        stage.leg.says(*[speech(7) for _ in range(20)], s.ServerMark("never"))
         await at(145)
         n_written = len(stage.socket.written)
-        stage.leg.says(s.Clear())
-        stage.leg.says(speech(8), s.Mark("new"))
+        stage.leg.says(s.ServerClear())
+        stage.leg.says(speech(8), s.ServerMark("new"))
         await at(605)
         assert values(stage.socket.audio)[n_written:] == [8] + [0] * (len(stage.socket.written) - n_written - 1)
         assert stage.leg.of("mark") == ["new"]
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -195,14 +196,14 @@ def test_after_clear_not_one_frame_and_no_mark_of_it_comes() -> None:
 
 def test_a_flood_of_marks_is_bounded() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         before = metrics.value("telephony_sip_bridge_bad_input_total", kind="server_mark_flood")
-        stage.leg.says(speech(1), *[s.Mark(f"m{k}") for k in range(5000)])
+        stage.leg.says(speech(1), *[s.ServerMark(f"m{k}") for k in range(5000)])
         await at(50)
         assert len(stage.leg.of("mark")) == 1000
         assert metrics.value("telephony_sip_bridge_bad_input_total", kind="server_mark_flood") == before + 4000
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -213,13 +214,13 @@ def test_a_flood_of_marks_is_bounded() -> None:
 
 def test_the_caller_is_heard_in_order_in_frames_of_any_length() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         for k in range(1, 6):
-            stage.socket.says(Audio(8000, bytes((k, 0)) * 240))
+            stage.socket.says(AudioFrame(8000, bytes((k, 0)) * 240))
             await asyncio.sleep(0.03)
-        stage.socket.says(Audio(8000, b"ab"), Audio(8000, b"cd"), Digit("5"), Audio(8000, b"ef"))
-        stage.socket.says(Hangup())
+        stage.socket.says(AudioFrame(8000, b"ab"), AudioFrame(8000, b"cd"), DigitFrame("5"), AudioFrame(8000, b"ef"))
+        stage.socket.says(HangupFrame())
         await stage.ended()
         assert stage.leg.of("audio") == [bytes((k, 0)) * 240 for k in range(1, 6)] + [b"abcd", b"ef"]
         assert [what for _, (what, _) in stage.leg.told][-4:] == ["audio", "digit", "audio", "stop"]
@@ -230,13 +231,13 @@ def test_the_caller_is_heard_in_order_in_frames_of_any_length() -> None:
 
 def test_what_the_caller_says_while_the_server_does_not_read_is_dropped_and_counted() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         before = metrics.value("telephony_sip_bridge_caller_bytes_dropped_total")
         stage.leg.takes_audio = False
-        stage.socket.says(Audio(8000, bytes(320)))
+        stage.socket.says(AudioFrame(8000, bytes(320)))
         assert metrics.value("telephony_sip_bridge_caller_bytes_dropped_total") == before + 320
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -244,11 +245,11 @@ def test_what_the_caller_says_while_the_server_does_not_read_is_dropped_and_coun
 
 def test_a_digit_pressed_before_the_server_is_there_is_told_when_it_is() -> None:
     async def act() -> None:
-        stage = Stage(join_takes_ms=500)
-        stage.socket.says(Named(CALL), Audio(8000, bytes(320)), Digit("4"), Digit("2"))
+        stage = PretendCall(join_takes_ms=500)
+        stage.socket.says(UuidFrame(CALL), AudioFrame(8000, bytes(320)), DigitFrame("4"), DigitFrame("2"))
         await at(505)
         assert stage.leg.of("digit") == ["4", "2"]
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -256,15 +257,15 @@ def test_a_digit_pressed_before_the_server_is_there_is_told_when_it_is() -> None
 
 def test_more_digits_than_a_hand_can_press_are_left_out() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
-        stage.socket.says(*[Digit("1")] * 60)
+        stage.socket.says(*[DigitFrame("1")] * 60)
         assert len(stage.leg.of("digit")) == 20
         await asyncio.sleep(1.1)
-        stage.socket.says(Digit("2"))
+        stage.socket.says(DigitFrame("2"))
         assert stage.leg.of("digit")[-1] == "2"
         before = ends("bad_peer")
-        stage.socket.says(*[Digit("1")] * 100)
+        stage.socket.says(*[DigitFrame("1")] * 100)
         await stage.ended()
         assert ends("bad_peer") == before + 1, "a flood"
 
@@ -281,16 +282,16 @@ def test_more_digits_than_a_hand_can_press_are_left_out() -> None:
 )  # fmt: skip
 def test_the_first_audio_frame_sets_the_rate_of_both_directions(socket_hz: int, server_hz: int) -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined(socket_hz)
         assert stage.leg.started is not None and stage.leg.started.rate_hz == server_hz
         assert stage.leg.started.lead_ms == (100 if socket_hz == server_hz else 260)
         await at(100)
-        stage.leg.says(*[s.Speech(b"\x10\x27" * (server_hz // 50)) for _ in range(30)])
+        stage.leg.says(*[s.ServerSpeech(b"\x10\x27" * (server_hz // 50)) for _ in range(30)])
         for _ in range(30):
-            stage.socket.says(Audio(socket_hz, b"\x10\x27" * (socket_hz // 50)))
+            stage.socket.says(AudioFrame(socket_hz, b"\x10\x27" * (socket_hz // 50)))
         await at(995)
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
         audio = stage.socket.audio[1:]
         assert {frame.rate_hz for frame in audio} == {socket_hz}
@@ -308,22 +309,22 @@ def test_the_first_audio_frame_sets_the_rate_of_both_directions(socket_hz: int, 
 
 def test_a_caller_who_says_nothing_is_joined_at_8_khz_after_a_moment() -> None:
     async def act() -> None:
-        stage = Stage()
-        stage.socket.says(Named(CALL))
+        stage = PretendCall()
+        stage.socket.says(UuidFrame(CALL))
         await at(195)
         assert stage.leg.started is None
         await at(205)
-        assert stage.leg.started == s.Start(
+        assert stage.leg.started == s.LegStart(
             str(CALL), 8000, 20, 100, {"via": "audiosocket", "peer": "192.0.2.7"}
         )  # fmt: skip
-        stage.socket.says(Audio(16_000, b"\1\0" * 320))
+        stage.socket.says(AudioFrame(16_000, b"\1\0" * 320))
         stage.leg.says(*[speech(10_000) for _ in range(10)])
         await at(505)
         late = stage.socket.audio[-15:]
         assert {frame.rate_hz for frame in late} == {16_000}, "Asterisk is spoken to at the rate it speaks"
         assert len([frame for frame in late if any(frame.pcm)]) == 10, "and 200 ms are 200 ms"
         assert abs(int.from_bytes(late[5].pcm[:2], "little") - 10_000) < 20
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -332,12 +333,12 @@ def test_a_caller_who_says_nothing_is_joined_at_8_khz_after_a_moment() -> None:
 def test_audio_whose_rate_goes_to_and_fro_is_no_call() -> None:
     async def act() -> None:
         before = ends("bad_peer")
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         for _ in range(50):
-            stage.socket.says(Audio(16_000, b"abcd"), Audio(8000, b"ab"))
+            stage.socket.says(AudioFrame(16_000, b"abcd"), AudioFrame(8000, b"ab"))
         assert {frame.rate_hz for frame in stage.socket.audio} == {8000}
-        stage.socket.says(Audio(16_000, b"abcd"), Audio(8000, b"ab"))
+        stage.socket.says(AudioFrame(16_000, b"abcd"), AudioFrame(8000, b"ab"))
         await stage.ended()
         assert ends("bad_peer") == before + 1
 
@@ -346,11 +347,11 @@ def test_audio_whose_rate_goes_to_and_fro_is_no_call() -> None:
 
 def test_a_rate_that_is_set_is_asked_for_at_once() -> None:
     async def act() -> None:
-        stage = Stage({"audiosocket.rate_hz": 24_000})
-        stage.socket.says(Named(CALL))
+        stage = PretendCall({"audiosocket.rate_hz": 24_000})
+        stage.socket.says(UuidFrame(CALL))
         await at(5)
         assert stage.leg.started is not None and stage.leg.started.rate_hz == 24_000
-        stage.socket.says(Hangup())
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -366,7 +367,7 @@ def ends(reason: str) -> float:
 def test_when_the_bot_leaves_all_is_played_then_a_little_silence_then_the_end() -> None:
     async def act() -> None:
         before = ends("finished")
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
         stage.leg.says(*[speech(v) for v in (1, 2, 3)])
@@ -386,7 +387,7 @@ def test_when_the_bot_leaves_all_is_played_then_a_little_silence_then_the_end() 
 def test_each_way_the_server_leaves_ends_the_call_for_its_reason(code: int, reason: str) -> None:
     async def act() -> None:
         before = ends(reason)
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(505)
         stage.leg.leaves(code, "so it is")
@@ -401,8 +402,8 @@ def test_each_way_the_server_leaves_ends_the_call_for_its_reason(code: int, reas
 def test_a_call_that_no_server_takes_is_ended_and_had_silence_until_then(reason: str) -> None:
     async def act() -> None:
         before = ends(reason)
-        stage = Stage(join_takes_ms=3000, refusal=s.NotJoined(reason, "why it is so"))
-        stage.socket.says(Named(CALL))
+        stage = PretendCall(join_takes_ms=3000, refusal=s.NotJoined(reason, "why it is so"))
+        stage.socket.says(UuidFrame(CALL))
         await stage.ended()
         assert ends(reason) == before + 1 and len(stage.socket.written) == 150
 
@@ -411,8 +412,8 @@ def test_a_call_that_no_server_takes_is_ended_and_had_silence_until_then(reason:
 
 def test_a_caller_who_hangs_up_while_the_server_is_dialled_leaves_nothing() -> None:
     async def act() -> None:
-        stage = Stage(join_takes_ms=60_000)
-        stage.socket.says(Named(CALL))
+        stage = PretendCall(join_takes_ms=60_000)
+        stage.socket.says(UuidFrame(CALL))
         await at(100)
         stage.socket.lost.set_result("closed")
         await stage.ended()
@@ -424,7 +425,7 @@ def test_a_caller_who_hangs_up_while_the_server_is_dialled_leaves_nothing() -> N
 def test_a_connection_without_a_uuid_is_ended_in_time() -> None:
     async def act() -> None:
         before = ends("no_uuid")
-        stage = Stage({"audiosocket.uuid_timeout_s": 2})
+        stage = PretendCall({"audiosocket.uuid_timeout_s": 2})
         await stage.ended()
         assert now_ms() == 2000 and ends("no_uuid") == before + 1 and stage.socket.written == []
 
@@ -434,16 +435,16 @@ def test_a_connection_without_a_uuid_is_ended_in_time() -> None:
 def test_garbage_before_the_uuid_ends_the_call_and_later_only_a_run_of_it_does() -> None:
     async def act() -> None:
         before = ends("bad_peer")
-        first = Stage()
-        first.socket.says(Bad("not_audiosocket", "no"))
+        first = PretendCall()
+        first.socket.says(BadFrame("not_audiosocket", "no"))
         await first.ended()
-        second = Stage()
+        second = PretendCall()
         await second.joined()
         for _ in range(10):
-            second.socket.says(*[Bad("unknown_kind", "no")] * 49, Audio(8000, b"ab"))
-            second.socket.says(*[Bad("unknown_kind", "no")] * 48, PeerError(4), Digit("1"))
+            second.socket.says(*[BadFrame("unknown_kind", "no")] * 49, AudioFrame(8000, b"ab"))
+            second.socket.says(*[BadFrame("unknown_kind", "no")] * 48, ErrorFrame(4), DigitFrame("1"))
         assert len(second.leg.of("audio")) == 10
-        second.socket.says(*[Bad("unknown_kind", "no")] * 50, Audio(8000, b"xx"))
+        second.socket.says(*[BadFrame("unknown_kind", "no")] * 50, AudioFrame(8000, b"xx"))
         await second.ended()
         assert ends("bad_peer") == before + 2 and len(second.leg.of("audio")) == 10
 
@@ -453,7 +454,7 @@ def test_garbage_before_the_uuid_ends_the_call_and_later_only_a_run_of_it_does()
 def test_an_asterisk_that_does_not_read_gets_no_half_frame_and_loses_its_call() -> None:
     async def act() -> None:
         before = ends("slow_reader")
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(105)
         stage.socket.unsent_bytes = 100
@@ -473,7 +474,7 @@ def test_an_asterisk_that_does_not_read_gets_no_half_frame_and_loses_its_call() 
 def test_a_server_that_sends_far_too_much_loses_its_call() -> None:
     async def act() -> None:
         before = ends("queue_overflow")
-        stage = Stage({"audiosocket.max_queue_ms": 1000})
+        stage = PretendCall({"audiosocket.max_queue_ms": 1000})
         await stage.joined()
         stage.leg.says(*[speech(1) for _ in range(2000)])
         await stage.ended()
@@ -486,12 +487,12 @@ def test_a_server_that_complains_of_everything_does_not_fill_the_log(caplog: pyt
     caplog.set_level(logging.INFO)
 
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
-        stage.leg.says(*[s.Complaint("bad_json", "no")] * 1000)
+        stage.leg.says(*[s.ServerComplaint("bad_json", "no")] * 1000)
         await at(10_000)
-        stage.leg.says(*[s.Complaint("bad_json", "no")] * 1000)
-        stage.socket.says(Hangup())
+        stage.leg.says(*[s.ServerComplaint("bad_json", "no")] * 1000)
+        stage.socket.says(HangupFrame())
         await stage.ended()
 
     play(act)
@@ -503,7 +504,7 @@ def test_a_server_that_complains_of_everything_does_not_fill_the_log(caplog: pyt
 def test_a_fault_of_ours_ends_this_call_with_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         before = ends("failed")
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
 
         def fails() -> Any:
@@ -520,8 +521,8 @@ def test_a_fault_of_ours_ends_this_call_with_a_traceback_in_the_log(caplog: pyte
 def test_a_fault_while_joining_ends_this_call_as_well(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         before = ends("failed")
-        stage = Stage(refusal=RuntimeError("a fault"))
-        stage.socket.says(Named(CALL))
+        stage = PretendCall(refusal=RuntimeError("a fault"))
+        stage.socket.says(UuidFrame(CALL))
         await stage.ended()
         assert ends("failed") == before + 1 and "a fault" in caplog.text
 
@@ -530,7 +531,7 @@ def test_a_fault_while_joining_ends_this_call_as_well(caplog: pytest.LogCaptureF
 
 def test_a_call_that_is_cancelled_leaves_nothing_either() -> None:
     async def act() -> None:
-        stage = Stage()
+        stage = PretendCall()
         await stage.joined()
         await at(100)
         stage.run.cancel()
