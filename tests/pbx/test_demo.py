@@ -18,7 +18,7 @@ from demo import GREETING, is_ready, why_taken, why_unanswered
 from peer_process import PeerProcess, wait_until
 from websockets.sync.client import connect
 
-DEMO = [sys.executable, str(Path(__file__).with_name("demo.py"))]
+DEMO = [sys.executable, str(Path(__file__).parents[2] / "examples" / "asterisk_demo" / "demo.py")]
 
 # What baresip 1.1.0 writes of a call.
 CONNECTING = "ua: using best effort AF: af=AF_INET\ncall: connecting to 'sip:700@127.0.0.1:5060'..\n"
