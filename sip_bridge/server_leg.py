@@ -77,6 +77,15 @@ class BadServerMessage:
 FromServer = ServerSpeech | ServerMark | ServerClear | ServerComplaint | BadServerMessage
 
 
+def end_reason(close_code: int) -> str:
+    """Why a call ended whose server closed with this code: one of metrics.ENDS."""
+    if close_code == 1000:
+        return "finished"
+    if close_code == 1001:
+        return "server_draining"
+    return "server_refused" if close_code == 1013 or 4000 <= close_code <= 4999 else "server_lost"
+
+
 class NotJoined(Exception):
     """The call has no server. `reason` is one of metrics.ENDS; the message says what to do about it."""
 

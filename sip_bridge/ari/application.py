@@ -19,12 +19,11 @@ from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused, connect_ari
 from sip_bridge.ari.leftovers import Leftovers, bridges_of, channels_of, rtp_end_of
 from sip_bridge.config import TtsServerConfig
+from sip_bridge.reconnect import keep_connected
 from sip_bridge.rtp.media import is_port_free
 from telephony_tts import logs
 
 _log = logs.get(__name__)
-_FIRST_RETRY_S = 0.2
-_MAX_RETRY_S = 5.0
 _TIDY_S = 10.0
 _LOOK_S = 1.0
 
@@ -46,6 +45,8 @@ class AriApplication:
         self._begin = begin
         self._connection: AriConnection | None = None
         self._why_lost = "not connected yet"
+        self._calls_timeout: asyncio.TimerHandle | None = None
+        """Runs while the connection is lost: at its end the calls end."""
         self._live: set[AriCall] = set()
         self._by_channel: dict[str, AriCall] = {}
         self._n_begun = 0
@@ -68,33 +69,33 @@ class AriApplication:
 
     async def run(self) -> None:
         """Connect, serve, and connect again, until cancelled. Raises nothing else."""
-        pause_s = _FIRST_RETRY_S
-        forgets: asyncio.TimerHandle | None = None
         try:
-            while True:
-                try:
-                    connection, version = await connect_ari(self._ari)
-                except AriLost as error:
-                    self._is_lost(str(error))
-                    metrics.ARI_CONNECT_RETRIES.inc()
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_RETRY_S)
-                    continue
-                pause_s = _FIRST_RETRY_S
-                if forgets is not None:
-                    forgets.cancel()
-                _log.info("asterisk_connected", version=version, app=self._ari.app)
-                await self._stay(connection)
-                if connection.replaced.done():
-                    await self._stay_away()
-                self._is_lost(connection.why_left)
-                forgets = asyncio.get_running_loop().call_later(self._ari.lost_timeout_s, self._forget_calls)
-                await asyncio.sleep(pause_s)
+            await keep_connected(lambda: connect_ari(self._ari), self._stay_connected, self._not_connected)
         finally:
-            if forgets is not None:
-                forgets.cancel()
+            self._keep_calls()
 
-    async def _stay(self, connection: AriConnection) -> None:
+    def _not_connected(self, why: str) -> None:
+        self._is_lost(why)
+        metrics.ARI_CONNECT_RETRIES.inc()
+
+    async def _stay_connected(self, connected: tuple[AriConnection, str]) -> None:
+        """Serve until the connection is lost. Its calls then have `lost_timeout_s` until the next connection."""
+        connection, version = connected
+        self._keep_calls()
+        _log.info("asterisk_connected", version=version, app=self._ari.app)
+        await self._serve(connection)
+        if connection.replaced.done():
+            await self._stay_away()
+        self._is_lost(connection.why_left)
+        loop = asyncio.get_running_loop()
+        self._calls_timeout = loop.call_later(self._ari.lost_timeout_s, self._end_lost_calls)
+
+    def _keep_calls(self) -> None:
+        if self._calls_timeout is not None:
+            self._calls_timeout.cancel()
+            self._calls_timeout = None
+
+    async def _serve(self, connection: AriConnection) -> None:
         """Until the connection is lost."""
         self._connection = connection
         self._why_lost = ""
@@ -129,7 +130,7 @@ class AriApplication:
             self._why_lost = why
             _log.warning("asterisk_lost", why=why, calls=len(self._live))
 
-    def _forget_calls(self) -> None:
+    def _end_lost_calls(self) -> None:
         for call in list(self._live):
             call.end("asterisk_lost", f"Asterisk has not been there for {self._ari.lost_timeout_s:g} s")
 

@@ -14,6 +14,8 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, Web
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
 from sip_bridge.ari.config import AriConfig
+from sip_bridge.peer_input import BadInput
+from sip_bridge.reconnect import NotConnected
 from telephony_tts import logs
 from telephony_tts.transport.connection import DialledConnection
 
@@ -26,7 +28,7 @@ _MAX_MESSAGE_BYTES = 8 << 20
 OnEvent = Callable[[a.ChannelEntered | a.ChannelLeft | a.AriDigit], None]
 
 
-class AriLost(Exception):
+class AriLost(NotConnected):
     """Asterisk cannot be asked; the message says why and what to do."""
 
 
@@ -47,7 +49,7 @@ class AriConnection:
         self._asked: dict[str, asyncio.Future[a.AriAnswer]] = {}
         self._n_asked = 0
         self._on_event: OnEvent | None = None
-        self._complained = False
+        self._bad_input = BadInput()
         self._waiting: list[a.ChannelEntered | a.ChannelLeft | a.AriDigit] = []
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when another client has taken the application: then requests are answered and no events come."""
@@ -119,10 +121,7 @@ class AriConnection:
             if not self.replaced.done():
                 self.replaced.set_result(None)
         elif isinstance(message, a.BadAriMessage):
-            metrics.BAD.labels("ari_message").inc()
-            if not self._complained:
-                self._complained = True
-                _log.warning("bad_input", kind="ari_message", why=message.why)
+            self._bad_input.report(_log, "ari_message", message.why)
         elif message is not None and self._on_event is not None:
             try:
                 self._on_event(message)

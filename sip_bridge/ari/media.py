@@ -92,21 +92,23 @@ class WebSocketServerMedia:
             finally:
                 leg.leave("hangup")
                 await leg.close()
-            if code in (1000, 1001):
-                self._over("finished" if code == 1000 else "server_draining", None)
-            elif code == 4400:
-                self._over("server_refused", f"{leg.close_reason}: add {self._ari.incoming_url} there")
-            elif code == 1013 or 4401 <= code <= 4999:
-                self._over("server_refused", f"{code} {leg.close_reason}")
-            elif code == _BROKEN:
-                self._over("server_lost", leg.close_reason)
-            else:
-                self._over("media_failed", f"the server answers {code} {leg.close_reason}")
+            self._over(*self._end(code, leg.close_reason))
         except s.NotJoined as error:
             self._over(error.reason, str(error))
         except Exception:
             _log.exception("call_crashed", call=call)
             self._over("failed", None)
+
+    def _end(self, code: int, reason: str) -> tuple[str, str | None]:
+        """Why the call ended, by the server's close code and reason."""
+        end = s.end_reason(code)
+        if end in ("finished", "server_draining"):
+            return end, None
+        if code == 4400:
+            return end, f"{reason}: add {self._ari.incoming_url} there"
+        if end == "server_refused":
+            return end, f"{code} {reason}"
+        return (end, reason) if code == _BROKEN else ("media_failed", f"the server answers {code} {reason}")
 
 
 def media_of(ari: AriConfig, server: TtsServerConfig, over: OnOver) -> CallMedia:

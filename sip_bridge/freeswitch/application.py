@@ -16,12 +16,11 @@ from sip_bridge.freeswitch.call import FreeSwitchCall
 from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_esl
 from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
+from sip_bridge.reconnect import keep_connected
 from telephony_tts import logs
 from telephony_tts.clock import unix_s
 
 _log = logs.get(__name__)
-_FIRST_RETRY_S = 0.2
-_MAX_RETRY_S = 5.0
 _LEFTOVER_S = 600.0
 """Files of this age whose channel is gone are removed. This is also how often they are looked for."""
 
@@ -66,30 +65,26 @@ class FreeSwitchApplication:
 
     async def run(self) -> None:
         """Connect, serve, and connect again, until cancelled. Raises nothing else."""
-        pause_s = _FIRST_RETRY_S
-        while True:
-            try:
-                connection = await connect_esl(self._settings, EVENTS)
-            except EslLost as error:
-                self._is_lost(str(error))
-                metrics.ESL_CONNECT_RETRIES.inc()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_RETRY_S)
-                continue
-            pause_s = _FIRST_RETRY_S
-            sweep: asyncio.Task[None] | None = None
-            try:
-                self._found(connection)
-                if self._settings.remove_files:
-                    sweep = asyncio.create_task(self._sweep(connection))
-                await asyncio.wait((connection.lost,))
-                self._is_lost(connection.lost.result())
-            finally:
-                self._connection = None
-                if sweep is not None:
-                    sweep.cancel()
-                await connection.leave()
-            await asyncio.sleep(pause_s)
+        await keep_connected(lambda: connect_esl(self._settings, EVENTS), self._serve, self._not_connected)
+
+    def _not_connected(self, why: str) -> None:
+        self._is_lost(why)
+        metrics.ESL_CONNECT_RETRIES.inc()
+
+    async def _serve(self, connection: EslConnection) -> None:
+        """Until the connection is lost."""
+        sweep: asyncio.Task[None] | None = None
+        try:
+            self._found(connection)
+            if self._settings.remove_files:
+                sweep = asyncio.create_task(self._sweep(connection))
+            await asyncio.wait((connection.lost,))
+            self._is_lost(connection.lost.result())
+        finally:
+            self._connection = None
+            if sweep is not None:
+                sweep.cancel()
+            await connection.leave()
 
     def _found(self, connection: EslConnection) -> None:
         _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,13 +15,13 @@ from sip_bridge import metrics
 from sip_bridge.freeswitch import speech_files
 from sip_bridge.freeswitch.esl import OnReply
 from sip_bridge.freeswitch.file_player import FilePlayer
+from sip_bridge.peer_input import TOO_MANY_DIGITS, BadInput, DigitLimit
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)
 
 _DIGITS = "0123456789*#ABCD"
-_MAX_DIGITS_PER_S = 20
 
 
 class SwitchCommands(Protocol):
@@ -51,8 +50,8 @@ class FreeSwitchCall:
         self._timer: asyncio.TimerHandle | None = None
         self._asked_ns: int | None = None
         self._stopped_ns: int | None = None
-        self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
-        self._complained: set[str] = set()
+        self._digit_limit = DigitLimit()
+        self._bad_input = BadInput()
         self.log = _log.bind(call=uuid).limited(logs.LineLimit.of_call(clock))
 
     async def run(self) -> None:
@@ -129,10 +128,9 @@ class FreeSwitchCall:
         now_ns = self._clock()
         if len(digit) != 1 or digit.upper() not in _DIGITS:
             self._bad("a digit that is none")
-        elif len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
-            self._bad(f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out", "digit_flood")
+        elif not self._digit_limit.allows(now_ns):
+            self._bad(TOO_MANY_DIGITS, "digit_flood")
         else:
-            self._digits_ns.append(now_ns)
             self._tell({"esl": "dtmf", "digit": digit.upper()})
 
     def socket_lost(self) -> None:
@@ -187,11 +185,7 @@ class FreeSwitchCall:
         self._orders.api(f"{self._module} {self.uuid} send_text {text}")
 
     def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
-        """Count what cannot be used; say it once per call."""
-        metrics.BAD.labels(kind).inc()
-        if kind not in self._complained:
-            self._complained.add(kind)
-            self.log.warning("bad_input", kind=kind, why=why)
+        self._bad_input.report(self.log, kind, why)
 
     def _arm(self) -> None:
         if self._timer is not None:

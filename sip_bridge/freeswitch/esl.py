@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from sip_bridge import metrics
 from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event, execute
+from sip_bridge.peer_input import BadInput
+from sip_bridge.reconnect import NotConnected
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 
@@ -28,7 +29,7 @@ OnReply = Callable[[str], None]
 """Gets "+OK …" or "-ERR …", or what a command of `api` has printed."""
 
 
-class EslLost(Exception):
+class EslLost(NotConnected):
     """There is no connection; says why and what to do."""
 
 
@@ -44,7 +45,7 @@ class EslConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_greeted: asyncio.Future[None] = self._loop.create_future()
         self._on_event: Callable[[EslEvent, int], None] | None = None
-        self._has_complained = False
+        self._bad_input = BadInput()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     # -------------------------------------------------------- for the application
@@ -142,7 +143,7 @@ class EslConnection(asyncio.Protocol):
             case "text/event-plain":
                 what = event(message)
                 if what is None:
-                    self._bad("an event that cannot be read")
+                    self._bad_input.report(_log, "freeswitch_event", "an event that cannot be read")
                 elif self._on_event is not None:
                     self._on_event(what, now_ns)
             case "text/rude-rejection":
@@ -151,13 +152,6 @@ class EslConnection(asyncio.Protocol):
                 self.close("FreeSWITCH says goodbye")
             case _:
                 _log.debug("esl_message_unknown", kind=message.kind[:80])
-
-    def _bad(self, why: str) -> None:
-        """Count what cannot be used; say it once per connection."""
-        metrics.BAD.labels("freeswitch_event").inc()
-        if not self._has_complained:
-            self._has_complained = True
-            _log.warning("bad_input", kind="freeswitch_event", why=why)
 
     def _reply(self, text: str) -> None:
         if not self._pending:

@@ -8,7 +8,7 @@ import soxr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.audiosocket.speech_queue import SpeechQueue
+from sip_bridge.speech.speech_queue import SpeechQueue
 
 PAIRS = [(16_000, 12_000), (48_000, 32_000), (48_000, 44_100), (48_000, 96_000), (48_000, 192_000), (16_000, 8_000)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sip_bridge.audiosocket.pacer import FRAME_NS, MAX_AT_ONCE, Pacer
+from sip_bridge.speech.pacer import FRAME_NS, MAX_AT_ONCE, Pacer
 
 MS = 1_000_000
 
