@@ -35,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class TtsServerConfig:
-    """The telephony-tts server. Its URL may carry a secret, so it is not shown."""
+    """The telephony-tts server. The URL may hold a secret, so it is left out of the repr."""
 
     url: Annotated[str, Url(("ws", "wss"))] = field(default="ws://127.0.0.1:8080/media/native", repr=False)
     token: str | None = field(default=None, repr=False)
@@ -51,7 +51,7 @@ class TtsServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioSocketConfig:
-    """Where Asterisk connects, and who may. Without `rate_hz` each call has the rate of its first audio frame."""
+    """Where Asterisk connects, and from which addresses. Without `rate_hz` a call has the rate of its first audio."""
 
     host: str = "127.0.0.1"
     port: Port = 9092
@@ -73,7 +73,7 @@ class AudioSocketConfig:
             except ValueError as error:
                 yield f"allowed: {show(text)} is wrong ({error}); expected an address or a network such as 10.1.0.0/16"
         if not self.allowed:
-            yield "allowed: is empty, so nobody could call; expected addresses or networks"
+            yield "allowed: is empty, so no call could come in; expected addresses or networks"
 
     def allows(self, peer: str) -> bool:
         """Whether a connection from the address `peer` may come in."""
@@ -101,7 +101,7 @@ class BridgeLogConfig:
 
     @property
     def spoken_text(self) -> bool:
-        """No text passes through the bridge."""
+        """False: no text passes through the bridge, so none can be logged."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""The server's end of a call: the client of /media/native (PROTOCOL.md), with nothing that waits but the connecting."""
+"""The client of the server's /media/native (PROTOCOL.md §9.4). Only connecting waits; sending never does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.transport.connection import DialledConnection
 
 RATES_HZ = (8_000, 16_000, 24_000, 48_000)
-"""What the server speaks. Other rates are made of these here."""
+"""The rates that the server can send. The bridge resamples to any other rate."""
 
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
@@ -26,7 +26,7 @@ _LOST = 1006
 
 
 def server_rate_hz(socket_hz: int) -> int:
-    """The rate to ask the server for: the socket's own, else one that loses nothing the server could have said."""
+    """The rate to ask the server for: the socket's own if the server has it, else the next higher one of the server."""
     if socket_hz in RATES_HZ:
         return socket_hz
     return 16_000 if socket_hz < 16_000 else 48_000
@@ -34,7 +34,7 @@ def server_rate_hz(socket_hz: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LegStart:
-    """What the server is told of the call. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
+    """The `start` message to the server. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
 
     call: str
     rate_hz: int
@@ -60,7 +60,7 @@ class ServerClear:
 
 @dataclass(frozen=True, slots=True)
 class ServerComplaint:
-    """The server did not understand a message of ours."""
+    """The server's `error` message: it did not understand a message of the bridge."""
 
     code: str
     message: str
@@ -68,7 +68,7 @@ class ServerComplaint:
 
 @dataclass(frozen=True, slots=True)
 class BadServerMessage:
-    """What the server said and cannot be used; `kind` is one of metrics.BAD_INPUT."""
+    """A message of the server that cannot be used. `kind` is one of metrics.BAD_INPUT."""
 
     kind: str
     why: str
@@ -78,7 +78,7 @@ FromServer = ServerSpeech | ServerMark | ServerClear | ServerComplaint | BadServ
 
 
 def end_reason(close_code: int) -> str:
-    """Why a call ended whose server closed with this code: one of metrics.ENDS."""
+    """Why a call ended, by the close code of the server: one of metrics.ENDS."""
     if close_code == 1000:
         return "finished"
     if close_code == 1001:
@@ -87,7 +87,7 @@ def end_reason(close_code: int) -> str:
 
 
 class NotJoined(Exception):
-    """The call has no server. `reason` is one of metrics.ENDS; the message says what to do about it."""
+    """The server cannot be joined. `reason` is one of metrics.ENDS; the message says what to do."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class NotJoined(Exception):
 
 
 class ServerLeg:
-    """A connection to the server. Nothing is delivered before `start`."""
+    """A connection to the server. No message is delivered before `start`."""
 
     def __init__(self, connection: DialledConnection) -> None:
         self._connection = connection
@@ -103,12 +103,12 @@ class ServerLeg:
 
     @property
     def left(self) -> asyncio.Future[None]:
-        """Done as soon as either side wants no more of it."""
+        """Done as soon as either side has closed the connection, or it broke."""
         return self._connection.left
 
     @property
     def close_code(self) -> int:
-        """The server's close code; 1006 where the connection broke."""
+        """The server's close code; 1006 if the connection broke."""
         close = self._connection.protocol.close_rcvd
         return close.code if close is not None else _LOST
 
@@ -123,7 +123,7 @@ class ServerLeg:
         return f"closed by us: {ours.code} {ours.reason}"  # a message that is too long, a ping that is not answered
 
     def start(self, start: LegStart, on_message: Callable[[FromServer, int], None]) -> None:
-        """Join the call; `on_message` gets what the server says, and when in ns."""
+        """Start the call. `on_message` gets each message of the server and the time in ns."""
         self._has_started = True
         self._send(
             {
@@ -141,7 +141,7 @@ class ServerLeg:
         )
 
     def send_audio(self, pcm: bytes) -> bool:
-        """The caller's audio; False if it was dropped, because the server does not read."""
+        """Send the caller's audio. False if it was dropped because the server does not read."""
         if self._connection.paused:
             return False
         self._connection.send_now(pcm, False)
@@ -154,14 +154,14 @@ class ServerLeg:
         self._send({"type": "dtmf", "digit": digit})
 
     def leave(self, reason: str) -> None:
-        """Say that the telephone call is over, and why. Idempotent."""
+        """Tell the server why the telephone call ended, and close. Idempotent."""
         if not self.left.done():
             if self._has_started:
                 self._send({"type": "stop", "reason": reason})
             self._connection.end(1000, "")
 
     async def close(self) -> None:
-        """Wait for the end of the connection, at most two seconds."""
+        """Wait until the connection is closed, at most two seconds."""
         try:
             await self._connection.close()
         finally:
@@ -175,7 +175,7 @@ def decode(payload: bytes, is_text: bool) -> FromServer:
     """Read one message of the server. Never raises."""
     if not is_text:
         if not payload or len(payload) % 2:
-            return BadServerMessage("server_audio", f"{len(payload)} bytes are no whole number of samples")
+            return BadServerMessage("server_audio", f"{len(payload)} bytes are not a whole number of samples")
         return ServerSpeech(payload)
     try:
         message = json.loads(payload)
@@ -192,10 +192,10 @@ def decode(payload: bytes, is_text: bool) -> FromServer:
 
 
 async def join(server: TtsServerConfig) -> ServerLeg:
-    """Connect, again and again while the caller can wait (`connect_timeout_s`). Raises NotJoined.
+    """Connect to the server and retry for up to `connect_timeout_s`. Raises NotJoined.
 
-    Only what may pass by itself is tried again, a server that does not answer. What it answers is its last word: it
-    knows how long it will be busy, and the caller has a dialplan to go on in.
+    Only a server that does not answer is tried again. A refusal is final: the server knows how long it will be busy,
+    and the call can go on in the dialplan.
     """
     end_ns = monotonic_ns() + round(server.connect_timeout_s * NS_PER_S)
     pause_s = _FIRST_RETRY_S
@@ -208,7 +208,7 @@ async def join(server: TtsServerConfig) -> ServerLeg:
         except (OSError, InvalidMessage) as error:  # TimeoutError is an OSError
             why = getattr(error, "strerror", None) or str(error) or "no answer"
         except InvalidURI:
-            # The address may hold a secret, so it is not told.
+            # The address may hold a secret, so the message leaves it out.
             raise NotJoined("server_unreachable", "server.url is not the address of a WebSocket") from None
         except (WebSocketException, ValueError) as error:
             raise NotJoined("server_unreachable", str(error)) from None

@@ -23,17 +23,17 @@ _log = logs.get(__name__)
 _CLOSE_TIMEOUT_S = 1.0
 _PING_S = 5.0
 _MAX_MESSAGE_BYTES = 8 << 20
-"""The list of all channels is one message."""
+"""The list of all channels comes as one message."""
 
 OnEvent = Callable[[a.ChannelEntered | a.ChannelLeft | a.AriDigit], None]
 
 
 class AriLost(NotConnected):
-    """Asterisk cannot be asked; the message says why and what to do."""
+    """Asterisk cannot be reached, or has not answered; the message says why and what to do."""
 
 
 class AriRefused(Exception):
-    """Asterisk does not do what it was asked."""
+    """Asterisk has answered a request with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class AriRefused(Exception):
 
 
 class AriConnection:
-    """Asks by `request`; events come by the callback given to `listen`, in their order, in the loop's own turn."""
+    """Sends requests with `request`; events go to the callback of `listen`, in order."""
 
     def __init__(self, connection: DialledConnection, request_timeout_s: float) -> None:
         self._connection = connection
@@ -52,18 +52,18 @@ class AriConnection:
         self._bad_input = BadInput()
         self._waiting: list[a.ChannelEntered | a.ChannelLeft | a.AriDigit] = []
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when another client has taken the application: then requests are answered and no events come."""
+        """Done when another client has taken the application. Requests are still answered, but no events come."""
         connection.left.add_done_callback(lambda _: self._forget_asked())
         connection.listen(self._on_message, lambda is_writable: None)
 
     @property
     def left(self) -> asyncio.Future[None]:
-        """Done when the connection is no more."""
+        """Done when the connection is closed or lost."""
         return self._connection.left
 
     @property
     def why_left(self) -> str:
-        """For the log, once it has left."""
+        """Why the connection ended, for the log."""
         theirs, ours = self._connection.protocol.close_rcvd, self._connection.protocol.close_sent
         if theirs is not None:
             return f"Asterisk has closed the connection: {theirs.code} {theirs.reason}".strip()
@@ -72,7 +72,7 @@ class AriConnection:
         return "the connection to Asterisk is lost"
 
     def listen(self, on_event: OnEvent) -> None:
-        """Deliver events from now on, first those that have come already."""
+        """Deliver events from now on, first those that came before."""
         self._on_event = on_event
         waiting, self._waiting = self._waiting, []
         for event in waiting:
@@ -81,7 +81,7 @@ class AriConnection:
     async def request(
         self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
     ) -> Any:
-        """Ask Asterisk; returns the JSON it answers with. Raises AriRefused, AriLost."""
+        """Send a request; returns the JSON of the answer. Raises AriRefused, AriLost."""
         if self.left.done():
             raise AriLost("the connection to Asterisk is lost")
         self._n_asked += 1
@@ -104,7 +104,7 @@ class AriConnection:
         raise AriRefused(answer.status, f"{method} {path[0]}: {answer.status} {str(message or '')[:200]}".strip())
 
     async def close(self) -> None:
-        """Close the connection, in at most a second."""
+        """Close the connection, within a second."""
         self._connection.end(1000, "")
         try:
             await self._connection.close()
@@ -126,7 +126,7 @@ class AriConnection:
             try:
                 self._on_event(message)
             except Exception:
-                # One event of one call; the connection is everybody's.
+                # A fault with one call's event must not end the connection of all calls.
                 _log.exception("event_crashed")
         elif message is not None:
             self._waiting.append(message)

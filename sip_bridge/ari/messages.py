@@ -1,4 +1,4 @@
-"""What is said with Asterisk over ARI's WebSocket: requests of its REST interface, their answers, and events. Pure."""
+"""The messages on ARI's WebSocket: REST requests, their answers, and events. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 DIGITS = frozenset("0123456789*#ABCD")
 
 EVENTS = ("StasisStart", "StasisEnd", "ChannelDestroyed", "ChannelDtmfReceived")
-"""What is read, besides answers."""
+"""The events that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class AriChannel:
-    """What Asterisk tells of one; `application` is the dialplan application it is in, with its first argument."""
+    """A channel in a message. `application` is its dialplan application with the first argument."""
 
     id: str
     name: str = ""
@@ -28,7 +28,7 @@ class AriChannel:
 
 @dataclass(frozen=True, slots=True)
 class AriAnswer:
-    """Of a request. `body` is the JSON of it, None where there is none."""
+    """The answer to a request. `body` is its JSON, None if it has none."""
 
     request_id: str
     status: int
@@ -37,14 +37,14 @@ class AriAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChannelEntered:
-    """A channel has come under our rule (StasisStart)."""
+    """A channel has entered the application (StasisStart)."""
 
     channel: AriChannel
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelLeft:
-    """A channel has left it, or is no more. `cause` is Q.850's, 0 where none is told."""
+    """A channel has left the application or has ended. `cause` is a cause of Q.850, 0 if Asterisk gives none."""
 
     channel_id: str
     cause: int = 0
@@ -59,7 +59,7 @@ class AriDigit:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationReplaced:
-    """Another client has taken the application; its events come here no more."""
+    """Another client has taken the application; no more events come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ AriMessage = AriAnswer | ChannelEntered | ChannelLeft | AriDigit | ApplicationRe
 def request(
     request_id: str, method: str, uri: str, query: Mapping[str, str] | None = None, body: object = None
 ) -> bytes:
-    """A request as the text of one WebSocket message. The parts of `uri` are quoted, those of `query` are not."""
+    """The text of a request. `uri` must be percent-encoded already, `query` must not."""
     message: dict[str, object] = {
         "type": "RESTRequest",
         "transaction_id": request_id,
@@ -90,13 +90,13 @@ def request(
 
 
 def decode(payload: bytes) -> AriMessage | None:
-    """Read one message of Asterisk; None for an event that means nothing here. Never raises."""
+    """Read one message of Asterisk; None for an event that is not used. Never raises."""
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
         return BadAriMessage(f"a message of {len(payload)} bytes is not JSON")
     if not isinstance(message, dict):
-        return BadAriMessage("a message is no JSON object")
+        return BadAriMessage("a message is not a JSON object")
     kind = message.get("type")
     if kind == "RESTResponse":
         return _answer(message)
@@ -119,7 +119,7 @@ def decode(payload: bytes) -> AriMessage | None:
 
 
 def channel_of(value: object) -> AriChannel | None:
-    """A channel as Asterisk tells it; None for what is none."""
+    """The channel in Asterisk's JSON; None if it is not a channel."""
     if not isinstance(value, dict) or not isinstance(value.get("id"), str) or not value["id"]:
         return None
     caller, plan = _object(value, "caller"), _object(value, "dialplan")
@@ -135,7 +135,7 @@ def channel_of(value: object) -> AriChannel | None:
 
 
 def variable_of(body: object, name: str) -> str:
-    """A channel variable in the answer to the channel's creation, empty if it is not told."""
+    """A channel variable in the answer to the channel's creation, empty if it is missing."""
     found = _object(body, "channelvars").get(name)
     return found if isinstance(found, str) else ""
 

@@ -38,11 +38,11 @@ from telephony_tts.logs import EventLogger
 _log = logs.get(__name__)
 
 _FIRST_AUDIO_S = 0.2
-"""How long the server waits to hear of a call whose rate is still unknown. A caller who is muted sends no audio."""
+"""How long the start of a call waits for the first audio, which tells the rate. A muted caller sends no audio."""
 
 _RATE_UNTIL_HEARD_HZ = 8_000
 _RESAMPLER_LEAD_MS = 160
-"""How much speech a resampler may hold back, measured for frames of 20 ms: 157 ms from 48 to 8 kHz, less elsewhere."""
+"""How much speech a resampler may hold back. Measured with frames of 20 ms: 157 ms from 48 to 8 kHz, less otherwise."""
 
 # No Asterisk does this. Beyond these limits a peer would cost the other calls their time.
 _MAX_BAD_IN_A_ROW = 50
@@ -50,9 +50,9 @@ _MAX_RATE_CHANGES = 100
 
 
 class AudioSocketCall:
-    """One accepted connection. `run` returns when nothing of it is left; `end` makes it do so.
+    """One accepted connection. `run` returns when both sides are closed; `end` ends the call.
 
-    `strangers` is the logger until this is a call. When it has a name, `may_begin` decides whether it is one.
+    `strangers` is the logger until the UUID has come. Then `may_begin` decides whether there is room for the call.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AudioSocketCall:
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._server_hz = 0
         self._socket_hz = _RATE_UNTIL_HEARD_HZ
-        self._ears: Resampler | None = None
+        self._caller_resampler: Resampler | None = None
         self._behind_since_ns: int | None = None
         self._n_bad_in_a_row = 0
         self._n_rate_changes = 0
@@ -89,7 +89,7 @@ class AudioSocketCall:
         return self._server.log
 
     async def run(self) -> None:
-        """Live until the call is over and both sides are closed. Raises nothing: a fault here is this call's alone."""
+        """Serve until the call is over and both sides are closed. Raises nothing: a fault ends this call only."""
         begun_ns = self._clock()
         metrics.CALLS_LIVE.inc()
         try:
@@ -97,7 +97,7 @@ class AudioSocketCall:
         except Exception:
             self._crashed()
         finally:
-            self.end("failed")  # cancelled; else it has a reason already
+            self.end("failed")  # for a cancelled call; any other has a reason already
             reason = self._over.result()
             metrics.CALLS.labels(reason).inc()
             metrics.CALLS_LIVE.dec()
@@ -109,7 +109,7 @@ class AudioSocketCall:
             )
 
     def end(self, reason: str, why: str | None = None, code: int | None = None) -> None:
-        """End the call now, for one of metrics.ENDS. The first reason counts. `code` is a close code of the server."""
+        """End the call now. `reason` is one of metrics.ENDS; the first counts. `code` is the server's close code."""
         if self._over.done():
             return
         self._over.set_result(reason)
@@ -122,7 +122,7 @@ class AudioSocketCall:
         self.log.exception("call_crashed")
         self.end("failed")
 
-    # ------------------------------------------------------------ the ends
+    # ------------------------------------------------------------ the end
 
     async def _serve(self) -> None:
         unnamed = self._loop.call_later(self._config.audiosocket.uuid_timeout_s, self._is_unnamed)
@@ -153,7 +153,7 @@ class AudioSocketCall:
         self.end("no_uuid", why=f"no UUID within {limit_s} s: is this Asterisk?")
 
     async def _prepare(self) -> tuple[s.LegStart, SpeechQueue]:
-        """What the server is told at the call's start, once the rate of its audio is known."""
+        """The start message and the queue of a call, once the rate of its audio is known."""
         if self._config.audiosocket.rate_hz is None:
             await asyncio.wait((self._heard,), timeout=_FIRST_AUDIO_S)
         self._server_hz = self._config.audiosocket.rate_hz or s.server_rate_hz(self._socket_hz)
@@ -181,7 +181,7 @@ class AudioSocketCall:
         self._on_audio(audio, now_ns)
 
     def _on_audio(self, audio: list[AudioFrame], now_ns: int) -> None:
-        """Frames of one read and one rate: one message to the server, however small they are."""
+        """Send audio frames of one read and one rate to the server as one message."""
         if not audio or self._over.done():
             return
         self._n_bad_in_a_row = 0
@@ -196,9 +196,9 @@ class AudioSocketCall:
             return
         pcm = b"".join([frame.pcm for frame in audio])
         if rate_hz != self._server_hz:
-            if self._ears is None:
-                self._ears = Resampler(rate_hz, self._server_hz)
-            pcm = resampled(self._ears, pcm)
+            if self._caller_resampler is None:
+                self._caller_resampler = Resampler(rate_hz, self._server_hz)
+            pcm = resampled(self._caller_resampler, pcm)
         if pcm:
             self._server.send_audio(pcm, now_ns)
 
@@ -217,7 +217,7 @@ class AudioSocketCall:
             case HangupFrame():
                 self.end("hangup")
             case ErrorFrame(code=code):
-                self._bad_frame("asterisk_error", f"Asterisk tells of an error of its own, code {code}")
+                self._bad_frame("asterisk_error", f"Asterisk reports an error of its own, code {code}")
             case BadFrame(kind=kind, why=why):
                 self._bad_frame(kind, why)
 
@@ -228,21 +228,21 @@ class AudioSocketCall:
             self._bad_frame("digit_flood", TOO_MANY_DIGITS)
 
     def _bad_frame(self, kind: str, why: str) -> None:
-        """Leave it out. What is not even a UUID at the beginning is no call, nor is what goes on like that."""
+        """Ignore a frame. The call ends if it was the first frame, or after many bad frames in a row."""
         self._server.report_bad(kind, why)
         self._n_bad_in_a_row += 1
         if not self._named.done() or self._n_bad_in_a_row >= _MAX_BAD_IN_A_ROW:
             self.end("bad_peer", why=why)
 
     def _change_rate(self, socket_hz: int) -> None:
-        """Asterisk speaks another rate, so it is also spoken to at that one."""
+        """Asterisk now sends audio at another rate: send speech at that rate too."""
         self._n_rate_changes += 1
         if self._n_rate_changes > _MAX_RATE_CHANGES:
             self.end("bad_peer", why=f"the rate of its audio has changed {_MAX_RATE_CHANGES} times")
             return
         if self._heard.done() and self._n_rate_changes <= 2:
             self.log.info("rate_changed", from_hz=self._socket_hz, to_hz=socket_hz)
-        self._ears = None
+        self._caller_resampler = None
         self._set_rate(socket_hz)
         self._server.change_rate(socket_hz)
 
@@ -267,13 +267,13 @@ class AudioSocketCall:
             self._server.report_marks()
 
     def _write_frame(self, now_ns: int) -> bool:
-        """The next frame of speech, or silence; whether it was speech. (Missed silence is not made up for.)"""
+        """Write the next frame of speech, or one of silence. False for silence: missed silence is not made up for."""
         pcm = self._server.take_frame(self._n_frame_samples, now_ns)
         self._socket.write(self._header + pcm.ljust(self._n_frame_samples * SAMPLE_BYTES, b"\0"))
         return bool(pcm)
 
     def _is_behind(self, now_ns: int) -> None:
-        """Asterisk has not read what it was sent. Nothing more is written, so that no frame is ever cut in two."""
+        """Asterisk does not read. Nothing more is written, so that no frame is ever cut in two."""
         if self._behind_since_ns is None:
             self._behind_since_ns = now_ns
         elif now_ns - self._behind_since_ns > self._config.audiosocket.slow_reader_s * NS_PER_S:

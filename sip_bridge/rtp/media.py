@@ -1,4 +1,4 @@
-"""A call's media as RTP: Asterisk's packets on one side, the server's /media/native on the other, and the pacing.
+"""The media of an ARI call as RTP: Asterisk's packets on one side, the server's /media/native on the other.
 
     Asterisk ── RTP ──► RtpReceiver ──► ServerSide ──► server
     Asterisk ◄── a packet every 20 ms ── RtpSender ◄── ServerSide ◄── server
@@ -44,7 +44,7 @@ OnOver = Callable[[str, str | None], None]
 
 
 class RtpMedia:
-    """Our own end of the RTP. Packets are taken from Asterisk's port alone, and sent to it from where they come in."""
+    """The bridge's end of the RTP. One socket receives packets, from Asterisk's port only, and sends to that port."""
 
     def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
         self._ari = ari
@@ -57,7 +57,7 @@ class RtpMedia:
         self._receiver = RtpReceiver()
         self._server = ServerSide(self._end, _log, _MAX_QUEUE_MS)
         self._packets = FrameTimer(self._send_due, self._crashed)
-        self._has_told_not_sent = False
+        self._has_logged_not_sent = False
         self._counted: dict[str, int] = {}
         self._served: asyncio.Task[None] | None = None
 
@@ -66,17 +66,17 @@ class RtpMedia:
         return self._server.log
 
     async def open(self) -> dict[str, str]:
-        """Take a port; returns what Asterisk is told of it. Raises OSError where there is none."""
+        """Bind a UDP port; returns the query of channels/externalMedia. Raises OSError if no port is free."""
         first, last = self._ari.rtp_first_port, self._ari.rtp_last_port
-        # Used as it is: a call that is cancelled while a transport is being made would leave one behind.
+        # A plain socket: a call that is cancelled while asyncio creates a transport would leave the transport open.
         self._socket = taken = _bind(self._ari.rtp_host, first, last)
-        self._loop.add_reader(taken.fileno(), self._readable)
+        self._loop.add_reader(taken.fileno(), self._on_readable)
         host = f"[{self._ari.rtp_host}]" if ":" in self._ari.rtp_host else self._ari.rtp_host
         port = taken.getsockname()[1]
         return {"external_host": f"{host}:{port}", "transport": "udp", "encapsulation": "rtp", "format": "ulaw"}
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
-        """Asterisk has its end. From now on it hears us, and the server of the call. Raises ValueError."""
+        """Asterisk has created its end: send to it, and join the server. Raises ValueError for a bad `body`."""
         self._server.log = _log.bind(call=call).limited(logs.LineLimit.of_call())
         host, port = a.variable_of(body, "UNICASTRTP_LOCAL_ADDRESS"), a.variable_of(body, "UNICASTRTP_LOCAL_PORT")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -93,12 +93,12 @@ class RtpMedia:
         self._served = self._loop.create_task(self._server.serve(self._settings, prepare))
 
     def digit(self, digit: str) -> None:
-        """A digit of the caller; those that come before the server are kept."""
+        """A digit of the caller. Digits are kept until the server has joined."""
         if not self._server.send_digit(digit, monotonic_ns()):
             self._server.report_bad("digit_flood", TOO_MANY_DIGITS)
 
     async def close(self, reason: str) -> None:
-        """Leave nothing. Idempotent."""
+        """Leave the server and close the socket. Idempotent."""
         self._packets.stop()
         self._server.leave(reason)
         if self._socket is not None:
@@ -126,7 +126,7 @@ class RtpMedia:
                 self._send_frame(now_ns)
             self._sender.skip(pacer.n_skipped * _FRAME_SAMPLES)
             self._server.report_marks()
-        self._hear(self._receiver.due(now_ns), now_ns)
+        self._send_caller_audio(self._receiver.due(now_ns), now_ns)
 
     def _send_frame(self, now_ns: int) -> None:
         pcm = self._server.take_frame(_FRAME_SAMPLES, now_ns)
@@ -136,16 +136,16 @@ class RtpMedia:
             try:
                 self._socket.sendto(packet, self._remote)
             except BlockingIOError:
-                pass  # a full buffer is a lost packet, as on any network
+                pass  # a full send buffer loses the packet, as any network may
             except OSError as error:
-                if not self._has_told_not_sent:
-                    self._has_told_not_sent = True
+                if not self._has_logged_not_sent:
+                    self._has_logged_not_sent = True
                     self.log.warning("rtp_not_sent", to=self._remote[0], why=error.strerror)
 
     # -------------------------------------------------------- from Asterisk
 
-    def _readable(self) -> None:
-        """Take what has come, and leave the other calls their turn."""
+    def _on_readable(self) -> None:
+        """Read waiting packets, but only `_MAX_READ` at a time: the other calls need their turn."""
         try:
             for _ in range(_MAX_READ):
                 if self._socket is None:
@@ -154,27 +154,27 @@ class RtpMedia:
                     data, addr = self._socket.recvfrom(_MAX_PACKET_BYTES)
                 except OSError:
                     return
-                # One that is cut off here is longer than any network takes without fragments.
-                self._received(data if len(data) < _MAX_PACKET_BYTES else b"", addr)
+                # A packet that fills the buffer may be cut off, and is longer than any network carries unfragmented.
+                self._on_packet(data if len(data) < _MAX_PACKET_BYTES else b"", addr)
         except Exception:
             self._crashed()
 
-    def _received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+    def _on_packet(self, data: bytes, addr: tuple[Any, ...]) -> None:
         now_ns = monotonic_ns()
         if self._remote is None:
-            return  # who may send is not known yet
+            return  # Asterisk's address is not known yet
         if addr[1] != self._remote[1] or _address(addr[0]) != self._remote[0]:
             why = f"an RTP packet from {addr[0]}:{addr[1]}, which is not Asterisk's end"
             self._server.report_bad("rtp_stranger", why)
             return
-        self._hear(self._receiver.feed(data, now_ns), now_ns)
-        self._count()
+        self._send_caller_audio(self._receiver.feed(data, now_ns), now_ns)
+        self._count_missed()
 
-    def _hear(self, codes: bytes, now_ns: int) -> None:
+    def _send_caller_audio(self, codes: bytes, now_ns: int) -> None:
         if codes and self._server.has_joined:
             self._server.send_audio(decode_ulaw(codes).astype("<i2").tobytes(), now_ns)
 
-    def _count(self) -> None:
+    def _count_missed(self) -> None:
         receiver = self._receiver
         now = {"lost": receiver.n_lost, "late": receiver.n_late, "doubled": receiver.n_doubled}
         for kind, n in now.items():
@@ -182,18 +182,18 @@ class RtpMedia:
         self._counted.update(now)
         if receiver.n_unreadable != self._counted.get("unreadable", 0):
             self._counted["unreadable"] = receiver.n_unreadable
-            self._server.report_bad("rtp_unreadable", "a packet is no RTP, or not in mu-law")
+            self._server.report_bad("rtp_unreadable", "a packet is not RTP, or not in mu-law")
 
 
 def _address(host: str) -> str:
-    """An address as the socket tells it."""
+    """An address in the form in which the socket reports it."""
     if host == "localhost":
         return "127.0.0.1"
     return host.removeprefix("::ffff:").strip("[]")
 
 
 def _numeric(host: str) -> str:
-    """The address that packets are compared with and sent to; a name would be looked up for each. Raises ValueError."""
+    """The IP address to receive from and to send to. Raises ValueError for a name: each use would look it up."""
     address = _address(host)
     try:
         ipaddress.ip_address(address)
@@ -204,7 +204,7 @@ def _numeric(host: str) -> str:
 
 
 def _bind(host: str, first: int, last: int) -> socket.socket:
-    """A UDP socket at a free even port (RFC 3550 §11) from `first` to `last`, any where they are 0. Raises OSError."""
+    """A UDP socket at a free even port (RFC 3550 §11) from `first` to `last`, or any if they are 0. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     n_even = (last - first) // 2 + 1
     start = secrets.randbelow(n_even)
@@ -226,7 +226,7 @@ def _bind(host: str, first: int, last: int) -> socket.socket:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether `host` is an address of this machine and nobody has the UDP port there."""
+    """Whether `host` is an address of this machine and its UDP port `port` is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as tried:
         try:

@@ -1,4 +1,4 @@
-"""Speech between the server's frames and Asterisk's: a queue of samples at the socket's rate, with marks. Pure."""
+"""Speech of the server that waits for the phone: a queue of samples at the phone's rate, with marks. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SAMPLE_BYTES = 2
 
 
 def resampled(resampler: Resampler, pcm: bytes) -> bytes:
-    """What comes out for `pcm`, s16 little-endian, as the same."""
+    """`pcm` after the resampler, both s16 little-endian."""
     return to_pcm(resampler.feed(np.frombuffer(pcm, "<i2").astype(np.int16))).astype("<i2").tobytes()
 
 
 class SpeechQueue:
-    """`in_hz` is the server's rate, `out_hz` the socket's. Where they differ one resampler goes through all of the
-    speech; what it holds back comes when the queue would run empty (`take`), so that the end of a turn is not cut off.
+    """`in_hz` is the server's rate, `out_hz` the phone's. If they differ, one resampler processes all of the speech.
 
-    A mark stands at a sample: it is reached when all the samples before it were taken.
+    A resampler holds samples back. They are flushed when the queue would run empty (`take`), so that the end of a turn
+    is not cut off. A mark has a place in the samples: it is reached when all samples before it were taken.
     """
 
     def __init__(self, in_hz: int, out_hz: int) -> None:
@@ -36,7 +36,7 @@ class SpeechQueue:
 
     @property
     def n_queued(self) -> int:
-        """Samples that were added and not taken yet, at the socket's rate."""
+        """Samples that were added and not taken yet, at the phone's rate."""
         return len(self._held) // SAMPLE_BYTES + (self._resampler.lag if self._resampler is not None else 0)
 
     @property
@@ -48,21 +48,21 @@ class SpeechQueue:
         return len(self._marks)
 
     def add(self, pcm: bytes) -> None:
-        """A frame of speech at `in_hz`."""
+        """Queue speech, s16 little-endian at `in_hz`."""
         self._held += pcm if self._resampler is None else resampled(self._resampler, pcm)
 
     def mark(self, name: str) -> None:
-        """A mark behind all that was added so far."""
+        """Set a mark behind everything that was added so far."""
         self._marks.append((self._n_taken + self.n_queued, name))
 
     def clear(self) -> None:
-        """Drop the speech and its marks, and what the resampler remembers of it."""
+        """Drop the speech, its marks, and the state of the resampler."""
         self._held.clear()
         self._marks.clear()
         self._resampler = self._new_resampler()
 
     def take(self, n_samples: int) -> bytes:
-        """The next samples, fewer than `n_samples` only where the speech ends."""
+        """The next samples; fewer than `n_samples` only at the end of the speech."""
         n_bytes = n_samples * SAMPLE_BYTES
         if self._resampler is not None and self._resampler.lag and len(self._held) < n_bytes:
             self._flush(self._resampler)
@@ -72,14 +72,14 @@ class SpeechQueue:
         return taken
 
     def reached(self) -> list[str]:
-        """The marks that were reached since the last time, in order."""
+        """The marks that were reached since the last call, in order."""
         names = []
         while self._marks and self._marks[0][0] <= self._n_taken:
             names.append(self._marks.popleft()[1])
         return names
 
     def change_rate(self, out_hz: int) -> None:
-        """From now on samples are taken at another rate; what is queued is kept."""
+        """Take samples at another rate from now on. Queued speech is resampled and kept."""
         if self._resampler is not None:
             self._flush(self._resampler)
         old_hz, self.out_hz = self.out_hz, out_hz
@@ -90,6 +90,6 @@ class SpeechQueue:
         self._resampler = self._new_resampler()
 
     def _flush(self, resampler: Resampler) -> None:
-        """All that the resampler holds back; the next speech begins with a new one."""
+        """Queue what the resampler holds back. The next speech gets a new resampler."""
         self._held += to_pcm(resampler.finish()).astype("<i2").tobytes()
         self._resampler = self._new_resampler()

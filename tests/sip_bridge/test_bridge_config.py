@@ -66,7 +66,7 @@ drains: 3
     [
         ('audiosocket: {allowed: ["10.0.0.0/33"]}', "'10.0.0.0/33'"),
         ('audiosocket: {allowed: ["10.0.0.1/8"]}', "host bits"),
-        ("audiosocket: {allowed: []}", "nobody could call"),
+        ("audiosocket: {allowed: []}", "no call could come in"),
         ("audiosocket: {max_queue_ms: 200}", "at least server.lead_ms + 160 (260)"),
         ('server: {token: "two words"}', "without spaces"),
         ("drain_s: 1\ndrain_s: 2", "given twice"),

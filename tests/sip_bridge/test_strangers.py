@@ -93,7 +93,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
                 await until(lambda: len(held) >= 400, "400 connections without a word")
                 for seed in range(3):
                     await new_call_works(server, rig, seed)
-                assert rig.bridge.n_calls <= app._MAX_NAMELESS + 60, "those that wait, and those just being ended"
+                assert rig.bridge.n_calls <= app._MAX_WITHOUT_UUID + 60, "those that wait, and those just being ended"
             finally:
                 for each in flooding:
                     each.cancel()
@@ -105,7 +105,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
 
     run(main, within_s=60)
     told = lines(caplog, "no_uuid")
-    assert told[0] == {"peer": "127.0.0.1", "why": "256 connections have not said a UUID: are they Asterisk's?"}
+    assert told[0] == {"peer": "127.0.0.1", "why": "256 connections have sent no UUID: are they Asterisk's?"}
     # 20 at once and one a second, of two kinds; four calls say three lines each.
     assert len(caplog.records) < 20 + 60 + 4 * 3 + 10
     assert sum(line.get("left_out", 0) for line in [*told, *lines(caplog, "call_ended")]) > 50

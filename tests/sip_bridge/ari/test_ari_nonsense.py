@@ -80,7 +80,7 @@ def test_a_fault_of_ours_on_the_way_to_asterisk_ends_no_call(
         return await right(settings)
 
     monkeypatch.setattr(ari, "connect_ari", wrong)
-    monkeypatch.setattr("sip_bridge.app._AGAIN_S", 0.2)
+    monkeypatch.setattr("sip_bridge.app._RESTART_PAUSE_S", 0.2)
 
     async def main() -> None:
         async with sides() as (asterisk, server, rig), phone(rig.port) as caller:
@@ -372,7 +372,7 @@ def test_packets_that_are_none_are_left_out_and_all_others_heard(caplog: pytest.
             await asyncio.sleep(0.1)
             assert bytes(call.audio) == wanted
             assert lines(caplog, "bad_input") == [
-                {"call": "c-1", "kind": "rtp_unreadable", "why": "a packet is no RTP, or not in mu-law"}
+                {"call": "c-1", "kind": "rtp_unreadable", "why": "a packet is not RTP, or not in mu-law"}
             ]
             await asterisk.hang_up("c-1")
 

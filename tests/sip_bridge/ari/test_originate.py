@@ -126,7 +126,7 @@ def test_room_and_names_are_kept() -> None:
         async with sides(ari__max_calls=2) as (asterisk, _, rig):
             assert (await order(rig, {"endpoint": "PJSIP/1", "call": "a"}))[0] == 201
             status, told = await order(rig, {"endpoint": "PJSIP/1", "call": "a"})
-            assert status == 503 and "name a" in told["message"]
+            assert status == 503 and "the name a" in told["message"]
             assert (await order(rig, {"endpoint": "PJSIP/1", "call": "b"}))[0] == 201
             status, told = await order(rig, {"endpoint": "PJSIP/1", "call": "c"})
             assert status == 503 and "max_calls" in told["message"]

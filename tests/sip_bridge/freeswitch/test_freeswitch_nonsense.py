@@ -106,9 +106,9 @@ def test_one_that_drops_in_the_middle_of_a_break_is_told_and_no_call_is_lost(
         (b"Content-Length: 9e3\nContent-Type: text/event-plain\n\n", "cannot have a Content-Length of '9e3'"),
         (
             b"Content-Length: 5\nContent-Type: text/event-plain\n\nEvent and more\n\n",
-            "' and more' is no header of an event",
+            "' and more' is not a header of an event",
         ),
-        (b"HTTP/1.1 200 OK\r\n\r\n\n\n", "is no header of an event socket: is this FreeSWITCH?"),
+        (b"HTTP/1.1 200 OK\r\n\r\n\n\n", "is not a header of an event socket: is this FreeSWITCH?"),
         (b"x" * 70_000, "65536 bytes without the empty line"),
         # Within what is possible, and never there: what follows is swallowed, and it answers nothing any more.
         (b"Content-Length: 4000000\nContent-Type: text/event-plain\n\n", "has not answered for 0.3 s"),
@@ -172,7 +172,7 @@ def test_what_one_call_does_wrong_is_said_once_of_each_kind(tmp_path: Path, capl
     assert lines(caplog, "bad_input") == [
         {
             "call": UUID, "kind": "freeswitch_event",
-            "why": "a file of speech without a number or with a path that is not this call's",
+            "why": "a file of speech has no number, or the path of another call",
         },
         {"call": UUID, "kind": "digit_flood", "why": "more than 20 digits in a second; the rest is left out"},
     ]  # fmt: skip
