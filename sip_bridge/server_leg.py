@@ -1,4 +1,4 @@
-"""The client of the server's /media/native (PROTOCOL.md §9.4). Only connecting waits; sending never does."""
+"""The client of the server's /media/native (docs/protocol/native-media.md). Only connecting waits; sending never does."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FORMATS = ("ulaw", "alaw", "slin", "slin16", "slin24", "slin48")
 
 MAX_VARIABLES = 15
 MAX_ORDER_VARIABLES = 40
-"""With the parameters that every call has, they stay below the 64 of PROTOCOL.md §9.4."""
+"""With the parameters that every call has, they stay below the 64 of docs/protocol/native-media.md."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}")
 

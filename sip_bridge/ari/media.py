@@ -56,7 +56,7 @@ class WebSocketClientMedia:
 
 
 class WebSocketServerMedia:
-    """Asterisk waits for a connection, and the bridge asks the server to dial it (PROTOCOL.md §9.5)."""
+    """Asterisk waits for a connection, and the bridge asks the server to dial it (docs/protocol/asterisk.md)."""
 
     def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
         self._ari = ari
