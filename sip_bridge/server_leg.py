@@ -1,4 +1,4 @@
-"""The client of the server's /media/native (docs/protocol/native-media.md). Only connecting waits; sending never does."""
+"""The client of the server's /media/native (docs/protocol/native-media.md). Connecting waits; sending never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Asterisk on loopback for tests: Debian's packages, no root, a temporary folder, several at once."""
+"""A real Asterisk on loopback, for the demo and the tests: Debian's packages, no root, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from peer_process import PeerFailed, PeerProcess, wait_until
 
 CONFIGURATION = Path(__file__).resolve().parent / "asterisk_conf"
 _PEERS = Path(__file__).resolve().parents[2] / ".peers"
-# One folder for all: the phones share most of Asterisk's libraries. Debian 12 has no Asterisk, so it is a later suite.
+# One folder for all: the phones share most of Asterisk's libraries. Debian 12 has no Asterisk: use a later suite.
 _PACKAGES = ("asterisk", "sip-tester", "baresip-core")
 _SUITE = "forky"
 
 _NOWHERE = "127.0.0.1:1"
-"""Where nobody listens: what a test does not name must not reach anything."""
+"""An address where nothing listens, for everything that a test does not name."""
 
 _READY_S = 20.0
 _CLI_S = 5.0
@@ -34,14 +34,14 @@ _PLACEHOLDER = re.compile(r"@([A-Z][A-Z_]*)@")
 
 
 class PortTaken(PeerFailed):
-    """Asterisk could not have one of its ports, and would run on without it."""
+    """Asterisk could not bind one of its ports, and would run without it."""
 
 
 def installed() -> Unpacked:
     """Asterisk and the phones, unpacked on first use. Raises debian_packages.PeerUnavailable."""
     unpacked = debian_packages.install(_PEERS / "asterisk", _PACKAGES, _SUITE)
     english = unpacked.folder / "usr" / "share" / "asterisk" / "sounds" / "en"
-    if not english.is_symlink():  # a maintainer script's work
+    if not english.is_symlink():  # a maintainer script would create it
         scratch = english.with_name(f"en.{random.getrandbits(32):x}")
         scratch.symlink_to("en_US_f_Allison")
         scratch.replace(english)
@@ -51,8 +51,8 @@ def installed() -> Unpacked:
 class Asterisk:
     """One running Asterisk.
 
-    `sip_port` takes calls of anyone on loopback into the context `phones` (asterisk_conf/extensions.conf), `http_port`
-    has ARI (application `tts`, user and password `tts`) and incoming WebSockets.
+    `sip_port` accepts calls of every phone on loopback into the context `phones` (asterisk_conf/extensions.conf).
+    `http_port` has ARI (application `tts`, user and password `tts`) and incoming WebSockets.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Asterisk:
 
     @property
     def process(self) -> PeerProcess:
-        """For what a test does to it: signals, and whether it is still there."""
+        """The process, for tests that send it signals or watch it end."""
         return self._process
 
     @property
@@ -85,7 +85,7 @@ class Asterisk:
         return int(self._values["HTTP_PORT"])
 
     def cli(self, command: str) -> str:
-        """What a command of Asterisk's console answers. Raises PeerFailed when Asterisk does not."""
+        """The output of a command of Asterisk's console. Raises PeerFailed if Asterisk does not answer."""
         try:
             ran = subprocess.run(
                 self._command("-rx", command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -98,12 +98,12 @@ class Asterisk:
         return ran.stdout
 
     def channels(self) -> list[str]:
-        """The names of the channels that are there."""
+        """The names of the live channels."""
         concise = self.cli("core show channels concise")
         return [line.partition("!")[0] for line in concise.splitlines() if "!" in line]
 
     def wait_for_no_channel(self, within_s: float = 5.0) -> None:
-        """Raises PeerFailed with the channels that are left."""
+        """Wait until no channel is left. Raises PeerFailed with those that are."""
         try:
             wait_until(lambda: not self.channels(), "no channel left", within_s)
         except PeerFailed:
@@ -115,23 +115,23 @@ class Asterisk:
         return found[1].strip() if found else ""
 
     def log(self, n_chars: int = 4000) -> str:
-        """The end of the log, with what the dialplan did and the digits that came."""
+        """The end of the log, with the steps of the dialplan and the received digits."""
         path = self.folder / "log" / "full"
         return path.read_text(errors="replace")[-n_chars:] if path.exists() else self._process.written(n_chars)
 
     def complaints(self) -> list[str]:
-        """The log's lines that are a warning or an error."""
+        """The warnings and errors in the log."""
         return [line for line in self.log(1 << 20).splitlines() if re.search(r"\] (WARNING|ERROR)\[", line)]
 
     def configure(self, **values: str) -> None:
-        """Other values for the names in the configuration files, read by Asterisk at once; calls go on as they are."""
+        """Set other values for the names in the configuration files and reload them; live calls are unchanged."""
         self._values.update(values)
         self._render()
         for command in ("module reload res_websocket_client.so", "dialplan reload"):
             self.cli(command)
 
     def wait_ready(self) -> None:
-        """Raises PeerFailed, or PortTaken."""
+        """Wait until Asterisk has started. Raises PeerFailed, or PortTaken."""
 
         def ready() -> bool:
             if not self._process.running():
@@ -152,11 +152,11 @@ class Asterisk:
             raise PortTaken("\n".join(taken))
 
     def stop(self) -> None:
-        """End it by its id, also when it hangs."""
+        """End Asterisk by its process id, even if it hangs."""
         self._process.stop(self._ask_to_stop)
 
     def _ask_to_stop(self) -> None:
-        # The console goes with it, or it hangs: either is seen by whether it ends.
+        # The console may end with Asterisk or hang. Whether Asterisk has ended is checked afterwards.
         with contextlib.suppress(PeerFailed):
             self.cli("core stop now")
 
@@ -176,16 +176,16 @@ class Asterisk:
 
 @contextmanager
 def asterisk(configuration: Sequence[Path] = (), **values: str) -> Iterator[Asterisk]:
-    """A running Asterisk; when the body ends, however it does, nothing of it is left.
+    """Run an Asterisk. After the body nothing of it is left, even if the body raises.
 
     `values` fill the names between at signs in the configuration: SIP_PORT, HTTP_PORT, RTP_FIRST and RTP_LAST (free
-    ones if not given), MEDIA_URI (where chan_websocket connects to) and AUDIOSOCKET (host:port). Files of folders in
-    `configuration` replace those of the same name. Raises PeerFailed, debian_packages.PeerUnavailable.
+    ports by default), MEDIA_URI (the address that chan_websocket dials) and AUDIOSOCKET (host:port). Files in the
+    folders of `configuration` replace those of the same name. Raises PeerFailed, debian_packages.PeerUnavailable.
     """
     unpacked = installed()
     for n_left in reversed(range(_N_TRIES)):
         with ExitStack() as stack:
-            # Short, and not the test's own folder: a Unix socket's path has at most 107 characters.
+            # A short path, not the folder of the test: the path of a Unix socket has at most 107 characters.
             folder = Path(tempfile.mkdtemp(prefix="asterisk-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             chosen = {
@@ -201,7 +201,7 @@ def asterisk(configuration: Sequence[Path] = (), **values: str) -> Iterator[Aste
             try:
                 running.wait_ready()
             except PortTaken:
-                # Somebody was quicker with a port that was free a moment ago; one that was asked for stays taken.
+                # Another process took a port that was free a moment ago: try others. A given port stays taken.
                 if not n_left or {"SIP_PORT", "HTTP_PORT"} & set(values):
                     raise
                 continue
@@ -220,7 +220,7 @@ def _free_ports() -> dict[str, str]:
 
 
 def free_port(kind: socket.SocketKind) -> int:
-    """A port of loopback that nobody has at the moment."""
+    """A port of loopback that is free now."""
     with socket.socket(socket.AF_INET, kind) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -228,7 +228,7 @@ def free_port(kind: socket.SocketKind) -> int:
 
 
 def _free_rtp_range() -> int:
-    """Below the ports that the kernel gives out by itself. Asterisk passes over one that is taken later."""
+    """The first port of a free range below the kernel's own choices. Asterisk skips ports that are taken later."""
     for _ in range(50):
         first = random.randrange(10_000, 30_000, _N_RTP_PORTS)
         with ExitStack() as probes:

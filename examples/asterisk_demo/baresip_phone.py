@@ -1,6 +1,6 @@
-"""baresip as a second phone, none of it ours: it speaks a file and records what it hears, behind its own jitter buffer.
+"""baresip as a telephone: it plays a file and records what it hears, behind its own jitter buffer.
 
-Its recording begins with the first packet and leaves out what never came: for holes use `phones`.
+The recording begins with the first packet and has no gaps for lost ones. For tests of gaps use tests/pbx/phones.py.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from telephony_tts.audio.g711 import Pcm
 RATE_HZ = 8000
 _SPARE_S = 5.0
 _LEAD_S = 0.5
-"""Silence before it speaks: what is said while the other side still connects is nobody's fault."""
+"""Silence before it speaks, so that nothing is lost while the other side connects."""
 _TCP_LISTEN = "0A"
-"""The state in /proc/net/tcp."""
+"""The state of a listening socket in /proc/net/tcp."""
 _ENCODINGS = {"ulaw": "pcmu", "alaw": "pcma"}
 
 _CONFIG = """\
@@ -67,19 +67,19 @@ class Baresip:
         self._folder = folder
 
     def wait_ready(self, within_s: float = 10.0) -> None:
-        """Until it can be called."""
+        """Wait until it can be called."""
         ready = "baresip is ready"
         wait_until(lambda: ready in self.written() or not self._process.running(), ready, within_s)
         if not self._process.running():
             raise PeerFailed(f"baresip ended while it started:\n{self.written()}")
 
     def wait_ended(self, within_s: float) -> None:
-        """Until its time is over and its recording is whole."""
+        """Wait until it has ended by itself and its recording is complete."""
         if not self._process.wait(within_s):
-            raise PeerFailed(f"baresip runs on after {within_s:g} s:\n{self.written()}")
+            raise PeerFailed(f"baresip still runs after {within_s:g} s:\n{self.written()}")
 
     def heard(self) -> Pcm:
-        """What it decoded, once it has ended. Raises PeerFailed if it heard nothing."""
+        """The samples that it has decoded, after its end. Raises PeerFailed if it has recorded nothing."""
         recordings = sorted(self._folder.glob("dump-*-dec.wav"))
         if not recordings:
             raise PeerFailed(f"baresip recorded nothing:\n{self.written()}")
@@ -89,11 +89,11 @@ class Baresip:
             return np.frombuffer(recording.readframes(recording.getnframes()), "<i2").astype(np.int16)
 
     def written(self) -> str:
-        """What it printed."""
+        """The end of its output."""
         return self._process.written()
 
     def listening(self) -> set[int]:
-        """The TCP ports at which it listens."""
+        """The TCP ports on which it listens."""
         opened = Path(f"/proc/{self._process.pid}/fd")
         inodes = {os.readlink(each).removeprefix("socket:[").rstrip("]") for each in opened.iterdir()}
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -102,9 +102,9 @@ class Baresip:
 
 @contextmanager
 def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, codec: str = "ulaw") -> Iterator[Baresip]:
-    """A phone that says 8 kHz samples, half a second after it got through, and leaves `seconds` after it was started.
+    """A phone that plays `said` (8 kHz) half a second after it is connected, and ends `seconds` after its start.
 
-    It calls `extension`, or answers whoever calls if that is None.
+    It calls `extension`, or answers every call if that is None.
 
     Raises PeerFailed, debian_packages.PeerUnavailable.
     """
@@ -115,7 +115,7 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
         port = free_sip_port()
         _write_settings(folder, unpacked, port, sip_port, codec)
         _write_speech(folder / "said.wav", said, seconds + _SPARE_S)
-        # The slash makes baresip take a command of more than one letter.
+        # baresip needs the slash for commands of more than one letter.
         dial = [] if extension is None else ["-e", f"/dial sip:{extension}@127.0.0.1:{sip_port}"]
         options = ["-4", "-f", str(folder), "-n", "127.0.0.1", "-t", str(seconds), *dial]
         process = PeerProcess("baresip", unpacked.command("usr/bin/baresip", *options), folder)
@@ -124,10 +124,10 @@ def baresip(sip_port: int, extension: str | None, said: Pcm, seconds: int, *, co
 
 
 def free_sip_port() -> int:
-    """A port that baresip can have for UDP and TCP, and the one after it for TLS, which baresip 1.1 always binds.
+    """A port that is free for UDP and TCP, and free as the next port for TLS, which baresip 1.1 always binds.
 
-    It lies below the ports that the kernel hands out, and above those that `asterisk_peer` takes for RTP: nothing else
-    takes it between this probe and baresip's start.
+    It lies below the kernel's own choices and above the RTP ports of `asterisk_peer`, so that nothing else takes it
+    before baresip starts.
     """
     for _ in range(50):
         port = random.randrange(30_200, 32_700, 2)
@@ -152,7 +152,7 @@ def _write_settings(folder: Path, unpacked: Unpacked, port: int, sip_port: int, 
 
 
 def _write_speech(path: Path, said: Pcm, seconds: float) -> None:
-    """Longer than the call: baresip hangs up where the file ends."""
+    """Write a file that is longer than the call: baresip hangs up at the end of the file."""
     lead = np.zeros(round(_LEAD_S * RATE_HZ), np.int16)
     rest = np.zeros(max(0, round(seconds * RATE_HZ) - len(lead) - len(said)), np.int16)
     with wave.open(str(path), "wb") as file:

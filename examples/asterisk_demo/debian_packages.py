@@ -1,8 +1,8 @@
-"""Programs from signed Debian packages, unpacked into a folder of the checkout: nothing is installed on the host.
+"""Programs from signed Debian packages, unpacked into a folder of the checkout. Nothing is installed on the host.
 
-apt's ordinary client fetches and checks them, with directories and a package status of its own. Against an empty status
-a package needs everything down to libc, so that what is unpacked runs on any Linux through its own dynamic loader. No
-maintainer script runs and no root is needed.
+The ordinary apt client downloads and checks the packages, with separate directories and an empty package status. With
+an empty status the dependencies reach down to libc, so the programs run on any Linux with their own dynamic loader. No
+maintainer script runs, and no root is needed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _TRIPLET = "x86_64-linux-gnu"
 _STAMP = ".installed"
 _LAYOUT = 1
-"""Raised when the same packages are to be unpacked in another way, so that what is there is made anew."""
+"""Increased when the same packages must be unpacked in another way, so that existing folders are replaced."""
 
 _UPDATE_S, _DOWNLOAD_S, _UNPACK_S = 120.0, 600.0, 60.0
-_WITHOUT = "or leave such tests out: make test PYTEST_ARGS='-m \"not peer\"'"
+_WITHOUT = "or skip such tests: make test PYTEST_ARGS='-m \"not peer\"'"
 
-# Only maintainer scripts and tools for administrators need these.
+# Packages that only maintainer scripts and administrators' tools need.
 _UNUSED = re.compile(
     r"(perl|libperl|python3|libpython3|gnupg|gpg|dirmngr|pinentry|passwd|login\.defs|base-passwd|adduser|debconf"
     r"|libc-gconv-modules-extra|pci\.ids|libpam|sysuser-helper|systemd|readline-common|libsemanage|libsepol"
@@ -54,20 +54,20 @@ Acquire::Retries "3";
 
 
 class PeerUnavailable(Exception):
-    """A foreign program the tests need is not there and cannot be had; says what to do."""
+    """A program is not installed and cannot be fetched; the message says what to do."""
 
 
 class Unpacked:
-    """A folder that holds programs and all their libraries."""
+    """A folder with programs and all their libraries."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.libraries = folder / "usr" / "lib" / _TRIPLET
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """What to execute for a program given by its path in the package, as in "usr/sbin/asterisk".
+        """The command line of a program, which is given by its path in the package, such as "usr/sbin/asterisk".
 
-        Its own loader is called by path, so nothing of the host's libc is used.
+        The loader of the folder is called by its path, so the host's libc is not used.
         """
         loader = self.libraries / "ld-linux-x86-64.so.2"
         path = f"{self.libraries}:{self.libraries / 'pulseaudio'}"
@@ -75,10 +75,10 @@ class Unpacked:
 
 
 def install(folder: Path, packages: Sequence[str], suite: str) -> Unpacked:
-    """The packages of a Debian suite under `folder`, fetched if they are not there.
+    """Unpack packages of a Debian suite into `folder`, if they are not there yet.
 
-    A second process waits for the first. What was downloaded stays if it fails, and the next try goes on with it.
-    Raises PeerUnavailable.
+    A second process waits for the first. After a failure the downloads are kept for the next try. Raises
+    PeerUnavailable.
     """
     stamp = folder / _STAMP
     wanted = f"{_LAYOUT} {suite}: {' '.join(packages)}"
@@ -106,7 +106,7 @@ def _is_there(stamp: Path, wanted: str) -> bool:
 
 
 def _tell(line: str) -> None:
-    """To the terminal: pytest takes what a test prints, and minutes of silence would look like a test that hangs."""
+    """Print to the terminal even under pytest: minutes without output would look like a test that hangs."""
     print(line, file=sys.__stderr__, flush=True)
 
 
@@ -126,22 +126,22 @@ def _require_tools() -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise PeerUnavailable(
             f"the packages are for Linux on amd64, this is {sys.platform} on {platform.machine()}: "
-            f"run these tests on such a machine or in a container, {_WITHOUT}"
+            f"use such a machine or a container, {_WITHOUT}"
         )
     missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
     if missing:
         raise PeerUnavailable(
-            f"no {' and no '.join(missing)} here: run these tests on Debian, or in a container of it, {_WITHOUT}"
+            f"no {' and no '.join(missing)} here: use Debian or a container of it, {_WITHOUT}"
         )
     if not _KEYRING.exists():
         raise PeerUnavailable(f"{_KEYRING} is missing: apt-get install debian-archive-keyring, {_WITHOUT}")
 
 
-# ------------------------------------------------------------------- where from
+# ------------------------------------------------------------------- mirror
 
 
 def mirror(apt: Path = Path("/etc/apt"), os_release: Path = Path("/etc/os-release")) -> str:
-    """Where this machine takes its own system from; TELEPHONY_TTS_DEBIAN_MIRROR goes first. Raises PeerUnavailable."""
+    """The Debian mirror: TELEPHONY_TTS_DEBIAN_MIRROR, else that of this machine's system. Raises PeerUnavailable."""
     told = os.environ.get(MIRROR_VARIABLE)
     if told:
         return told
@@ -156,7 +156,7 @@ def mirror(apt: Path = Path("/etc/apt"), os_release: Path = Path("/etc/os-releas
 
 
 def _sources(apt: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(URI, suites, components) of each source of packages, in both of apt's notations, those in use only."""
+    """(URI, suites, components) of each enabled source of packages, in both formats of apt."""
     parts = apt / "sources.list.d"
     for path in sorted(parts.glob("*.sources")):
         for stanza in re.split(r"\n[ \t]*\n", re.sub(r"^#.*\n?", "", _text(path), flags=re.M)):
@@ -178,7 +178,7 @@ def _text(path: Path) -> str:
 
 
 def _download(cache: Path, packages: Sequence[str], suite: str) -> list[Path]:
-    """The packages and all they need, checked by apt against the suite's signature."""
+    """Download the packages with their dependencies; apt checks the signature of the suite."""
     for part in ("sources", "none/partial", "state/lists/partial", "archives/partial"):
         (cache / part).mkdir(parents=True, exist_ok=True)
     (cache / "status").touch()
@@ -190,7 +190,7 @@ def _download(cache: Path, packages: Sequence[str], suite: str) -> list[Path]:
     (cache / "apt.conf").write_text(_SETTINGS.format(cache=cache, user=user))
     _apt(cache, ["update"], _UPDATE_S)
     _apt(cache, ["--download-only", "install", *packages], _DOWNLOAD_S)
-    # With an archive folder that is empty it also names those that are there already.
+    # With an empty archive folder it also names packages that are already downloaded.
     listed = _apt(cache, ["-o", f"Dir::Cache::archives={cache}/none", "--print-uris", "install", *packages], _UPDATE_S)
     names = re.findall(r"^'[^']*' (\S+\.deb) ", listed, re.M)
     if not names:
@@ -199,7 +199,7 @@ def _download(cache: Path, packages: Sequence[str], suite: str) -> list[Path]:
 
 
 def _apt(cache: Path, arguments: Sequence[str], within_s: float) -> str:
-    # The error option makes an update that could reach no server fail, which it else only warns of.
+    # The error option makes an update fail if no server was reached; by default it only warns.
     command = ["apt-get", "-qq", "-y", "-o", "APT::Update::Error-Mode=any", *arguments]
     try:
         ran = subprocess.run(
@@ -215,13 +215,13 @@ def _apt(cache: Path, arguments: Sequence[str], within_s: float) -> str:
 
 def _unreachable(what: str) -> str:
     return (
-        f"{what}\nIs there a network, and a proxy in apt's settings if it needs one? A mirror that has the suite can "
-        f"be named with {MIRROR_VARIABLE}, {_WITHOUT}"
+        f"{what}\nIs there a network, and a proxy in apt's settings if one is needed? Set {MIRROR_VARIABLE} to use "
+        f"another mirror that has the suite, {_WITHOUT}"
     )
 
 
 def _unpack(archives: Iterable[Path], folder: Path, wanted: str) -> None:
-    """Into a new folder that takes its place when it is whole."""
+    """Unpack into a new folder, and put it in place when it is complete."""
     work = folder.with_name(folder.name + ".new")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -230,7 +230,7 @@ def _unpack(archives: Iterable[Path], folder: Path, wanted: str) -> None:
             try:
                 subprocess.run(["dpkg-deb", "-x", archive, work], check=True, timeout=_UNPACK_S)
             except subprocess.SubprocessError as error:
-                said = f"{error}: is there room for 300 MB in {folder.parent}? Make some, {_WITHOUT}"
+                said = f"{error}: {folder.parent} is there room for 300 MB? Free some, {_WITHOUT}"
                 raise PeerUnavailable(said) from None
     for name in _UNUSED_FOLDERS:
         shutil.rmtree(work / "usr" / "share" / name, ignore_errors=True)

@@ -1,6 +1,8 @@
-"""`make asterisk-demo`: a real Asterisk with the shipped configuration, the server with its embedded voice, the bridge
-and a little bot, all on loopback; `make asterisk-call` dials it with a telephone and keeps what that hears. `--bot` is
-the bot alone, for a server of one's own.
+"""A real Asterisk to call, on loopback.
+
+`make asterisk-demo` starts Asterisk with the files of configs/asterisk, the server with its embedded voice, the bridge
+and a small bot. `make asterisk-call` dials it with a telephone and records what it hears. `--bot` starts only the bot,
+for a server of yours.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ NAMES = {"*": "the star", "#": "the hash"}
 
 
 def greet(socket: ServerConnection) -> None:
-    """The bot: a greeting, then whatever key is pressed."""
+    """The bot: it greets the caller, then names each key that is pressed. The star ends the call."""
     try:
         for message in socket:
             event = json.loads(message)
@@ -58,11 +60,11 @@ def greet(socket: ServerConnection) -> None:
 
 @contextmanager
 def bot(port: int = 0) -> Iterator[str]:
-    """The bot's address, while it can be dialled. Raises PeerFailed for a port in use."""
+    """Run the bot; gives its address. Raises PeerFailed for a port in use."""
     try:
         bots = serve(greet, "127.0.0.1", port, compression=None)
     except OSError as error:
-        raise PeerFailed(f"port {port} of 127.0.0.1: {error.strerror}; take another") from None
+        raise PeerFailed(f"port {port} of 127.0.0.1: {error.strerror}; choose another port") from None
     threading.Thread(target=bots.serve_forever, daemon=True).start()
     try:
         yield f"ws://127.0.0.1:{bots.socket.getsockname()[1]}/bot"
@@ -72,7 +74,7 @@ def bot(port: int = 0) -> Iterator[str]:
 
 @contextmanager
 def program(name: str, port: int, *arguments: str) -> Iterator[Path]:
-    """One of ours, once it listens: where its log is."""
+    """Run a module of this project; gives the path of its log once it listens."""
     with tempfile.TemporaryDirectory() as folder:
         process = PeerProcess(name, [sys.executable, "-m", *arguments], Path(folder))
         try:
@@ -99,7 +101,7 @@ def is_ready(port: int) -> bool:
 
 
 def why_taken(sip_port: int) -> str | None:
-    """Asked before: Asterisk would run on without its port, and a telephone wait long for nobody."""
+    """Why the UDP port cannot be bound, None if it is free. Checked first: Asterisk would run without its port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(("127.0.0.1", sip_port))
@@ -109,11 +111,11 @@ def why_taken(sip_port: int) -> str | None:
 
 
 def run(sip_port: int) -> None:
-    """Until Ctrl-C."""
+    """Run the demo until Ctrl-C."""
     why = why_taken(sip_port)
     if why is not None:
         raise PeerFailed(
-            f"UDP port {sip_port} of 127.0.0.1: {why}. Another Asterisk may have it, or this demo, if it runs already."
+            f"UDP port {sip_port} of 127.0.0.1: {why}. Another Asterisk may use it, or this demo may run already."
             f" With another port: make asterisk-demo DEMO_ARGS='--sip-port {sip_port + 10}', and the same for make"
             " asterisk-call"
         )
@@ -121,7 +123,7 @@ def run(sip_port: int) -> None:
     with ExitStack() as running:
         bot_url = running.enter_context(bot())
         print("==> the server with its embedded voice", flush=True)
-        # One call, on a machine that may be doing other things: no reason to refuse it.
+        # The machine may be busy with other work. Do not refuse the one call of this demo for that.
         settings = ["--set", f"bot.url={bot_url}", "--set", "limits.max_frame_lateness_ms=10000", "--port", str(port)]
         server_log = running.enter_context(program("telephony-tts", port, "telephony_tts.cli", "serve", *settings))
         print("==> the bridge for AudioSocket", flush=True)
@@ -137,8 +139,8 @@ def run(sip_port: int) -> None:
         print(
             f"\nDial sip:700@127.0.0.1:{sip_port} (over a WebSocket) or 701 (over AudioSocket). In another terminal\n\n"
             f"    make asterisk-call{others}\n\n"
-            "keeps in heard.wav what a telephone hears. With a sound card, Debian's baresip-core is one to press keys"
-            " on:\n\n"
+            "records what a telephone hears in heard.wav. With a sound card, Debian's baresip-core is a telephone with"
+            " keys:\n\n"
             f"    baresip -e '/uanew <sip:demo@127.0.0.1>;regint=0' -e '/dial sip:700@127.0.0.1:{sip_port}'\n\n"
             f"Logs: {server_log}\n      {bridge_log}\n      {pbx.folder / 'log' / 'full'}\nCtrl-C stops.\n",
             flush=True,
@@ -146,19 +148,19 @@ def run(sip_port: int) -> None:
         signal.pause()
 
 
-def be_bot(port: int) -> None:
-    """Until Ctrl-C."""
+def run_bot(port: int) -> None:
+    """Run the bot until Ctrl-C."""
     with bot(port) as url:
         print(f"A bot at {url}: make run SERVE_ARGS='--set bot.url={url}'   Ctrl-C stops.", flush=True)
         signal.pause()
 
 
 def call(extension: str, sip_port: int, path: Path, seconds: int) -> None:
-    """Dial, listen, and keep what was heard."""
+    """Dial, listen, and record what was heard."""
     if why_taken(sip_port) is None:
-        raise PeerFailed(f"nobody is at 127.0.0.1:{sip_port}: does Asterisk run, or make asterisk-demo?")
+        raise PeerFailed(f"nothing listens at 127.0.0.1:{sip_port}: does Asterisk run, or make asterisk-demo?")
     with baresip(sip_port, extension, np.zeros(0, np.int16), seconds) as phone:
-        print(f"==> dials {extension} and listens for {seconds} s", flush=True)
+        print(f"==> dialling {extension} and listening for {seconds} s", flush=True)
         phone.wait_ended(seconds + 10)
         try:
             heard = phone.heard()
@@ -170,19 +172,19 @@ def call(extension: str, sip_port: int, path: Path, seconds: int) -> None:
     loud_s = np.count_nonzero(np.abs(heard[: len(heard) // 160 * 160].reshape(-1, 160)).max(axis=1) > 300) * 0.02
     print(f"==> {path}: {len(heard) / 8000:.1f} s, {loud_s:.1f} s of it speech", flush=True)
     if not loud_s:
-        raise PeerFailed("it was answered, and nothing said: see the end of docs/asterisk.md")
+        raise PeerFailed("the call was answered, but no speech was heard: see the end of docs/asterisk.md")
 
 
 def why_unanswered(written: str, extension: str, sip_port: int) -> str:
-    """What baresip wrote, in a line."""
+    """The reason that baresip wrote, in one line."""
     closed = re.search(r"session closed: (.*)", written)
     if closed is not None:
-        return f"127.0.0.1:{sip_port} does not take the call to {extension}: {closed[1].strip()}"
-    return f"the telephone does not work: {written[-NO_ANSWER_CHARS:]}"
+        return f"127.0.0.1:{sip_port} does not accept the call to {extension}: {closed[1].strip()}"
+    return f"the telephone has failed: {written[-NO_ANSWER_CHARS:]}"
 
 
 def stop(_number: int, _frame: object) -> None:
-    """Once: shells and make pass the signal on once more, which is not to disturb the stopping."""
+    """Stop on the first signal. Shells and make send it again, which must not interrupt the stopping."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -190,17 +192,18 @@ def stop(_number: int, _frame: object) -> None:
 
 def main() -> int:
     flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--call", metavar="EXTENSION", help="dial the demo that runs, instead of being it")
-    flags.add_argument("--bot", metavar="PORT", type=int, help="be the bot alone, at this port, for a server of yours")
-    flags.add_argument("--sip-port", type=int, default=SIP_PORT, help="Asterisk's (default %(default)s)")
-    flags.add_argument("--wav", type=Path, default=Path("heard.wav"), help="of --call: what was heard (%(default)s)")
-    flags.add_argument("--seconds", type=int, default=8, help="of --call: how long it listens (default %(default)s)")
+    flags.add_argument("--call", metavar="EXTENSION", help="dial a running demo instead of starting one")
+    flags.add_argument("--bot", metavar="PORT", type=int, help="start only the bot, for a server of yours")
+    flags.add_argument("--sip-port", type=int, default=SIP_PORT, help="the SIP port of Asterisk (default %(default)s)")
+    recording = Path("heard.wav")
+    flags.add_argument("--wav", type=Path, default=recording, help="with --call: the recording (default %(default)s)")
+    flags.add_argument("--seconds", type=int, default=8, help="with --call: how long to listen (default %(default)s)")
     chosen = flags.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
         if chosen.bot is not None:
-            be_bot(chosen.bot)
+            run_bot(chosen.bot)
         elif chosen.call is not None:
             call(chosen.call, chosen.sip_port, chosen.wav, chosen.seconds)
         else:

@@ -1,4 +1,4 @@
-"""A foreign program beside a test: started, watched, and ended by its own id whatever becomes of the test."""
+"""Another program as a child process: started, watched, and ended by its process id in every case."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _POLL_S = 0.01
 _TERM_S = 1.0
 _KILL_S = 10.0
 
-# Reads a line when all went well, and an end of file when whoever started it is gone: then it ends the program and
-# removes its folder.
+# Reads a line when this process ends the program itself. At an end of file this process is gone, so the keeper kills
+# the program and removes its folder.
 _KEEPER = 'read -r line && exit 0; kill -KILL "$1" 2>/dev/null; sleep 0.2; rm -rf -- "$2"'
 
 
 class PeerFailed(Exception):
-    """A foreign program did not do what a test needs; has what it wrote."""
+    """A program did not do what was needed; the message has the end of its output."""
 
 
 class PeerProcess:
     """One running program, its output in a file of `folder`.
 
-    Should this process be killed, the program is too and the folder goes.
+    If this process is killed, the program is killed too and the folder is removed.
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, *, pass_fds: Sequence[int] = ()) -> None:
         self.name = name
         self.output = folder / f"{name}.out"
         with self.output.open("wb") as output:
-            # A session of its own: Ctrl-C reaches the test run alone, which then ends this in order.
+            # A new session: Ctrl-C reaches only this process, which then ends the program in order.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
                 start_new_session=True, pass_fds=pass_fds,
@@ -60,7 +60,7 @@ class PeerProcess:
         return self._process.poll()
 
     def hung(self) -> bool:
-        """Stopped by a signal: it answers nothing, SIGTERM included."""
+        """Whether it is stopped by a signal: then it does not react, not even to SIGTERM."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
@@ -71,7 +71,7 @@ class PeerProcess:
             self._process.send_signal(number)
 
     def wait(self, within_s: float) -> bool:
-        """Whether it ended in time."""
+        """Wait for its end. False if it still runs after `within_s`."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class PeerProcess:
         return True
 
     def stop(self, ask: Callable[[], None] | None = None, ask_s: float = 5.0) -> None:
-        """End it: by `ask` in its own way, by SIGTERM, by SIGKILL, each where the one before did not help."""
+        """End it: with `ask`, then with SIGTERM, then with SIGKILL, until one of them works."""
         try:
             if self.running() and not self.hung():
                 if ask is not None:
@@ -95,7 +95,7 @@ class PeerProcess:
             self._dismiss_keeper()
 
     def written(self, n_chars: int = 3000) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         with contextlib.suppress(OSError):
             return self.output.read_text(errors="replace")[-n_chars:]
         return ""
@@ -113,7 +113,7 @@ class PeerProcess:
 
 
 def wait_until(true: Callable[[], object], what: str, within_s: float) -> None:
-    """Wait for a condition nobody announces; raises PeerFailed."""
+    """Poll until a condition holds. Raises PeerFailed after `within_s`."""
     end_s = time.monotonic() + within_s
     while not true():
         if time.monotonic() > end_s:
@@ -122,6 +122,6 @@ def wait_until(true: Callable[[], object], what: str, within_s: float) -> None:
 
 
 def n_children() -> int:
-    """How many processes this one has started that are still there, the dead and unread included."""
+    """The number of child processes of this one, zombies included."""
     children = Path(f"/proc/{os.getpid()}/task")
     return sum(len((task / "children").read_text().split()) for task in children.iterdir())

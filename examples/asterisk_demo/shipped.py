@@ -1,4 +1,4 @@
-"""An Asterisk configured by the files a user copies, at ports of its own."""
+"""An Asterisk with the files of configs/asterisk, at other ports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FILES = Path(__file__).resolve().parents[2] / "configs" / "asterisk"
 def shipped_asterisk(
     media_uri: str, audiosocket: str = "127.0.0.1:1", *, sip_port: int | None = None
 ) -> Iterator[Asterisk]:
-    """configs/asterisk, where our server's and our bridge's addresses, and Asterisk's own ports, are others: those
-    given, or free ones.
+    """Run an Asterisk with configs/asterisk. The given addresses of the server and the bridge replace those in the
+    files, and free ports replace those of Asterisk.
 
-    Raises AssertionError where the files do not have an address that is to be another.
+    Raises AssertionError if the files do not have an address that must be replaced.
     """
     sip_port = sip_port or free_port(socket.SOCK_DGRAM)
     http_port = free_port(socket.SOCK_STREAM)
