@@ -230,7 +230,7 @@ def _unpack(archives: Iterable[Path], folder: Path, wanted: str) -> None:
             try:
                 subprocess.run(["dpkg-deb", "-x", archive, work], check=True, timeout=_UNPACK_S)
             except subprocess.SubprocessError as error:
-                said = f"{error}: {folder.parent} is there room for 300 MB? Free some, {_WITHOUT}"
+                said = f"{error}: is there room for 300 MB in {folder.parent}? Free some, {_WITHOUT}"
                 raise PeerUnavailable(said) from None
     for name in _UNUSED_FOLDERS:
         shutil.rmtree(work / "usr" / "share" / name, ignore_errors=True)
