@@ -36,7 +36,7 @@ def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("kind", "rate_hz"), [(0x10, 8000), (0x12, 16_000)])
-def test_the_phone_hears_what_the_bot_says_and_the_bot_is_told_when(kind: int, rate_hz: int) -> None:
+def test_the_phone_hears_the_bot_and_the_bot_gets_reports(kind: int, rate_hz: int) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with tts_server() as server:
@@ -57,7 +57,7 @@ def test_the_phone_hears_what_the_bot_says_and_the_bot_is_told_when(kind: int, r
     run(main)
 
 
-def test_a_barge_in_silences_the_phone_and_tells_what_was_heard() -> None:
+def test_a_barge_in_silences_the_phone_and_reports_the_heard_text() -> None:
     async def main() -> None:
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
@@ -78,7 +78,7 @@ def test_a_barge_in_silences_the_phone_and_tells_what_was_heard() -> None:
     run(main)
 
 
-def test_the_bot_hears_the_caller_and_his_digits() -> None:
+def test_the_bot_gets_the_callers_audio_and_digits() -> None:
     said = noise(50, 3)
 
     async def main() -> None:
@@ -137,7 +137,7 @@ async def speaking_beside(server: Server, port: int) -> AsyncIterator[StandinPho
         assert correlation(heard_by(up), tones(sentences, 8000)) >= 0.995
 
 
-def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_uuid_of_a_live_call_is_refused_and_the_live_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with tts_server() as server:
@@ -158,7 +158,7 @@ def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytes
     run(main)
 
 
-def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_uuid_that_no_bot_claims_is_hung_up_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with tts_server(call_claim_s=0.4) as server:
@@ -176,7 +176,7 @@ def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCap
     run(main)
 
 
-def test_a_wrong_token_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_token_is_logged_with_the_setting_to_change(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"

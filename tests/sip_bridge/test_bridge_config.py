@@ -42,7 +42,7 @@ def test_each_line_of_the_shipped_file_says_what_it_sets() -> None:
     assert silent == []
 
 
-def test_all_that_is_wrong_is_told_at_once_with_what_was_meant(tmp_path: Path) -> None:
+def test_every_problem_is_listed_with_a_suggestion(tmp_path: Path) -> None:
     text = """
 server: {url: "http://x/media/native", lead: 40, token: "two words"}
 audiosocket: {port: 70000, allowed: ["10.0.0.0/33", "nobody"], rate_hz: 44100, uuid_timeout_s: soon}
@@ -73,7 +73,7 @@ drains: 3
         ("log: {level: loud}", "debug, info, warning, error"),
     ],
 )
-def test_contradictions_are_told(text: str, says: str, tmp_path: Path) -> None:
+def test_contradictions_are_reported(text: str, says: str, tmp_path: Path) -> None:
     if "max_queue" in text:
         text += "\nserver: {lead_ms: 41}"
         says = "at least server.lead_ms + 160 (201)"
@@ -81,7 +81,7 @@ def test_contradictions_are_told(text: str, says: str, tmp_path: Path) -> None:
     assert says in problem
 
 
-def test_what_is_no_yaml_or_no_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_yaml_file_is_reported(tmp_path: Path) -> None:
     for text in ("a: [", "- 1", "just text"):
         file = tmp_path / "bridge.yaml"
         file.write_text(text, encoding="utf-8")
@@ -102,5 +102,5 @@ def test_a_token_comes_from_the_environment_and_is_never_shown(tmp_path: Path) -
     [("10.1.2.3", True), ("10.2.0.1", False), ("::ffff:10.1.0.9", True), ("fe80::1%eth0", True), ("fe81::1", False),
      ("192.0.2.1", True), ("", False), ("nonsense", False)],
 )  # fmt: skip
-def test_who_may_connect(peer: str, may: bool) -> None:
+def test_which_addresses_may_connect(peer: str, may: bool) -> None:
     assert AudioSocketConfig(allowed=("10.1.0.0/16", "fe80::/64", "192.0.2.1")).allows(peer) is may

@@ -50,7 +50,7 @@ def test_sigterm_lets_calls_finish_and_exits_with_0() -> None:
     run(main)
 
 
-def test_a_second_signal_cuts_at_once() -> None:
+def test_a_second_signal_ends_live_calls_at_once() -> None:
     async def main() -> None:
         async with standin_server() as server, running(server.url) as (process, port, _), phone(port) as up:
             call = await server.call(up.name)
@@ -68,7 +68,7 @@ def test_a_second_signal_cuts_at_once() -> None:
     run(main)
 
 
-def test_sigterm_again_and_again_in_the_middle_of_a_drain_is_one_end() -> None:
+def test_repeated_sigterm_during_a_drain_ends_it_once() -> None:
     async def main() -> None:
         async with standin_server() as server, running(server.url) as (process, port, http_port), phone(port) as up:
             call = await server.call(up.name)
@@ -92,7 +92,7 @@ def test_sigterm_again_and_again_in_the_middle_of_a_drain_is_one_end() -> None:
     run(main)
 
 
-def test_a_port_in_use_is_told_with_its_setting() -> None:
+def test_a_port_in_use_is_reported_with_its_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for section, other in (("audiosocket", "http"), ("http", "audiosocket")):
@@ -102,7 +102,7 @@ def test_a_port_in_use_is_told_with_its_setting() -> None:
             assert "Traceback" not in done.stderr
 
 
-def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
+def test_check_prints_the_configuration_without_secrets() -> None:
     url = "wss://user:s3cret@voice.example.com/media/native?token=s3cret"
     done = command("--config", "configs/sip_bridge.yaml", "--check", "--set", f"server.url={url}")
     assert done.returncode == 0 and done.stderr == ""
@@ -110,7 +110,7 @@ def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
     assert "s3cret" not in done.stdout
 
 
-def test_who_starts_it_is_told_of_each_way_in_and_where_to_ask_whether_it_is_open(
+def test_the_start_message_lists_every_way_in_and_the_readiness_url(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     announce(1, 2, BridgeConfig())

@@ -80,7 +80,7 @@ async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
             held.popleft().close()
 
 
-def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCaptureFixture) -> None:
     """They once counted as calls: 200 of them, and the telephone was engaged until they had timed out."""
     caplog.set_level(logging.INFO)
 
@@ -111,7 +111,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
     assert sum(line.get("left_out", 0) for line in [*told, *lines(caplog, "call_ended")]) > 50
 
 
-def test_one_call_too_many_is_refused_when_it_says_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_over_the_limit_is_refused_after_its_uuid(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
@@ -134,7 +134,7 @@ def test_one_call_too_many_is_refused_when_it_says_its_name(caplog: pytest.LogCa
     run(main)
 
 
-def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> None:
+def test_single_bytes_do_not_extend_the_time_for_the_uuid(caplog: pytest.LogCaptureFixture) -> None:
     """Half a header, then the other, then half a UUID: the time for it runs from the beginning."""
 
     async def main() -> None:
@@ -161,7 +161,7 @@ def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> Non
     assert line == {"peer": "127.0.0.1", "why": "no UUID within 0.4 s: is this Asterisk?"}
 
 
-def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_addresses_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -182,7 +182,7 @@ def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture
     assert len(told) + last["lines_left_out"] == 300
 
 
-def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Each has a name, and none is a call: two lines each, of which 20 come at once and then one a second."""
     caplog.set_level(logging.INFO)
 
@@ -220,7 +220,7 @@ def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.Log
     ],
     ids=["http", "tls", "ff", "half a header", "audio first", "a short UUID"],
 )
-def test_the_log_says_what_garbage_it_was(data: bytes, says: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_quotes_the_beginning_of_garbage(data: bytes, says: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=0.3) as rig:
             async with beside(server, rig), stranger(rig.port) as sock:
@@ -233,7 +233,7 @@ def test_the_log_says_what_garbage_it_was(data: bytes, says: str, caplog: pytest
     assert len(told) == 1 and told[0]["why"].endswith(says) and told[0]["peer"] == "127.0.0.1"
 
 
-def test_half_a_frame_that_is_never_finished_leaves_its_call_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_frame_leaves_its_call_up(caplog: pytest.LogCaptureFixture) -> None:
     """A caller who is muted says nothing either. What the phone hears goes on."""
 
     async def main() -> None:
@@ -273,7 +273,7 @@ def test_unknown_kinds_are_named_in_the_log_and_their_call_goes_on(caplog: pytes
     run(main)
 
 
-def test_fifty_in_a_row_are_no_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_fifty_bad_frames_in_a_row_end_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
@@ -292,7 +292,7 @@ def test_fifty_in_a_row_are_no_call(caplog: pytest.LogCaptureFixture) -> None:
 # ------------------------------------------------------------------ nobody who reads
 
 
-def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_reads_nothing_is_logged_with_its_call(caplog: pytest.LogCaptureFixture) -> None:
     """2,000 frames for an Asterisk that reads none of them, and 2,000 for a server that does not."""
     name, unheard = uuid.uuid4(), uuid.uuid4()
 
@@ -324,7 +324,7 @@ def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> 
     assert lost["call"] == str(unheard) and lost["why"] == "the connection broke"
 
 
-def test_a_message_of_the_servers_that_is_too_long_is_told_as_that(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_too_long_message_of_the_server_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:

@@ -29,7 +29,7 @@ async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
     return b"".join(each[12:] for each in packets if set(each[12:]) != {0xFF})
 
 
-def test_both_hear_each_other_and_the_server_is_told_who_calls() -> None:
+def test_both_sides_hear_each_other_and_the_server_gets_the_callers_number() -> None:
     frames, said = noise(30, 1), noise(20, 2)
 
     async def main() -> None:
@@ -60,7 +60,7 @@ def test_both_hear_each_other_and_the_server_is_told_who_calls() -> None:
     run(main)
 
 
-def test_digits_of_the_caller_come_once_and_in_order_also_the_early_ones() -> None:
+def test_digits_arrive_once_and_in_order_early_ones_included() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, _):
             await asterisk.call("c-1")
@@ -104,7 +104,7 @@ def test_clear_silences_within_a_frame() -> None:
 @pytest.mark.parametrize(
     ("after", "request_of_it"), [("continue", "POST channels/c-1/continue"), ("hangup", "DELETE channels/c-1")]
 )
-def test_the_last_word_is_played_when_the_bot_leaves_and_the_caller_is_let_go(after: str, request_of_it: str) -> None:
+def test_queued_speech_is_played_when_the_bot_leaves_and_the_caller_is_released(after: str, request_of_it: str) -> None:
     frames = noise(10, 4)
 
     async def main() -> None:
@@ -127,7 +127,7 @@ def test_the_last_word_is_played_when_the_bot_leaves_and_the_caller_is_let_go(af
     run(main)
 
 
-def test_packets_of_a_stranger_are_dropped_and_counted() -> None:
+def test_packets_from_other_addresses_are_dropped_and_counted() -> None:
     async def main() -> None:
         before = metrics.value("telephony_sip_bridge_bad_input_total", kind="rtp_stranger")
         async with sides() as (asterisk, server, _):
@@ -155,7 +155,7 @@ def test_packets_of_a_stranger_are_dropped_and_counted() -> None:
     run(main)
 
 
-def test_a_channel_that_comes_back_by_its_dialplan_is_a_call_again() -> None:
+def test_a_channel_that_returns_by_its_dialplan_is_a_new_call() -> None:
     async def main() -> None:
         async with sides(ari__request_timeout_s=1) as (asterisk, server, rig):
             await asterisk.call("c-1")
@@ -180,7 +180,7 @@ def test_a_channel_that_comes_back_by_its_dialplan_is_a_call_again() -> None:
 
 
 @pytest.mark.alone
-def test_40_calls_at_once_each_hear_their_own_and_leave_nothing() -> None:
+def test_40_calls_at_once_hear_their_own_speech_and_leave_nothing() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides() as (asterisk, server, rig):
@@ -202,7 +202,7 @@ def test_40_calls_at_once_each_hear_their_own_and_leave_nothing() -> None:
     run(main)
 
 
-def test_ready_tells_of_asterisk_and_draining_lets_callers_go_on() -> None:
+def test_readyz_reports_asterisk_and_a_drain_lets_callers_go_on() -> None:
     async def main() -> None:
         async with sides(drain_s=5) as (asterisk, server, rig):
             await asterisk.call("c-1")

@@ -54,7 +54,7 @@ async def good_call(asterisk: StandinAri, server: StandinServer, name: str) -> S
         ({"ari__url": "/nowhere"}, "ari.url must end with /ari"),
     ],
 )
-def test_readyz_says_why_asterisk_lets_us_not_in(settings: dict[str, str], says: str) -> None:
+def test_readyz_says_why_asterisk_refuses_the_bridge(settings: dict[str, str], says: str) -> None:
     async def main() -> None:
         async with standin_ari() as asterisk, standin_server() as server:
             given = {"ari__url": asterisk.url, **SETTINGS, **settings}
@@ -66,7 +66,7 @@ def test_readyz_says_why_asterisk_lets_us_not_in(settings: dict[str, str], says:
     run(main)
 
 
-def test_where_no_asterisk_listens_its_http_server_is_named() -> None:
+def test_an_unreachable_asterisk_is_reported_with_http_conf() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             port = nobody.getsockname()[1]
@@ -77,7 +77,7 @@ def test_where_no_asterisk_listens_its_http_server_is_named() -> None:
     run(main)
 
 
-def test_an_asterisk_that_accepts_and_never_answers_is_timed_out_and_found_when_it_does() -> None:
+def test_an_asterisk_that_never_answers_times_out_and_is_found_later() -> None:
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -101,7 +101,7 @@ def test_an_asterisk_that_accepts_and_never_answers_is_timed_out_and_found_when_
     run(main)
 
 
-def test_an_asterisk_too_old_for_requests_over_the_websocket_is_told() -> None:
+def test_an_asterisk_too_old_for_requests_over_the_websocket_is_reported() -> None:
     async def main() -> None:
         async with standin_ari() as asterisk, standin_server() as server:
             asterisk.mute.add("GET asterisk")
@@ -114,7 +114,7 @@ def test_an_asterisk_too_old_for_requests_over_the_websocket_is_told() -> None:
     run(main)
 
 
-def test_calls_live_on_while_the_connection_is_lost() -> None:
+def test_calls_stay_up_while_the_connection_is_lost() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides() as (asterisk, server, rig):
@@ -141,7 +141,7 @@ def test_calls_live_on_while_the_connection_is_lost() -> None:
     run(main)
 
 
-def test_a_request_that_is_lost_with_the_connection_is_not_waited_for() -> None:
+def test_a_request_that_is_lost_with_the_connection_fails_at_once() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides(ari__request_timeout_s=30) as (asterisk, _, rig):
@@ -156,7 +156,7 @@ def test_a_request_that_is_lost_with_the_connection_is_not_waited_for() -> None:
     run(main)
 
 
-def test_a_call_that_ends_while_the_connection_is_lost_is_put_away_afterwards() -> None:
+def test_a_call_that_ends_while_the_connection_is_lost_is_cleaned_up_later() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, rig):
             call = await good_call(asterisk, server, "c-1")
@@ -191,7 +191,7 @@ def test_a_restarted_asterisk_ends_its_calls_and_gives_new_ones() -> None:
     run(main)
 
 
-def test_an_asterisk_that_stays_away_loses_its_calls() -> None:
+def test_calls_end_if_asterisk_stays_unreachable() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides(ari__lost_timeout_s=0.3) as (asterisk, server, rig):
@@ -206,7 +206,7 @@ def test_an_asterisk_that_stays_away_loses_its_calls() -> None:
     run(main)
 
 
-def test_whose_application_is_taken_keeps_its_calls_and_stays_away() -> None:
+def test_a_bridge_whose_application_is_taken_keeps_its_calls_and_does_not_reconnect() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, rig):
             call = await good_call(asterisk, server, "c-1")
@@ -229,7 +229,7 @@ def test_whose_application_is_taken_keeps_its_calls_and_stays_away() -> None:
     run(main)
 
 
-def test_what_asterisk_says_and_nobody_understands_is_left_out() -> None:
+def test_unknown_messages_of_asterisk_are_ignored() -> None:
     async def main() -> None:
         before = metrics.value("telephony_sip_bridge_bad_input_total", kind="ari_message")
         async with sides() as (asterisk, server, rig):
@@ -271,7 +271,7 @@ def test_what_asterisk_says_and_nobody_understands_is_left_out() -> None:
     ],
     ids=str,
 )
-def test_a_call_that_cannot_be_set_up_ends_alone(fault: dict[str, object], reason: str) -> None:
+def test_a_failed_setup_ends_only_its_own_call(fault: dict[str, object], reason: str) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides(ari__request_timeout_s=0.3, ari__setup_timeout_s=0.8) as (asterisk, server, rig):
@@ -327,7 +327,7 @@ def test_a_server_that_refuses_or_dies_ends_its_calls() -> None:
     run(main)
 
 
-def test_a_server_that_dials_asterisk_but_may_not_is_told_as_what_it_is() -> None:
+def test_a_server_that_may_not_dial_asterisk_is_reported_as_such() -> None:
     """This stand-in has no /media/asterisk; the real one is in tests/pbx."""
 
     async def main() -> None:
@@ -343,7 +343,7 @@ def test_a_server_that_dials_asterisk_but_may_not_is_told_as_what_it_is() -> Non
     run(main)
 
 
-def test_one_call_too_many_goes_on_in_its_dialplan() -> None:
+def test_a_call_over_the_limit_goes_on_in_its_dialplan() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides(ari__max_calls=1) as (asterisk, server, _):
@@ -360,7 +360,7 @@ def test_one_call_too_many_goes_on_in_its_dialplan() -> None:
     run(main)
 
 
-def test_callers_who_hang_up_in_every_moment_leave_nothing() -> None:
+def test_a_hang_up_at_any_moment_leaves_nothing() -> None:
     async def main() -> None:
         async with sides() as (asterisk, _, rig):
             for n in range(30):
@@ -373,7 +373,7 @@ def test_callers_who_hang_up_in_every_moment_leave_nothing() -> None:
     run(main)
 
 
-def test_what_a_killed_bridge_has_left_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_bridge_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ari, "_TIDY_S", 0.1)
 
     async def main() -> None:

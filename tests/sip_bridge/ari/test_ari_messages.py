@@ -39,7 +39,7 @@ def test_what_asterisk_sends_is_read() -> None:
     assert a.decode(b'{"type":"ApplicationReplaced"}') == a.ApplicationReplaced()
 
 
-def test_requests_are_what_asterisk_reads() -> None:
+def test_requests_have_asterisks_form() -> None:
     query, body = {"variable": "A&B=1"}, {"variables": {"X": "y"}}
     sent = json.loads(a.request("7", "POST", "channels/x%2Fy/variable", query, body))
     assert sent == {
@@ -50,7 +50,7 @@ def test_requests_are_what_asterisk_reads() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_are_an_exception(data: bytes) -> None:
+def test_no_bytes_raise(data: bytes) -> None:
     a.decode(data)
 
 
@@ -65,7 +65,7 @@ _JSON = st.recursive(
     "channel": _JSON | st.fixed_dictionaries({"id": _JSON, "caller": _JSON, "dialplan": _JSON}), "digit": _JSON,
     "cause": _JSON, "request_id": _JSON, "status_code": _JSON, "message_body": _JSON,
 }))  # fmt: skip
-def test_no_fields_are_an_exception(kind: str, fields: dict[str, object]) -> None:
+def test_no_fields_raise(kind: str, fields: dict[str, object]) -> None:
     read = a.decode(json.dumps({"type": kind, **fields}).encode())
     assert isinstance(read, a.AriAnswer | a.ChannelEntered | a.ChannelLeft | a.AriDigit | a.BadAriMessage)
 
@@ -88,7 +88,7 @@ def caller(name: str, app: str = "tts") -> a.AriChannel:
     return a.AriChannel(name, state="Up", application=("Stasis", app))
 
 
-def test_own_leftovers_go_at_once_and_live_calls_stay() -> None:
+def test_leftovers_of_this_process_are_removed_at_once_and_live_calls_stay() -> None:
     names = ("c-1", "c-2", f"{OWN}-1-media", f"{OWN}-2-media", f"{OWN}-3-out")
     channels = [caller(name) for name in names]
     bridges = [MixingBridge(f"{OWN}-1", ("c-1", f"{OWN}-1-media")), MixingBridge(f"{OWN}-2", ("c-2", f"{OWN}-2-media"))]
@@ -99,7 +99,7 @@ def test_own_leftovers_go_at_once_and_live_calls_stay() -> None:
     ]]  # fmt: skip
 
 
-def test_what_another_process_may_still_use_stays_and_the_rest_goes_the_second_time() -> None:
+def test_leftovers_of_another_process_are_removed_the_second_time_if_unusable() -> None:
     channels = [caller(f"{OTHER}-1-media"), caller(f"{OTHER}-5-out"), caller("stuck"), caller("c-2"),
                 caller("of-another-app", "queue"), caller(f"{OTHER}-2-media"),
                 a.AriChannel(f"{OTHER}-6-out", state="Ring")]  # fmt: skip
@@ -115,7 +115,7 @@ def test_what_another_process_may_still_use_stays_and_the_rest_goes_the_second_t
     assert left((channels, bridges), ([], []), (channels, bridges))[2] == []
 
 
-def test_two_in_a_bridge_over_rtp_that_nobody_takes_any_more_go_the_second_time() -> None:
+def test_a_bridge_with_unused_rtp_is_removed_the_second_time() -> None:
     media = {number: f"{OTHER}-{number}-media" for number in (1, 2)}
     channels = [caller("c-1"), caller(media[1]), caller("c-2"), caller(media[2])]
     bridges = [MixingBridge(f"{OTHER}-1", ("c-1", media[1])), MixingBridge(f"{OTHER}-2", ("c-2", media[2])),
@@ -138,18 +138,18 @@ def test_two_in_a_bridge_over_rtp_that_nobody_takes_any_more_go_the_second_time(
         ("PJSIP/UnicastRTP/127.0.0.1:4000-0x1", None),
     ],
 )
-def test_where_rtp_goes_is_in_the_name_of_its_channel(name: str, end: tuple[str, int] | None) -> None:
+def test_the_rtp_address_is_in_the_channels_name(name: str, end: tuple[str, int] | None) -> None:
     assert rtp_end_of(a.AriChannel(f"{OTHER}-1-media", name)) == end
     assert rtp_end_of(a.AriChannel("of-a-caller", name)) is None
 
 
 @pytest.mark.parametrize("body", [None, {}, "[]", 7, [{"id": "c-1"}, {}], [{"id": ""}], [None]])
-def test_a_list_that_is_none_is_not_taken_for_an_empty_one(body: object) -> None:
+def test_a_bad_list_of_channels_is_not_an_empty_one(body: object) -> None:
     with pytest.raises(ValueError, match="Asterisk"):
         channels_of(body)
 
 
-def test_a_list_of_bridges_that_is_none_is_not_taken_for_an_empty_one() -> None:
+def test_a_bad_list_of_bridges_is_not_an_empty_one() -> None:
     with pytest.raises(ValueError, match="Asterisk"):
         bridges_of({"message": "no"})
     assert bridges_of([{"id": "b-1", "channels": ["c-1", 7]}, {"id": 7}, "x"]) == [MixingBridge("b-1", ("c-1",))]
@@ -177,7 +177,7 @@ def test_a_list_of_bridges_that_is_none_is_not_taken_for_an_empty_one() -> None:
     ],
     ids=str,
 )
-def test_wrong_settings_are_told(settings: dict[str, object], says: str) -> None:
+def test_wrong_settings_are_reported(settings: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match="1 problem\n") as caught:
         load(None, settings, {})
     assert says in caught.value.message and next(iter(settings)).rpartition(".")[0] in caught.value.message
@@ -191,7 +191,7 @@ def test_secrets_come_from_the_environment_and_are_never_shown() -> None:
     assert "s3cret" not in repr(config)
 
 
-def test_addresses_follow_from_each_other() -> None:
+def test_addresses_are_derived_from_the_url() -> None:
     assert load(None, {"ari.url": "ws://pbx:8088/ari"}, {}).ari.incoming_url == "ws://pbx:8088/media"
     assert load(None, {"ari.url": "wss://pbx/x/ari/"}, {}).ari.incoming_url == "wss://pbx/x/media"
     told = load(None, {"ari.media_url": "ws://10.0.0.7:8088/media/"}, {}).ari

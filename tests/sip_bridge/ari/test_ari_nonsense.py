@@ -36,7 +36,7 @@ async def up(asterisk: StandinAri, server: StandinServer, name: str) -> tuple[Se
 # ------------------------------------------------------------------------- the connection
 
 
-def test_an_asterisk_that_never_answers_costs_no_call_that_comes_another_way(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ari_that_never_answers_does_not_affect_audiosocket_calls(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -66,7 +66,7 @@ def test_an_asterisk_that_never_answers_costs_no_call_that_comes_another_way(cap
     ]
 
 
-def test_a_fault_of_ours_on_the_way_to_asterisk_ends_no_call(
+def test_a_crash_of_the_ari_application_ends_no_call(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All ways lead through one group of tasks: what one of them raised ended every call of the bridge."""
@@ -97,7 +97,7 @@ def test_a_fault_of_ours_on_the_way_to_asterisk_ends_no_call(
     assert lines(caplog, "application_crashed") == [{"application": "AriApplication"}] * 2
 
 
-def test_a_connection_that_closes_while_the_media_are_being_made_costs_that_call_alone(
+def test_a_connection_that_closes_during_the_setup_of_media_ends_only_that_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -118,7 +118,7 @@ def test_a_connection_that_closes_while_the_media_are_being_made_costs_that_call
     assert line["why"] == "the connection to Asterisk was lost"
 
 
-def test_a_message_beyond_all_measure_costs_the_connection_and_no_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_far_too_long_message_closes_the_connection_and_ends_no_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
             await asterisk.send('"' + "x" * 9_000_000 + '"')
@@ -170,7 +170,7 @@ def test_a_list_that_cannot_be_read_ends_no_call(
 # ------------------------------------------------------------------------------ channels
 
 
-def test_an_event_of_a_channel_that_is_gone_is_a_call_that_has_hung_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_of_an_unknown_channel_means_that_the_call_has_hung_up(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
@@ -188,7 +188,7 @@ def test_an_event_of_a_channel_that_is_gone_is_a_call_that_has_hung_up(caplog: p
 
 
 @pytest.mark.parametrize("after", ["POST answer", "POST externalMedia", "POST bridges", "POST addChannel"])
-def test_a_caller_who_hangs_up_behind_any_step_of_the_set_up_leaves_nothing(
+def test_a_hang_up_after_any_setup_step_leaves_nothing(
     after: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -245,7 +245,7 @@ def test_a_channel_that_starts_twice_is_one_call() -> None:
     run(main)
 
 
-def test_a_server_that_refuses_the_token_is_told_and_the_caller_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_token_is_logged_and_the_caller_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides() as (asterisk, server, rig), beside(asterisk, server):
@@ -264,7 +264,7 @@ def test_a_server_that_refuses_the_token_is_told_and_the_caller_goes_on(caplog: 
     assert line["call"] == "c-1" and "HTTP 401" in line["why"] and "TELEPHONY_SIP_BRIDGE_TOKEN" in line["why"]
 
 
-def test_digits_beyond_twenty_a_second_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_digits_over_twenty_a_second_are_dropped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         before = metrics.value("telephony_sip_bridge_bad_input_total", kind="digit_flood")
         async with sides() as (asterisk, server, _), beside(asterisk, server):
@@ -286,7 +286,7 @@ def test_digits_beyond_twenty_a_second_are_left_out_and_told_once(caplog: pytest
     ]
 
 
-def test_told_to_stop_twice_within_a_drain_it_stops_though_asterisk_answers_nothing() -> None:
+def test_a_second_stop_ends_the_drain_even_if_asterisk_does_not_answer() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides(drain_s=30, ari__request_timeout_s=0.3) as (asterisk, server, rig):
@@ -312,7 +312,7 @@ def test_told_to_stop_twice_within_a_drain_it_stops_though_asterisk_answers_noth
 # ----------------------------------------------------------------------------------- RTP
 
 
-def test_rtp_of_a_stranger_is_not_heard_and_the_log_names_him_and_the_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_rtp_from_another_address_is_dropped_and_logged_with_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, _), beside(asterisk, server):
             call, media = await up(asterisk, server, "c-1")
@@ -338,7 +338,7 @@ def test_rtp_of_a_stranger_is_not_heard_and_the_log_names_him_and_the_call(caplo
     run(main)
 
 
-def test_packets_that_are_none_are_left_out_and_all_others_heard(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_packets_are_dropped_and_the_others_heard(caplog: pytest.LogCaptureFixture) -> None:
     said = noise(8, 11)
     codes = [ulaw([frame]) for frame in said]
     long = noise(1, 12, 1488)
@@ -398,7 +398,7 @@ def told_of(address: str, port: int = 4000) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("address", ["", "0.0.0.0", "pbx.example"])
-def test_an_asterisk_whose_address_is_only_a_name_is_told_and_not_sent_to(address: str) -> None:
+def test_a_host_name_as_rtp_address_is_refused(address: str) -> None:
     """Each packet would be looked up, and none of those that come be taken for Asterisk's."""
 
     def act(media: RtpMedia) -> None:
@@ -408,7 +408,7 @@ def test_an_asterisk_whose_address_is_only_a_name_is_told_and_not_sent_to(addres
     on_a_loop(act, url="ws://pbx.example:8088/ari")
 
 
-def test_an_address_that_cannot_be_sent_to_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_rtp_address_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def act(media: RtpMedia) -> None:
         media.created(told_of("192.0.2.1"), "c-1", {})
         for _ in range(3):
@@ -422,7 +422,7 @@ def test_an_address_that_cannot_be_sent_to_is_told_once(caplog: pytest.LogCaptur
 # ------------------------------------------------------------- what a killed bridge leaves
 
 
-def test_a_call_over_rtp_whose_bridge_was_killed_is_found_and_its_caller_goes_on(
+def test_an_rtp_call_of_a_killed_bridge_is_found_and_its_caller_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two are in a bridge, and nobody sends anything to either: the caller heard silence until he hung up."""
@@ -464,7 +464,7 @@ def test_a_call_over_rtp_whose_bridge_was_killed_is_found_and_its_caller_goes_on
     assert {"request": "POST channels", "name": "c-1"} in lines(caplog, "leftover")
 
 
-def test_a_port_is_free_where_it_is_ours_to_take() -> None:
+def test_is_port_free_accepts_only_ports_that_can_be_bound() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

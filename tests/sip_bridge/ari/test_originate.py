@@ -46,7 +46,7 @@ async def ringing(asterisk: StandinAri) -> str:
     return next(name for name in asterisk.channels if name.endswith("-out"))
 
 
-def test_an_answered_call_is_the_servers_under_the_name_it_was_given() -> None:
+def test_an_answered_call_joins_the_server_under_its_name() -> None:
     async def main() -> None:
         async with sides(ari__variables=["CAMPAIGN"]) as (asterisk, server, rig):
             wanted = {
@@ -75,7 +75,7 @@ def test_an_answered_call_is_the_servers_under_the_name_it_was_given() -> None:
 
 
 @pytest.mark.parametrize(("cause", "says"), [(17, "busy"), (19, "no answer"), (21, "rejected"), (1, "no such number")])
-def test_who_waits_is_told_what_became_of_the_call(cause: int, says: str) -> None:
+def test_with_wait_the_answer_tells_how_the_call_ended(cause: int, says: str) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with sides() as (asterisk, _, rig):
@@ -96,7 +96,7 @@ def test_who_waits_is_told_what_became_of_the_call(cause: int, says: str) -> Non
     run(main)
 
 
-def test_what_asterisk_does_not_do_is_told() -> None:
+def test_a_refusal_of_asterisk_is_reported() -> None:
     async def main() -> None:
         async with sides(ari__request_timeout_s=0.3) as (asterisk, _, rig):
             asterisk.refuse["POST channels"] = (500, "Allocation failed")
@@ -121,7 +121,7 @@ def test_what_asterisk_does_not_do_is_told() -> None:
     run(main)
 
 
-def test_room_and_names_are_kept() -> None:
+def test_the_call_limit_and_unique_names_hold() -> None:
     async def main() -> None:
         async with sides(ari__max_calls=2) as (asterisk, _, rig):
             assert (await order(rig, {"endpoint": "PJSIP/1", "call": "a"}))[0] == 201
@@ -155,7 +155,7 @@ def test_room_and_names_are_kept() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_an_order_that_is_wrong_says_how_and_calls_nobody(body: object, says: str) -> None:
+def test_a_wrong_order_is_refused_with_the_reason(body: object, says: str) -> None:
     async def main() -> None:
         async with sides() as (asterisk, _, rig):
             status, told = await order(rig, body)
@@ -165,7 +165,7 @@ def test_an_order_that_is_wrong_says_how_and_calls_nobody(body: object, says: st
     run(main)
 
 
-def test_nobody_without_the_token_and_nobody_at_all_where_there_is_none() -> None:
+def test_a_wrong_token_is_refused_and_without_a_token_originate_is_off() -> None:
     async def main() -> None:
         async with sides() as (asterisk, _, rig):
             for token in ("", "who-may-cal", "who-may-callx", "wh\u00f6"):
@@ -201,7 +201,7 @@ def test_nobody_without_the_token_and_nobody_at_all_where_there_is_none() -> Non
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_http_that_is_none_is_answered_so(request_bytes: bytes, status: int) -> None:
+def test_bad_http_requests_get_the_right_status(request_bytes: bytes, status: int) -> None:
     async def main() -> None:
         async with sides() as (_, _, rig):
             assert (await raw(rig.http_port, request_bytes))[0] == status
@@ -210,7 +210,7 @@ def test_http_that_is_none_is_answered_so(request_bytes: bytes, status: int) -> 
     run(main)
 
 
-def test_who_asks_and_goes_or_says_nothing_leaves_nothing() -> None:
+def test_silent_and_vanished_http_clients_leave_nothing() -> None:
     async def main() -> None:
         async with sides() as (_, _, rig):
             for begin in (b"", b"POST /originate HTTP/1.1\r\nContent-Length: 5\r\n\r\nab", b"GET /met"):

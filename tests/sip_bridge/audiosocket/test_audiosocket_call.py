@@ -30,7 +30,7 @@ def values(frames: list[AudioFrame]) -> list[int]:
 # ----------------------------------------------------------------------- pacing
 
 
-def test_silence_begins_at_once_and_comes_every_20_ms_whatever_the_server_does() -> None:
+def test_silence_is_sent_every_20_ms_from_the_start() -> None:
     async def act() -> None:
         stage = PretendCall(join_takes_ms=900)
         await at(50)
@@ -47,7 +47,7 @@ def test_silence_begins_at_once_and_comes_every_20_ms_whatever_the_server_does()
     play(act)
 
 
-def test_ten_minutes_drift_by_nothing() -> None:
+def test_the_schedule_does_not_drift_in_ten_minutes() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -61,7 +61,7 @@ def test_ten_minutes_drift_by_nothing() -> None:
     play(act)
 
 
-def test_speech_is_written_in_order_one_frame_a_time_and_silence_follows() -> None:
+def test_speech_is_written_in_order_one_frame_at_a_time_and_silence_follows() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -76,7 +76,7 @@ def test_speech_is_written_in_order_one_frame_a_time_and_silence_follows() -> No
     play(act)
 
 
-def test_after_a_stall_three_frames_come_at_once_and_the_rest_in_its_time() -> None:
+def test_after_a_stall_three_frames_come_at_once_and_the_rest_on_schedule() -> None:
     async def act() -> None:
         loop = asyncio.get_running_loop()
         stage = PretendCall()
@@ -97,7 +97,7 @@ def test_after_a_stall_three_frames_come_at_once_and_the_rest_in_its_time() -> N
     play(act)
 
 
-def test_silence_that_was_missed_is_not_made_up_for() -> None:
+def test_missed_silence_is_not_made_up_for() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -112,7 +112,7 @@ def test_silence_that_was_missed_is_not_made_up_for() -> None:
     play(act)
 
 
-def test_what_the_bridge_adds_is_less_than_a_frame() -> None:
+def test_the_bridge_adds_less_than_a_frame_of_delay() -> None:
     def delays() -> tuple[float, float]:
         name = "telephony_sip_bridge_speech_delay_ms"
         return metrics.value(f"{name}_count"), metrics.value(f"{name}_bucket", le="20.0")
@@ -134,7 +134,7 @@ def test_what_the_bridge_adds_is_less_than_a_frame() -> None:
     play(act)
 
 
-def test_a_short_gap_in_speech_is_an_underrun_and_a_pause_is_none() -> None:
+def test_a_short_gap_in_speech_is_an_underrun_and_a_pause_is_not() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -175,7 +175,7 @@ def test_a_mark_is_reported_when_the_frame_before_it_was_written() -> None:
     play(act)
 
 
-def test_after_clear_not_one_frame_and_no_mark_of_it_comes() -> None:
+def test_after_a_clear_no_frame_and_no_mark_of_it_follows() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -229,7 +229,7 @@ def test_the_caller_is_heard_in_order_in_frames_of_any_length() -> None:
     play(act)
 
 
-def test_what_the_caller_says_while_the_server_does_not_read_is_dropped_and_counted() -> None:
+def test_caller_audio_is_dropped_and_counted_while_the_server_does_not_read() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -243,7 +243,7 @@ def test_what_the_caller_says_while_the_server_does_not_read_is_dropped_and_coun
     play(act)
 
 
-def test_a_digit_pressed_before_the_server_is_there_is_told_when_it_is() -> None:
+def test_early_digits_are_sent_when_the_server_has_joined() -> None:
     async def act() -> None:
         stage = PretendCall(join_takes_ms=500)
         stage.socket.says(UuidFrame(CALL), AudioFrame(8000, bytes(320)), DigitFrame("4"), DigitFrame("2"))
@@ -255,7 +255,7 @@ def test_a_digit_pressed_before_the_server_is_there_is_told_when_it_is() -> None
     play(act)
 
 
-def test_more_digits_than_a_hand_can_press_are_left_out() -> None:
+def test_a_flood_of_digits_is_dropped() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()
@@ -307,7 +307,7 @@ def test_the_first_audio_frame_sets_the_rate_of_both_directions(socket_hz: int, 
     play(act)
 
 
-def test_a_caller_who_says_nothing_is_joined_at_8_khz_after_a_moment() -> None:
+def test_a_silent_caller_is_joined_at_8_khz_after_a_moment() -> None:
     async def act() -> None:
         stage = PretendCall()
         stage.socket.says(UuidFrame(CALL))
@@ -330,7 +330,7 @@ def test_a_caller_who_says_nothing_is_joined_at_8_khz_after_a_moment() -> None:
     play(act)
 
 
-def test_audio_whose_rate_goes_to_and_fro_is_no_call() -> None:
+def test_audio_whose_rate_keeps_changing_ends_the_call() -> None:
     async def act() -> None:
         before = ends("bad_peer")
         stage = PretendCall()
@@ -364,7 +364,7 @@ def ends(reason: str) -> float:
     return metrics.value("telephony_sip_bridge_calls_total", reason=reason)
 
 
-def test_when_the_bot_leaves_all_is_played_then_a_little_silence_then_the_end() -> None:
+def test_when_the_bot_leaves_queued_speech_and_a_little_silence_are_played() -> None:
     async def act() -> None:
         before = ends("finished")
         stage = PretendCall()
@@ -384,7 +384,7 @@ def test_when_the_bot_leaves_all_is_played_then_a_little_silence_then_the_end() 
     [(1001, "server_draining"), (1006, "server_lost"), (1011, "server_lost"), (1013, "server_refused"),
      (4400, "server_refused"), (4404, "server_refused"), (4409, "server_refused")],
 )  # fmt: skip
-def test_each_way_the_server_leaves_ends_the_call_for_its_reason(code: int, reason: str) -> None:
+def test_each_close_code_of_the_server_gives_its_end_reason(code: int, reason: str) -> None:
     async def act() -> None:
         before = ends(reason)
         stage = PretendCall()
@@ -399,7 +399,7 @@ def test_each_way_the_server_leaves_ends_the_call_for_its_reason(code: int, reas
 
 
 @pytest.mark.parametrize("reason", ["server_refused", "server_unreachable"])
-def test_a_call_that_no_server_takes_is_ended_and_had_silence_until_then(reason: str) -> None:
+def test_a_call_that_the_server_refuses_has_silence_until_its_end(reason: str) -> None:
     async def act() -> None:
         before = ends(reason)
         stage = PretendCall(join_takes_ms=3000, refusal=s.NotJoined(reason, "why it is so"))
@@ -432,7 +432,7 @@ def test_a_connection_without_a_uuid_is_ended_in_time() -> None:
     play(act)
 
 
-def test_garbage_before_the_uuid_ends_the_call_and_later_only_a_run_of_it_does() -> None:
+def test_garbage_ends_the_call_at_once_before_the_uuid_and_after_many_frames_later() -> None:
     async def act() -> None:
         before = ends("bad_peer")
         first = PretendCall()
@@ -451,7 +451,7 @@ def test_garbage_before_the_uuid_ends_the_call_and_later_only_a_run_of_it_does()
     play(act)
 
 
-def test_an_asterisk_that_does_not_read_gets_no_half_frame_and_loses_its_call() -> None:
+def test_an_asterisk_that_does_not_read_gets_no_partial_frame_and_its_call_ends() -> None:
     async def act() -> None:
         before = ends("slow_reader")
         stage = PretendCall()
@@ -471,7 +471,7 @@ def test_an_asterisk_that_does_not_read_gets_no_half_frame_and_loses_its_call() 
     play(act)
 
 
-def test_a_server_that_sends_far_too_much_loses_its_call() -> None:
+def test_a_server_that_sends_far_too_much_ends_its_call() -> None:
     async def act() -> None:
         before = ends("queue_overflow")
         stage = PretendCall({"audiosocket.max_queue_ms": 1000})
@@ -483,7 +483,7 @@ def test_a_server_that_sends_far_too_much_loses_its_call() -> None:
     play(act)
 
 
-def test_a_server_that_complains_of_everything_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_errors_of_the_server_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def act() -> None:
@@ -501,7 +501,7 @@ def test_a_server_that_complains_of_everything_does_not_fill_the_log(caplog: pyt
     assert 100 <= len(told) <= 120 and len(told) + ended["lines_left_out"] == 2000
 
 
-def test_a_fault_of_ours_ends_this_call_with_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_ends_the_call_with_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         before = ends("failed")
         stage = PretendCall()
@@ -518,7 +518,7 @@ def test_a_fault_of_ours_ends_this_call_with_a_traceback_in_the_log(caplog: pyte
     play(act)
 
 
-def test_a_fault_while_joining_ends_this_call_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_while_joining_ends_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         before = ends("failed")
         stage = PretendCall(refusal=RuntimeError("a fault"))
@@ -529,7 +529,7 @@ def test_a_fault_while_joining_ends_this_call_as_well(caplog: pytest.LogCaptureF
     play(act)
 
 
-def test_a_call_that_is_cancelled_leaves_nothing_either() -> None:
+def test_a_cancelled_call_leaves_nothing() -> None:
     async def act() -> None:
         stage = PretendCall()
         await stage.joined()

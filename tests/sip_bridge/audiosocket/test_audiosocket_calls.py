@@ -16,7 +16,7 @@ CALL = uuid.UUID("40325ec2-5efd-4bd3-805f-53576e581d13")
 
 
 @pytest.mark.parametrize("plain_loop", [False, True], ids=["uvloop", "asyncio"])
-def test_a_call_from_its_first_frame_to_its_last(plain_loop: bool) -> None:
+def test_a_whole_call(plain_loop: bool) -> None:
     spoken, said = noise(60, 1), noise(50, 2)
 
     async def main() -> None:
@@ -66,7 +66,7 @@ def test_frames_keep_one_schedule() -> None:
     run(main)
 
 
-def test_clear_is_silence_within_a_frame_and_its_marks_never_come() -> None:
+def test_a_clear_silences_within_a_frame_and_drops_its_marks() -> None:
     async def main() -> None:
         cleared_s = 0.0
 
@@ -95,7 +95,7 @@ def test_clear_is_silence_within_a_frame_and_its_marks_never_come() -> None:
     run(main)
 
 
-def test_marks_come_in_their_places() -> None:
+def test_marks_are_reported_at_their_places() -> None:
     frames = noise(20, 4)
 
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_marks_come_in_their_places() -> None:
 @pytest.mark.parametrize(
     ("kind", "rate_hz", "server_hz"), [(0x12, 16_000, 16_000), (0x13, 24_000, 24_000), (0x16, 48_000, 48_000)]
 )
-def test_wide_band_calls_are_passed_on_as_they_are(kind: int, rate_hz: int, server_hz: int) -> None:
+def test_wide_band_calls_are_not_resampled(kind: int, rate_hz: int, server_hz: int) -> None:
     spoken, said = noise(20, 5, rate_hz // 50), noise(20, 6, rate_hz // 50)
 
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_wide_band_calls_are_passed_on_as_they_are(kind: int, rate_hz: int, serv
     run(main)
 
 
-def test_a_caller_of_30_ms_is_heard_and_hears_20_ms() -> None:
+def test_a_caller_with_30_ms_frames_is_heard_and_gets_20_ms_frames() -> None:
     said, spoken = noise(20, 7, 240), noise(20, 8)
 
     async def main() -> None:
@@ -156,7 +156,7 @@ def test_a_caller_of_30_ms_is_heard_and_hears_20_ms() -> None:
     run(main)
 
 
-def test_what_is_queued_is_played_when_the_bot_leaves_and_then_the_phone_is_hung_up() -> None:
+def test_queued_speech_is_played_when_the_bot_leaves_and_then_the_phone_is_hung_up() -> None:
     spoken = noise(25, 9)
 
     async def main() -> None:
@@ -176,7 +176,7 @@ def test_what_is_queued_is_played_when_the_bot_leaves_and_then_the_phone_is_hung
     run(main)
 
 
-def test_a_caller_who_says_nothing_keeps_his_call_and_hears_the_bot() -> None:
+def test_a_silent_caller_stays_connected_and_hears_the_bot() -> None:
     spoken = noise(10, 10)
 
     async def main() -> None:

@@ -78,7 +78,7 @@ def test_frames_in_pieces_are_heard_whole() -> None:
     run(main)
 
 
-def test_a_caller_gone_in_the_middle_of_a_frame_has_hung_up() -> None:
+def test_a_connection_that_ends_inside_a_frame_is_a_hang_up() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig:
@@ -95,7 +95,7 @@ def test_a_caller_gone_in_the_middle_of_a_frame_has_hung_up() -> None:
     run(main)
 
 
-def test_bad_frames_within_a_call_are_left_out_and_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_frames_in_a_call_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         kinds = ("unknown_kind", "empty_audio", "odd_audio", "second_uuid", "bad_digit", "asterisk_error")
         before = [bad_input(kind) for kind in kinds]
@@ -121,7 +121,7 @@ def test_bad_frames_within_a_call_are_left_out_and_it_goes_on(caplog: pytest.Log
 # ------------------------------------------------------------- who may come at all
 
 
-def test_addresses_that_are_not_allowed_and_one_too_many_are_turned_away() -> None:
+def test_other_addresses_and_calls_over_the_limit_are_refused() -> None:
     async def main() -> None:
         async with standin_server() as server:
             how = {"audiosocket__allowed": ["127.0.0.1"], "audiosocket__max_calls": 1}
@@ -137,7 +137,7 @@ def test_addresses_that_are_not_allowed_and_one_too_many_are_turned_away() -> No
     run(main)
 
 
-def test_a_uuid_nobody_expects_is_hung_up() -> None:
+def test_a_uuid_that_no_bot_claims_is_hung_up() -> None:
     async def main() -> None:
         ended = EndReasons()
 
@@ -184,7 +184,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_a_server_that_comes_late_is_reached_while_the_caller_waits() -> None:
+def test_a_server_that_starts_late_is_reached_while_the_caller_waits() -> None:
     async def main() -> None:
         port, retries = free_port(), metrics.value("telephony_sip_bridge_connect_retries_total")
         async with bridging(f"ws://127.0.0.1:{port}/media/native") as rig, phone(rig.port) as up:
@@ -197,7 +197,7 @@ def test_a_server_that_comes_late_is_reached_while_the_caller_waits() -> None:
     run(main)
 
 
-def test_a_server_that_is_not_there_or_never_answers_costs_a_bounded_silence() -> None:
+def test_an_unreachable_server_ends_the_call_after_a_bounded_time() -> None:
     async def main() -> None:
         ended = EndReasons()
         with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -211,7 +211,7 @@ def test_a_server_that_is_not_there_or_never_answers_costs_a_bounded_silence() -
     run(main)
 
 
-def test_a_server_that_dies_ends_its_calls_and_the_next_one_finds_its_successor() -> None:
+def test_a_server_that_dies_ends_its_calls_and_the_next_call_finds_the_new_server() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig:
@@ -229,7 +229,7 @@ def test_a_server_that_dies_ends_its_calls_and_the_next_one_finds_its_successor(
     run(main)
 
 
-def test_what_the_server_says_wrong_is_left_out() -> None:
+def test_bad_messages_of_the_server_are_ignored() -> None:
     async def main() -> None:
         async with standin_server() as server, bridging(server.url) as rig, phone(rig.port) as up:
             call = await server.call(up.name)
@@ -249,7 +249,7 @@ def test_what_the_server_says_wrong_is_left_out() -> None:
 # ------------------------------------------------------------------ who does not read
 
 
-def test_an_asterisk_that_reads_nothing_loses_its_call() -> None:
+def test_the_call_of_an_asterisk_that_does_not_read_ends() -> None:
     async def main() -> None:
         ended = EndReasons()
         how = {"audiosocket__slow_reader_s": 0.5}
@@ -267,7 +267,7 @@ def test_an_asterisk_that_reads_nothing_loses_its_call() -> None:
     run(main)
 
 
-def test_an_asterisk_that_talks_on_gets_the_goodbye_and_a_clean_end() -> None:
+def test_an_asterisk_that_still_sends_gets_the_hang_up_frame_and_a_clean_end() -> None:
     async def main() -> None:
         async def leaves(call: ServedCall) -> None:
             await call.socket.close(1000)
@@ -286,7 +286,7 @@ def test_an_asterisk_that_talks_on_gets_the_goodbye_and_a_clean_end() -> None:
     run(main)
 
 
-def test_an_asterisk_that_does_not_close_after_the_end_is_cut_off() -> None:
+def test_a_connection_that_asterisk_does_not_close_is_aborted() -> None:
     async def main() -> None:
         async def leaves(call: ServedCall) -> None:
             await call.socket.close(1000)
@@ -434,7 +434,7 @@ def test_a_drain_lets_calls_finish_and_takes_no_new_ones() -> None:
     run(main)
 
 
-def test_a_drain_cuts_calls_that_go_on_for_too_long() -> None:
+def test_a_drain_ends_calls_that_last_too_long() -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server:

@@ -66,7 +66,7 @@ def test_each_kind_of_audio_has_its_rate(kind: int, rate_hz: int) -> None:
     assert audio_header(rate_hz, 640) == bytes((kind, 2, 128))
 
 
-def test_a_caller_of_30_ms_and_any_other_size_is_heard_whole() -> None:
+def test_audio_frames_of_any_size_are_read_whole() -> None:
     for n_bytes in (480, 2, 320, 65_534):
         assert after_uuid(frame(0x10, b"\5\6" * (n_bytes // 2))) == [AudioFrame(8000, b"\5\6" * (n_bytes // 2))]
 
@@ -76,7 +76,7 @@ def test_digits_are_upper_case_and_errors_tell_their_code() -> None:
     assert after_uuid(frame(0xFF, b"\4") + frame(0xFF)) == [ErrorFrame(4), ErrorFrame(-1)]
 
 
-def test_what_we_write_can_be_read() -> None:
+def test_written_frames_can_be_read() -> None:
     for rate_hz in KIND_OF_RATE:
         pcm = b"\7\0" * (rate_hz // 50)
         assert after_uuid(audio_header(rate_hz, len(pcm)) + pcm) == [AudioFrame(rate_hz, pcm)]
@@ -101,7 +101,7 @@ def test_what_we_write_can_be_read() -> None:
         (frame(0x03, b"\xff"), "bad_digit"),
     ],
 )
-def test_a_bad_frame_is_told_and_skipped_and_the_next_is_read(data: bytes, kind: str) -> None:
+def test_a_bad_frame_is_reported_and_skipped_and_the_next_is_read(data: bytes, kind: str) -> None:
     bad, *rest = after_uuid(data + frame(0x10, b"okok"))
     assert isinstance(bad, BadFrame) and bad.kind == kind and bad.why
     assert rest == [AudioFrame(8000, b"okok")]
@@ -119,14 +119,14 @@ def test_a_bad_frame_is_told_and_skipped_and_the_next_is_read(data: bytes, kind:
     ],
     ids=["http", "tls", "audio first", "short uuid", "long uuid", "digit first"],
 )
-def test_who_does_not_begin_with_a_uuid_is_told_at_the_third_byte(data: bytes) -> None:
+def test_a_stream_without_a_uuid_is_recognised_at_the_third_byte(data: bytes) -> None:
     assert read(data[:2]) == []
     (bad,) = read(data[:3])
     assert isinstance(bad, BadFrame) and bad.kind == "not_audiosocket"
     assert "01 0010" in bad.why and f"{data[0]:02x} {data[1:3].hex()}" in bad.why
 
 
-def test_a_bad_frame_is_told_once_and_nothing_of_its_payload_is_kept() -> None:
+def test_a_bad_frame_is_reported_once_and_its_payload_is_dropped() -> None:
     reader = AudioSocketReader()
     reader.feed(NAMED)
     (bad,) = reader.feed(b"\x77\xff\xff")
@@ -147,7 +147,7 @@ payloads = st.one_of(
 
 
 @given(st.lists(payloads, max_size=12), st.lists(st.integers(0, 4000), max_size=30))
-def test_any_cutting_of_the_stream_gives_the_same(frames: list[bytes], cuts: list[int]) -> None:
+def test_any_split_of_the_stream_gives_the_same_frames(frames: list[bytes], cuts: list[int]) -> None:
     data = NAMED + b"".join(frames)
     edges = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]

@@ -49,7 +49,7 @@ def connected(on_items: Callable[[list[AudioSocketFrame], int], None]) -> tuple[
     return sock, transport
 
 
-def test_a_read_that_fills_the_buffer_lets_the_loop_go_round_before_the_next() -> None:
+def test_a_read_that_fills_the_buffer_lets_the_loop_run_before_the_next() -> None:
     async def main() -> None:
         heard: list[AudioSocketFrame] = []
         sock, transport = connected(lambda items, _ns: heard.extend(items))
@@ -66,7 +66,7 @@ def test_a_read_that_fills_the_buffer_lets_the_loop_go_round_before_the_next() -
     virtual_loop.run(main())
 
 
-def test_a_fault_in_what_listens_cuts_this_connection() -> None:
+def test_a_crash_of_the_listener_closes_only_this_connection() -> None:
     async def main() -> None:
         def fails(items: list[AudioSocketFrame], now_ns: int) -> None:
             raise RuntimeError("a fault")

@@ -52,13 +52,13 @@ def test_an_event_has_its_subclass_for_a_name_and_its_body_whole() -> None:
         b"x" * (MAX_HEAD_BYTES + 1),
     ],
 )
-def test_what_is_no_event_socket_is_refused(garbage: bytes) -> None:
+def test_another_protocol_is_refused(garbage: bytes) -> None:
     with pytest.raises(EslGarbage):
         EslReader().feed(garbage)
 
 
 @given(st.binary(max_size=200))
-def test_nothing_but_that_is_raised(data: bytes) -> None:
+def test_only_esl_garbage_is_raised(data: bytes) -> None:
     try:
         messages = EslReader().feed(data)
     except EslGarbage:
@@ -112,13 +112,13 @@ def test_an_application_is_queued_by_these_lines() -> None:
         (UUID, "playback", "x" * 513),
     ],
 )
-def test_what_could_be_more_than_one_application_is_refused(uuid: str, application: str, argument: str) -> None:
+def test_text_that_could_be_more_than_one_application_is_refused(uuid: str, application: str, argument: str) -> None:
     with pytest.raises(ValueError, match=r"may only have|must be one line"):
         execute(uuid, application, argument)
 
 
 @given(st.text(max_size=80), st.text(max_size=40), st.text(max_size=600))
-def test_it_is_five_lines_or_refused(uuid: str, application: str, argument: str) -> None:
+def test_a_command_has_five_lines_or_is_refused(uuid: str, application: str, argument: str) -> None:
     try:
         lines = execute(uuid, application, argument)
     except ValueError:

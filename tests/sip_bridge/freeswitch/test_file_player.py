@@ -72,7 +72,7 @@ def test_files_are_played_one_after_the_other_and_removed() -> None:
     assert world.removed == ["/f1", "/f2"] and world.player.deadline_ns is None
 
 
-def test_a_clear_stops_what_plays_and_forgets_what_waits() -> None:
+def test_a_clear_stops_the_playing_file_and_drops_waiting_ones() -> None:
     world = PlayerWorld()
     world.add(1, 2, 3)
     world.begun(1)
@@ -87,7 +87,7 @@ def test_a_clear_stops_what_plays_and_forgets_what_waits() -> None:
     assert world.removed == ["/f2", "/f3", "/f1"]
 
 
-def test_of_a_cleared_file_nothing_is_reported() -> None:
+def test_cleared_files_are_not_reported() -> None:
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -96,7 +96,7 @@ def test_of_a_cleared_file_nothing_is_reported() -> None:
     assert world.taken() == ["play /f1", "stop", "stop"], "stopped again, because the first came too early for it"
 
 
-def test_a_break_that_never_shows_does_not_hold_up_the_next_file() -> None:
+def test_a_break_without_an_event_does_not_block_the_next_file() -> None:
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -115,7 +115,7 @@ def test_a_file_whose_event_comes_after_its_clear_is_never_played() -> None:
     assert world.taken() == ["play /f3"] and world.removed == ["/f2"]
 
 
-def test_a_clear_touches_only_what_it_is_about() -> None:
+def test_a_clear_keeps_files_from_its_number_on() -> None:
     world = PlayerWorld()
     world.add(5, 6)
     world.begun(5)
@@ -128,7 +128,7 @@ def test_a_clear_touches_only_what_it_is_about() -> None:
     assert world.taken() == ["stop", "play /f7"]
 
 
-def test_a_file_that_somebody_else_has_broken_is_played_again_once() -> None:
+def test_a_file_stopped_by_another_program_is_played_again_once() -> None:
     """As a break does that was left over when it found nothing to stop."""
     world = PlayerWorld()
     world.add(1)
@@ -145,7 +145,7 @@ def test_a_file_that_somebody_else_has_broken_is_played_again_once() -> None:
     assert world.taken() == ["failed 1"], "not reported as heard, and not for ever"
 
 
-def test_a_clear_between_two_tries_breaks_nothing() -> None:
+def test_a_clear_between_two_tries_sends_no_break() -> None:
     world = PlayerWorld()
     world.add(1, 2)
     world.begun(1)
@@ -156,7 +156,7 @@ def test_a_clear_between_two_tries_breaks_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
-def test_a_file_that_is_not_played_is_told(how: str) -> None:
+def test_a_file_that_cannot_be_played_is_reported(how: str) -> None:
     world = PlayerWorld()
     world.add(1, 2)
     if how == "refused":
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_played_is_told(how: str) -> None:
     assert world.taken() == ["play /f1", "failed 1", "play /f2"]
 
 
-def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
+def test_after_a_lost_connection_files_stop_and_are_requested_again() -> None:
     world = PlayerWorld()
     world.add(1, 2)
     world.begun(1)
@@ -178,7 +178,7 @@ def test_after_a_lost_connection_all_is_silent_and_asked_for_again() -> None:
     assert world.taken() == ["play /f3"]
 
 
-def test_a_call_first_seen_in_its_middle_is_asked_for_again() -> None:
+def test_the_files_of_a_call_first_seen_in_its_middle_are_requested_again() -> None:
     """Another bridge had it. What that one did with the files before is not known; one of them may still play."""
     world = PlayerWorld(is_new=True)
     world.add(4)
@@ -196,7 +196,7 @@ def test_a_call_first_seen_by_its_first_file_is_played() -> None:
     assert world.taken() == ["play /f1"] and world.removed == []
 
 
-def test_a_call_first_seen_by_a_clear_is_silenced_and_what_follows_is_played() -> None:
+def test_a_call_first_seen_by_a_clear_is_silenced_and_later_files_are_played() -> None:
     world = PlayerWorld(is_new=True)
     world.player.clear(3, world.now_ns)
     assert world.taken() == ["stop"], "the bridge before may have begun a file"
@@ -205,14 +205,14 @@ def test_a_call_first_seen_by_a_clear_is_silenced_and_what_follows_is_played() -
 
 
 @pytest.mark.parametrize(("is_new", "following", "told"), [(True, 4, ["stop", "again"]), (True, 1, []), (False, 4, [])])
-def test_a_greeting_tells_whether_the_call_had_another_bridge(is_new: bool, following: int, told: list[str]) -> None:
+def test_the_hello_tells_whether_the_call_had_another_bridge(is_new: bool, following: int, told: list[str]) -> None:
     world = PlayerWorld(is_new)
     world.player.greeted(following, world.now_ns)
     world.player.greeted(following, world.now_ns)
     assert world.taken() == told
 
 
-def test_new_speech_waits_for_no_more_than_the_answer_to_a_break() -> None:
+def test_new_speech_waits_only_for_the_reply_to_a_break() -> None:
     """The break has emptied FreeSWITCH's queue: of a file that had not begun no event tells."""
     world = PlayerWorld()
     world.add(1)
@@ -226,7 +226,7 @@ def test_new_speech_waits_for_no_more_than_the_answer_to_a_break() -> None:
     assert world.taken() == ["playing 2", "played 2"]
 
 
-def test_the_answer_to_a_break_is_not_the_end_of_a_file_that_plays() -> None:
+def test_the_reply_to_a_break_is_not_the_end_of_a_playing_file() -> None:
     world = PlayerWorld()
     world.add(1)
     world.begun(1)
@@ -238,7 +238,7 @@ def test_the_answer_to_a_break_is_not_the_end_of_a_file_that_plays() -> None:
     assert world.taken() == ["play /f2"]
 
 
-def test_a_broken_file_that_begins_after_all_is_broken_at_once_and_the_next_one_stays_queued() -> None:
+def test_a_cleared_file_that_begins_late_is_stopped_and_the_next_stays_queued() -> None:
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -253,7 +253,7 @@ def test_a_broken_file_that_begins_after_all_is_broken_at_once_and_the_next_one_
     assert world.taken() == ["playing 2", "played 2"] and world.removed == ["/f1", "/f2"]
 
 
-def test_a_broken_file_that_begins_long_after_all_is_not_heard_either() -> None:
+def test_a_cleared_file_that_begins_very_late_is_stopped_too() -> None:
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -263,7 +263,7 @@ def test_a_broken_file_that_begins_long_after_all_is_not_heard_either() -> None:
     assert world.taken() == ["stop_playing"]
 
 
-def test_where_that_break_hits_the_next_file_it_is_played_again() -> None:
+def test_a_file_that_is_stopped_by_the_break_for_the_one_before_is_played_again() -> None:
     """The file had already ended, by the first break."""
     world = PlayerWorld()
     world.add(1)
@@ -290,7 +290,7 @@ def test_a_call_that_is_over_leaves_no_file() -> None:
     assert world.removed == ["/f2", "/f3", "/f1"], "each once"
 
 
-def test_a_file_is_not_reported_as_failed_while_the_event_socket_is_away() -> None:
+def test_a_file_does_not_fail_while_the_event_socket_is_lost() -> None:
     """Its time ran on, and the server ended the call just before it would have sent the file again."""
     world = PlayerWorld()
     world.add(1)
@@ -303,7 +303,7 @@ def test_a_file_is_not_reported_as_failed_while_the_event_socket_is_away() -> No
     assert world.taken() == ["stop", "again"]
 
 
-def test_what_is_not_ours_is_nothing_to_us() -> None:
+def test_files_of_other_programs_are_ignored() -> None:
     world = PlayerWorld()
     world.begun(9)
     world.ended(9)
@@ -321,7 +321,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.booleans())
-def test_whatever_happens_one_file_plays_at_a_time_and_none_that_was_cleared(steps: list[str], is_new: bool) -> None:
+def test_at_any_time_one_file_plays_and_no_cleared_one(steps: list[str], is_new: bool) -> None:
     world = PlayerWorld(is_new)
     n_added, cleared = 3 if is_new else 0, 0
     asked: str | None = None

@@ -32,7 +32,7 @@ def test_files_are_heard_in_order_and_reported(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_clear_silences_within_the_time_of_a_break_and_the_next_file_is_heard(tmp_path: Path) -> None:
+def test_a_clear_silences_as_fast_as_a_break_and_the_next_file_is_heard(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
             channel = switch.call(UUID)
@@ -77,7 +77,7 @@ def test_a_file_begins_without_lead_frames_and_the_next_one_follows(tmp_path: Pa
 
 
 @pytest.mark.timed
-def test_a_clear_before_the_first_sound_lets_nothing_be_heard_and_new_speech_begins_at_once(tmp_path: Path) -> None:
+def test_after_a_clear_before_the_first_sound_only_new_speech_is_heard(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
             switch.begin_s = 0.1
@@ -103,7 +103,7 @@ def test_a_clear_before_the_first_sound_lets_nothing_be_heard_and_new_speech_beg
 
 @pytest.mark.timed
 @pytest.mark.parametrize("remove_files", [True, False])
-def test_a_break_that_comes_too_early_for_its_file_is_followed_by_another(tmp_path: Path, remove_files: bool) -> None:
+def test_a_break_that_is_too_early_is_repeated(tmp_path: Path, remove_files: bool) -> None:
     """FreeSWITCH has taken the file from its queue, and forgets the break when it begins it."""
 
     async def main() -> None:
@@ -158,7 +158,7 @@ def test_a_clear_at_any_moment_silences_its_file_and_the_next_one_is_heard_once(
     run(main)
 
 
-def test_a_call_that_another_bridge_had_is_silenced_and_asked_for_again(tmp_path: Path) -> None:
+def test_the_speech_of_a_call_of_another_bridge_is_stopped_and_requested_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with StandinFreeSwitch(tmp_path).running() as switch:
             channel = switch.call(UUID)
@@ -195,7 +195,7 @@ def test_a_call_that_another_bridge_had_is_silenced_and_asked_for_again(tmp_path
         ({"tts": "clear", "before": 4}, []),
     ],
 )
-def test_a_word_of_the_servers_tells_whether_another_bridge_had_the_call(
+def test_the_servers_hello_tells_whether_another_bridge_had_the_call(
     tmp_path: Path, word: dict[str, object], reports: list[tuple[str, ...]]
 ) -> None:
     """It says hello with the number of the next file where it hears nothing of what it has sent."""
@@ -233,7 +233,7 @@ def test_digits_reach_the_server_and_a_flood_of_them_does_not(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("hang_up", [True, False])
-def test_when_the_server_ends_a_call_so_is_the_telephone_call(tmp_path: Path, hang_up: bool) -> None:
+def test_when_the_server_ends_a_call_the_channel_is_hung_up(tmp_path: Path, hang_up: bool) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with together(tmp_path, freeswitch__hang_up=hang_up) as (switch, rig):
@@ -249,7 +249,7 @@ def test_when_the_server_ends_a_call_so_is_the_telephone_call(tmp_path: Path, ha
 
 
 @pytest.mark.parametrize(("code", "is_killed"), [(1000, False), (1006, True), (1011, True)])
-def test_a_stream_that_was_stopped_leaves_the_call_and_one_that_was_lost_ends_it(
+def test_a_stopped_stream_leaves_the_call_up_and_a_lost_one_ends_it(
     tmp_path: Path, code: int, is_killed: bool
 ) -> None:
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_a_server_that_is_killed_ends_its_calls_and_no_others(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("refusal", [None, 1013, 4400])
-def test_a_caller_whose_stream_never_came_to_be_does_not_wait_for_ever(tmp_path: Path, refusal: int | None) -> None:
+def test_a_call_whose_stream_never_connects_is_hung_up(tmp_path: Path, refusal: int | None) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
             channel = switch.call(UUID)
@@ -299,7 +299,7 @@ def test_a_caller_whose_stream_never_came_to_be_does_not_wait_for_ever(tmp_path:
     run(main)
 
 
-def test_a_fork_speaks_its_own_words(tmp_path: Path) -> None:
+def test_mod_audio_fork_has_its_own_events(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
             channel = switch.call(UUID, "mod_audio_fork")
@@ -338,7 +338,7 @@ def test_names_of_channels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "-a", "a;b", "a'b", "ü", "a" * 65])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_channel_names(name: str) -> None:
     assert not is_uuid(name)
 
 

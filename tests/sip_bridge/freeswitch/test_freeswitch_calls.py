@@ -97,7 +97,7 @@ def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
     ("rate_hz", "module", "by_header"),
     [(8000, "mod_audio_stream", True), (16000, "mod_audio_stream", False), (8000, "mod_audio_fork", False)],
 )
-def test_a_bots_sentences_are_heard_whole_and_told_as_heard(
+def test_a_bots_sentences_are_heard_whole_and_reported(
     tmp_path: Path, rate_hz: int, module: str, by_header: bool
 ) -> None:
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_a_bots_sentences_are_heard_whole_and_told_as_heard(
     run(main)
 
 
-def test_what_a_bot_said_before_the_call_came_is_heard_in_sentences_as_well(tmp_path: Path) -> None:
+def test_speech_from_before_the_call_is_heard_in_sentences_too(tmp_path: Path) -> None:
     """What was made for a telephone that takes frames is made again for one that takes files."""
 
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_what_a_bot_said_before_the_call_came_is_heard_in_sentences_as_well(tmp_
 
 
 @pytest.mark.parametrize("module", ["mod_audio_stream", "mod_audio_fork"])
-def test_a_clear_silences_the_telephone_and_says_what_was_heard(tmp_path: Path, module: str) -> None:
+def test_a_clear_silences_the_telephone_and_reports_the_heard_text(tmp_path: Path, module: str) -> None:
     async def main() -> None:
         async with lined(tmp_path, module=module, by_header=False) as line:
             await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
@@ -177,7 +177,7 @@ def test_the_callers_voice_and_digits_reach_the_bot(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_hang_up_in_the_middle_of_a_file_is_told_and_not_taken_for_its_end(tmp_path: Path) -> None:
+def test_a_hang_up_inside_a_file_is_reported_and_is_not_its_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with lined(tmp_path) as line:
             await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
@@ -202,7 +202,7 @@ def test_a_bot_that_leaves_ends_the_telephone_call(tmp_path: Path) -> None:
     run(main)
 
 
-def test_an_event_socket_that_was_away_loses_no_word(tmp_path: Path) -> None:
+def test_a_lost_event_socket_loses_no_speech(tmp_path: Path) -> None:
     """What was not heard to its end is said once more; the turn ends as any other."""
 
     async def main() -> None:
@@ -218,7 +218,7 @@ def test_an_event_socket_that_was_away_loses_no_word(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_bridge_that_is_killed_and_started_again_loses_no_sentence_and_no_mark_lies(tmp_path: Path) -> None:
+def test_a_restarted_bridge_loses_no_sentence_and_reports_true_marks(tmp_path: Path) -> None:
     """`kill -9` while the first sentence plays; three seconds later a new process meets the call in its middle."""
     sentences = [
         "Your first parcel left the depot on Monday.",
@@ -268,7 +268,7 @@ def test_a_bridge_that_is_killed_and_started_again_loses_no_sentence_and_no_mark
     run(main)
 
 
-def test_a_hole_in_the_callers_audio_is_no_more_than_freeswitch_makes(tmp_path: Path) -> None:
+def test_the_callers_audio_has_only_the_gaps_that_freeswitch_makes(tmp_path: Path) -> None:
     """It throws away what came last at each file's beginning and end; the bot hears all else in order."""
 
     async def main() -> None:
@@ -300,7 +300,7 @@ def test_a_server_that_is_killed_ends_the_telephone_call(tmp_path: Path, module:
     run(main)
 
 
-def test_where_nobody_plays_the_call_ends_and_says_why(
+def test_without_a_bridge_the_call_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("telephony_tts.transport.freeswitch_leg._PATIENCE_S", 0.4)
@@ -326,7 +326,7 @@ def test_where_nobody_plays_the_call_ends_and_says_why(
     ("headers", "metadata", "is_taken"),
     [({}, '{"call":"c1"}', False), (AUTHORISED, "{}", True), (AUTHORISED | {"X-Call": "a b"}, "{}", True)],
 )
-def test_a_stranger_is_refused_and_a_nameless_leg_ends(
+def test_a_leg_without_a_token_is_refused_and_one_without_a_name_ends(
     tmp_path: Path, headers: dict[str, str], metadata: str, is_taken: bool
 ) -> None:
     async def main() -> None:

@@ -45,7 +45,7 @@ def test_every_global_variable_that_is_used_is_set() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
-def test_freeswitchs_preprocessor_finds_in_every_line_what_is_meant(path: Path) -> None:
+def test_freeswitchs_preprocessor_reads_every_line_as_intended(path: Path) -> None:
     """It goes by lines and before any XML is parsed (switch_xml.c), so it obeys what stands in comments as well, leaves
     out lines with a tag of `include` whole, and copies what follows a variable unread."""
     text = path.read_text()
@@ -58,7 +58,7 @@ def test_freeswitchs_preprocessor_finds_in_every_line_what_is_meant(path: Path) 
         assert not re.search(r"\$\$\{\w+\}\$", line)
 
 
-def test_the_dialplan_names_the_call_and_begins_the_stream_when_all_is_set() -> None:
+def test_the_dialplan_names_the_call_and_starts_the_stream_last() -> None:
     done = actions()
     assert [name for name, _ in done if name != "set"] == ["answer", "park"]
     settings = dict(data.split("=", 1) for name, data in done if name == "set")
@@ -77,7 +77,7 @@ def test_the_dialplan_names_the_call_and_begins_the_stream_when_all_is_set() -> 
 
 
 @pytest.mark.parametrize("number", ['1","X-Call":"other', "a b", "", '"', "4930\n", "1" * 33])
-def test_a_callers_number_that_is_more_than_one_is_not_passed_on(number: str) -> None:
+def test_a_callers_number_with_other_characters_is_not_passed_on(number: str) -> None:
     condition = next(
         each for each in ElementTree.parse(FOLDER / "telephony_tts_dialplan.xml").iter("condition")
         if each.attrib.get("field") == "caller_id_number"
@@ -87,14 +87,14 @@ def test_a_callers_number_that_is_more_than_one_is_not_passed_on(number: str) ->
     assert re.fullmatch(condition.attrib["expression"].strip("^$"), number) is None
 
 
-def test_the_event_socket_is_where_the_bridge_looks_for_it() -> None:
+def test_the_event_socket_has_the_bridges_default_address() -> None:
     tree = ElementTree.parse(FOLDER / "event_socket.conf.xml")
     given = {each.attrib["name"]: each.attrib["value"] for each in tree.iter("param")}
     assert (given["listen-ip"], int(given["listen-port"])) == (FreeSwitchConfig().host, FreeSwitchConfig().port)
     assert given["password"] == "$${telephony_tts_esl_password}" and given["apply-inbound-acl"] == "loopback.auto"
 
 
-def test_the_files_the_page_copies_are_there() -> None:
+def test_the_files_that_the_page_copies_exist() -> None:
     page = (ROOT / "docs" / "freeswitch.md").read_text()
     assert set(re.findall(r"configs/freeswitch/(\w[\w.]*)\s", page)) == {path.name for path in FOLDER.iterdir()}
 
@@ -108,7 +108,7 @@ def test_the_password_comes_from_the_environment_and_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("password", [None, "two words", "line\nend", "käse", ""])
-def test_without_a_password_that_can_be_said_it_does_not_begin(password: str | None) -> None:
+def test_a_password_that_cannot_be_sent_is_refused(password: str | None) -> None:
     with pytest.raises(ConfigError, match=r"freeswitch\.password") as caught:
         load(None, {"freeswitch.enabled": True, "freeswitch.password": password}, {})
     assert password in (None, "") or password not in str(caught.value)

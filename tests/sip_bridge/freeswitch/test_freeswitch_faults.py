@@ -78,7 +78,7 @@ def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
         ("rejects", "apply-inbound-acl"),
     ],
 )
-def test_an_event_socket_that_is_of_no_use_says_why(tmp_path: Path, fault: str, hint: str) -> None:
+def test_an_unusable_event_socket_is_reported_with_the_reason(tmp_path: Path, fault: str, hint: str) -> None:
     async def main() -> None:
         async with StandinFreeSwitch(tmp_path).running() as switch:
             match fault:
@@ -114,7 +114,7 @@ def test_an_event_socket_that_is_of_no_use_says_why(tmp_path: Path, fault: str, 
     run(main)
 
 
-def test_a_freeswitch_that_answers_nothing_any_more_is_given_up(tmp_path: Path) -> None:
+def test_a_freeswitch_that_stops_answering_counts_as_lost(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path, freeswitch__reply_timeout_s=0.2) as (switch, _):
             channel = switch.call(UUID)
@@ -127,7 +127,7 @@ def test_a_freeswitch_that_answers_nothing_any_more_is_given_up(tmp_path: Path) 
     run(main)
 
 
-def test_a_channel_that_freeswitch_does_not_know_is_told_as_not_played(tmp_path: Path) -> None:
+def test_a_file_for_an_unknown_channel_is_reported_as_failed(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
             channel = switch.call(UUID)
@@ -151,7 +151,7 @@ def test_a_channel_that_freeswitch_does_not_know_is_told_as_not_played(tmp_path:
         '{"id":"1","file":"/tmp/other-call_0.tmp.r8"}',
     ],
 )
-def test_a_file_that_is_not_this_calls_is_neither_played_nor_removed(tmp_path: Path, body: str) -> None:
+def test_a_file_of_another_call_is_neither_played_nor_removed(tmp_path: Path, body: str) -> None:
     async def main() -> None:
         before = metrics.value("telephony_sip_bridge_bad_input_total", kind="freeswitch_event")
         async with together(tmp_path) as (switch, _):
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_this_calls_is_neither_played_nor_removed(tmp_path: P
     run(main)
 
 
-def test_a_channels_name_that_is_an_order_is_no_call(tmp_path: Path) -> None:
+def test_a_channel_name_that_contains_a_command_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, rig):
             n_before = len(switch.commands)
@@ -179,7 +179,7 @@ def test_a_channels_name_that_is_an_order_is_no_call(tmp_path: Path) -> None:
     run(main)
 
 
-def test_words_of_other_peoples_streams_are_not_ours(tmp_path: Path) -> None:
+def test_messages_of_other_programs_streams_are_ignored(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, rig):
             channel = switch.call(UUID)
@@ -192,7 +192,7 @@ def test_words_of_other_peoples_streams_are_not_ours(tmp_path: Path) -> None:
     run(main)
 
 
-def test_one_call_too_many_is_hung_up_and_the_others_stay(tmp_path: Path) -> None:
+def test_a_call_over_the_limit_is_hung_up_and_the_others_stay(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path, freeswitch__max_calls=2) as (switch, rig):
             channels = [switch.call() for _ in range(3)]

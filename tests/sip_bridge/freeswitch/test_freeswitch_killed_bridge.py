@@ -34,7 +34,7 @@ def heard_whole(channel: StandinChannel) -> list[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("away_s", [0.0, 3.0])
-def test_all_of_a_turn_is_heard_though_its_bridge_was_killed(tmp_path: Path, away_s: float) -> None:
+def test_a_turn_is_heard_completely_although_its_bridge_is_killed(tmp_path: Path, away_s: float) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with tts_server() as server, StandinFreeSwitch(tmp_path).running() as switch:

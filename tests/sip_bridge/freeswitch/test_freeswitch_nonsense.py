@@ -66,7 +66,7 @@ async def speaks(switch: StandinFreeSwitch, channel: StandinChannel, number: int
     assert channel.heard[n_heard][2] == speech(5, number)
 
 
-def test_one_that_drops_in_the_middle_of_a_break_is_told_and_no_call_is_lost(
+def test_a_connection_lost_during_a_break_is_logged_and_no_call_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_one_that_drops_in_the_middle_of_a_break_is_told_and_no_call_is_lost(
     ],
     ids=["negative", "huge", "no number", "too short", "another protocol", "no end", "too long"],
 )
-def test_a_length_that_is_wrong_costs_the_connection_and_no_call(
+def test_a_wrong_length_closes_the_connection_and_ends_no_call(
     garbage: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(esl, "_PING_S", 0.2)
@@ -135,7 +135,7 @@ def test_a_length_that_is_wrong_costs_the_connection_and_no_call(
     assert says in line["why"] and line["calls"] == 1
 
 
-def test_events_that_cannot_be_read_are_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_events_are_counted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         before = metrics.value(BAD, kind="freeswitch_event")
         async with beside(tmp_path) as (switch, rig, channel):
@@ -152,7 +152,7 @@ def test_events_that_cannot_be_read_are_counted_and_said_once(tmp_path: Path, ca
     assert lines(caplog, "bad_input") == [{"kind": "freeswitch_event", "why": "an event that cannot be read"}]
 
 
-def test_what_one_call_does_wrong_is_said_once_of_each_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_input_of_a_call_is_logged_once_per_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         before = metrics.value(BAD, kind="digit_flood")
         async with beside(tmp_path) as (switch, _, channel):

@@ -68,7 +68,7 @@ def test_a_bridge_that_stops_leaves_no_file(tmp_path: Path, remove_files: bool) 
 
 
 @pytest.mark.parametrize("remove_files", [True, False])
-def test_files_of_calls_that_are_over_are_removed_when_the_bridge_begins(tmp_path: Path, remove_files: bool) -> None:
+def test_files_of_ended_calls_are_removed_when_the_bridge_starts(tmp_path: Path, remove_files: bool) -> None:
     async def main() -> None:
         async with StandinFreeSwitch(tmp_path).running() as switch:
             live, over = switch.call(), str(uuids.uuid4())
@@ -97,7 +97,7 @@ def test_files_of_calls_that_are_over_are_removed_when_the_bridge_begins(tmp_pat
     run(main)
 
 
-def test_leftovers_are_found_by_channel_and_a_folder_that_is_none_has_none(tmp_path: Path) -> None:
+def test_leftovers_are_found_by_channel_and_a_missing_folder_has_none(tmp_path: Path) -> None:
     old = [left_in(tmp_path, f"{UUID}_{n}.tmp.r8") for n in range(2)]
     left_in(tmp_path, f"{UUID}_2.tmp.r8", age_s=0)
     before_s = old[0].stat().st_mtime + 1
@@ -106,7 +106,7 @@ def test_leftovers_are_found_by_channel_and_a_folder_that_is_none_has_none(tmp_p
     assert speech_files.leftovers(f"{tmp_path}/none/", before_s) == {}
 
 
-def test_no_more_leftovers_than_a_bound_are_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_leftovers_found_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech_files, "_MAX_LEFTOVERS", 3)
     for n in range(5):
         left_in(tmp_path, f"{UUID}_{n}.tmp.r8")

@@ -29,20 +29,20 @@ def heard(receiver: RtpReceiver, numbers: list[int], every_ms: int = 20) -> byte
     return b"".join(receiver.feed(packet(number), n * every_ms * MS) for n, number in enumerate(numbers))
 
 
-def test_packets_in_order_are_given_at_once() -> None:
+def test_packets_in_order_are_returned_at_once() -> None:
     receiver = RtpReceiver()
     for number in range(65_530, 65_550):  # over the end of the counter
         assert receiver.feed(packet(number), number * 20 * MS) == said(number)
     assert (receiver.n_lost, receiver.n_late, receiver.n_doubled) == (0, 0, 0)
 
 
-def test_what_the_network_mixes_up_is_put_in_order() -> None:
+def test_reordered_packets_are_put_in_order() -> None:
     receiver = RtpReceiver()
     assert heard(receiver, [0, 2, 1, 3, 6, 5, 4, 7]) == b"".join(said(n) for n in range(8))
     assert (receiver.n_lost, receiver.n_late) == (0, 0)
 
 
-def test_a_lost_packet_is_silence_of_its_length_and_a_late_one_is_left_out() -> None:
+def test_a_lost_packet_becomes_silence_and_a_late_one_is_dropped() -> None:
     receiver = RtpReceiver()
     assert heard(receiver, [0, 2, 3], every_ms=1) == said(0)
     assert receiver.feed(packet(4), 4 * MS) == b""
@@ -51,7 +51,7 @@ def test_a_lost_packet_is_silence_of_its_length_and_a_late_one_is_left_out() -> 
     assert (receiver.n_lost, receiver.n_late) == (1, 2)
 
 
-def test_what_waits_is_given_after_60_ms_though_nothing_comes() -> None:
+def test_waiting_audio_is_returned_after_60_ms_without_new_packets() -> None:
     receiver = RtpReceiver()
     assert heard(receiver, [0, 2]) == said(0)
     assert receiver.due(79 * MS) == b""
@@ -72,7 +72,7 @@ def test_a_long_loss_is_at_most_200_ms_of_silence() -> None:
     assert receiver.due(100 * MS) == b"\xff" * 1600 + said(500)
 
 
-def test_another_source_or_a_far_jump_begins_anew() -> None:
+def test_another_source_or_a_far_jump_restarts_the_stream() -> None:
     receiver = RtpReceiver()
     assert heard(receiver, [0, 2]) == said(0)
     # What waited is not lost with the old source.
@@ -82,7 +82,7 @@ def test_another_source_or_a_far_jump_begins_anew() -> None:
     assert receiver.n_lost == 1
 
 
-def test_one_stray_number_does_not_make_all_that_follows_late() -> None:
+def test_one_stray_number_does_not_make_later_packets_late() -> None:
     """It was believed, and the caller was not heard until his packets had come that far: 10 s here."""
     receiver = RtpReceiver()
     assert heard(receiver, [0, 1, 2]) == b"".join(said(n) for n in range(3))
@@ -92,7 +92,7 @@ def test_one_stray_number_does_not_make_all_that_follows_late() -> None:
     assert receiver.n_late <= 10
 
 
-def test_a_sender_that_begins_anew_a_little_farther_back_is_heard_again() -> None:
+def test_a_sender_that_restarts_a_little_farther_back_is_heard_again() -> None:
     """A re-invite may bring another sequence with the same source, RFC 3550 notwithstanding."""
     receiver = RtpReceiver()
     heard(receiver, list(range(800, 820)))
@@ -101,7 +101,7 @@ def test_a_sender_that_begins_anew_a_little_farther_back_is_heard_again() -> Non
     assert receiver.n_late == 10
 
 
-def test_late_packets_between_those_in_time_are_never_taken_for_a_new_beginning() -> None:
+def test_late_packets_between_timely_ones_are_not_a_restart() -> None:
     """A way that is 400 ms longer brings a run of late ones; what is newer comes in between."""
     receiver = RtpReceiver()
     audio = b""
@@ -120,7 +120,7 @@ def test_packets_of_any_length_are_heard_whole(n_bytes: int) -> None:
     assert b"".join(receiver.feed(packet(n, each), n * 20 * MS) for n, each in enumerate(codes)) == b"".join(codes)
 
 
-def test_a_packet_of_another_kind_is_a_hole_and_begins_nothing_anew() -> None:
+def test_a_packet_of_another_payload_type_is_a_gap_and_no_restart() -> None:
     receiver = RtpReceiver()
     assert receiver.feed(packet(0), 0) == said(0)
     assert receiver.feed(packet(30_000, kind=8, ssrc=9), 0) == b"", "A-law of a stranger"
@@ -129,7 +129,7 @@ def test_a_packet_of_another_kind_is_a_hole_and_begins_nothing_anew() -> None:
     assert (receiver.n_unreadable, receiver.n_lost) == (2, 0)
 
 
-def test_digits_and_comfort_noise_leave_no_hole() -> None:
+def test_digits_and_comfort_noise_leave_no_gap() -> None:
     receiver = RtpReceiver()
     assert receiver.feed(packet(0), 0) == said(0)
     assert receiver.feed(packet(1, b"\x01\x0a\x00\xa0", kind=101), 0) == b""
@@ -138,7 +138,7 @@ def test_digits_and_comfort_noise_leave_no_hole() -> None:
     assert (receiver.n_lost, receiver.n_unreadable) == (0, 0)
 
 
-def test_headers_with_more_in_them_are_read() -> None:
+def test_headers_with_extensions_and_padding_are_read() -> None:
     receiver = RtpReceiver()
     sources = packet(0, bytes(8) + said(0), first=0x82)
     extension = packet(1, b"\xbe\xde\x00\x02" + bytes(8) + said(1), first=0x90)
@@ -151,14 +151,14 @@ def test_headers_with_more_in_them_are_read() -> None:
     [b"", b"\x80", bytes(12), packet(0, kind=8), packet(0, b""), packet(0, b"\x01\x02", first=0x90),
      packet(0, b"\xbe\xde\xff\xff", first=0x90), packet(0, b"\xff", first=0xA0), packet(0, b"x", first=0x8F)],
 )  # fmt: skip
-def test_what_is_no_rtp_in_mu_law_is_counted(data: bytes) -> None:
+def test_other_packets_than_mu_law_rtp_are_counted(data: bytes) -> None:
     receiver = RtpReceiver()
     assert receiver.feed(data, 0) == b"" and receiver.n_unreadable == 1
     assert receiver.feed(packet(5), 0) == said(5)
 
 
 @given(st.lists(st.binary(max_size=400), max_size=40))
-def test_no_datagram_is_an_exception_nor_held_for_ever(datagrams: list[bytes]) -> None:
+def test_no_datagram_raises_or_is_held_forever(datagrams: list[bytes]) -> None:
     receiver = RtpReceiver()
     for n, data in enumerate(datagrams):
         receiver.feed(data, n * MS)
@@ -186,7 +186,7 @@ def test_jitter_loss_and_doubles_never_change_the_order(first: int, seed: int, l
     assert len(frames) == last + 1, "as long as it was said"
 
 
-def test_packets_that_are_sent_go_on_by_one_and_by_160() -> None:
+def test_sent_packets_count_by_one_and_by_160_samples() -> None:
     sender = RtpSender(65_535, 2**32 - 160, 9)
     made = [sender.packet(said(n)) for n in range(3)]
     sender.skip(320)

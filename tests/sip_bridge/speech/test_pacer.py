@@ -24,7 +24,7 @@ def test_a_late_frame_does_not_move_the_others() -> None:
     assert pacer.next_ns == 40 * MS
 
 
-def test_an_hour_of_late_timers_drifts_by_nothing() -> None:
+def test_an_hour_of_late_timers_does_not_drift() -> None:
     pacer, now_ns, n = Pacer(0), 0, 0
     while n < 180_000:
         now_ns = pacer.next_ns + (n * 7919) % (19 * MS)

@@ -25,7 +25,7 @@ def drained(queue: SpeechQueue, n: int) -> np.ndarray:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200).map(lambda b: b + b), max_size=10), st.integers(1, 90))
-def test_what_goes_in_comes_out(pieces: list[bytes], n: int) -> None:
+def test_speech_comes_out_as_it_went_in(pieces: list[bytes], n: int) -> None:
     queue = SpeechQueue(8000, 8000)
     for piece in pieces:
         queue.add(piece)
@@ -68,7 +68,7 @@ def test_clear_drops_speech_and_marks_and_new_ones_count_from_there() -> None:
 
 
 @pytest.mark.parametrize(("in_hz", "out_hz"), PAIRS)
-def test_another_rate_is_the_same_speech_to_its_last_sample(in_hz: int, out_hz: int) -> None:
+def test_resampled_speech_is_complete_to_its_last_sample(in_hz: int, out_hz: int) -> None:
     queue, speech = SpeechQueue(in_hz, out_hz), tone(in_hz // 2, in_hz)
     for at in range(0, len(speech), in_hz // 50):
         queue.add(speech[at : at + in_hz // 50].tobytes())
@@ -88,7 +88,7 @@ def test_clear_also_drops_what_the_resampler_holds_back() -> None:
     assert not drained(queue, 240).any(), "the old tone leaked into the new silence"
 
 
-def test_speech_after_a_pause_is_whole_again() -> None:
+def test_speech_after_a_pause_is_complete() -> None:
     queue = SpeechQueue(16_000, 12_000)
     for _ in range(3):
         queue.add(tone(1600, 16_000).tobytes())
