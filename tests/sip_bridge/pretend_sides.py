@@ -1,4 +1,4 @@
-"""Both sides of a call without sockets, for a virtual clock: what the call writes is kept with its time."""
+"""Both sides of a call without sockets, on a virtual clock: everything that the call writes is kept with its time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PretendSocket:
 
     @property
     def audio(self) -> list[AudioFrame]:
-        """What was written, read back."""
+        """The written frames, decoded."""
         reader = AudioSocketReader()
         reader.feed(b"\x01\x00\x10" + CALL.bytes)
         items = [item for _, frame in self.written for item in reader.feed(frame)]
@@ -115,7 +115,7 @@ class PretendLeg:
 
 @dataclass
 class PretendCall:
-    """A call between the two, on the clock of the running virtual loop."""
+    """A call between the two sides, on the clock of the running virtual loop."""
 
     settings: dict[str, object] = field(default_factory=dict)
     join_takes_ms: float = 0
@@ -135,12 +135,12 @@ class PretendCall:
         return self.leg
 
     async def joined(self, rate_hz: int = 8000) -> None:
-        """Named, heard once, and started at the server; 0 ms have passed."""
+        """Send the UUID and one frame of audio, and wait until the server has the start; no time passes."""
         self.socket.says(UuidFrame(CALL), AudioFrame(rate_hz, bytes(rate_hz // 25)))
         await self.leg.has_started.wait()
 
     async def ended(self) -> None:
-        """Wait for the end, for a minute at most, then see that nothing is left."""
+        """Wait for the end, for at most a minute, and check that nothing is left."""
         async with asyncio.timeout(60):
             await self.run
         assert self.socket.closed_ms is not None
@@ -153,7 +153,7 @@ async def at(ms: float) -> None:
 
 
 def play(act: Callable[[], Awaitable[None]]) -> None:
-    """Run a test on a virtual clock; afterwards no task and no timer of it may be left."""
+    """Run a test on a virtual clock; afterwards no task and no timer may be left."""
 
     async def whole() -> None:
         await act()

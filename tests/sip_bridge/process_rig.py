@@ -1,4 +1,4 @@
-"""The bridge as a process of its own on free ports."""
+"""The bridge as a separate process on free ports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @asynccontextmanager
 async def running(url: str, *settings: str) -> AsyncIterator[tuple[Process, int, int]]:
-    """The process once it is ready, its AudioSocket port and its health port."""
+    """Run the bridge; gives the process when it is ready, its AudioSocket port and its HTTP port."""
     flags = [f"server.url={url}", "audiosocket.port=0", "http.port=0", *settings]
     process = await asyncio.create_subprocess_exec(
         *PROGRAM, *[word for flag in flags for word in ("--set", flag)], stdout=PIPE, stderr=PIPE, cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The real telephony-tts server in this process, with tones for a voice, and a bot that joins a call of it."""
+"""The real telephony-tts server in this process, with tones as its voice, and a bot that joins one of its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = "a-token"
 
 @asynccontextmanager
 async def tts_server(**settings: Any) -> AsyncIterator[Server]:
-    """The real server, with tones for a voice."""
+    """Run the real server with tones as its voice."""
     catalog = Catalog([FakeEngine()])
     await catalog.start()
     given = TransportSettings(
@@ -49,7 +49,7 @@ async def bot_of(server: Server, call: str, inbound: str = "none") -> AsyncItera
 
 
 async def event(bot: ClientConnection, kind: str, audio: bytearray | None = None) -> dict[str, Any]:
-    """The next event of a kind; the caller's audio that comes meanwhile goes into `audio`."""
+    """The next event of one kind; the caller's audio that comes before it is added to `audio`."""
     async with asyncio.timeout(8):
         while True:
             data = await bot.recv()
@@ -61,7 +61,7 @@ async def event(bot: ClientConnection, kind: str, audio: bytearray | None = None
 
 
 def tones(sentences: list[str], rate_hz: int) -> np.ndarray:
-    """What the engine makes of them."""
+    """The samples that the engine makes for these sentences."""
     whole = np.concatenate([render(text) for text in sentences]).astype(np.float32)
     resampled: np.ndarray = soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ")
     return resampled

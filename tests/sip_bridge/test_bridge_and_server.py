@@ -1,4 +1,4 @@
-"""The bridge with the server it is made for: a bot's words reach the phone, the caller's voice and digits the bot."""
+"""The bridge with the real server: the phone hears the bot, and the bot gets the caller's voice and digits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from telephony_tts.transport.server import Server
 pytestmark = pytest.mark.timed
 
 def heard_by(up: StandinPhone) -> np.ndarray:
-    """All samples from the first that is not silence."""
+    """All samples from the first one that is not silent."""
     samples = np.frombuffer(b"".join(up.frames), "<i2").astype(float)
     return samples[int(np.argmax(samples != 0)) :]
 
 
 def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
-    """Of the two at the place where they fit best, within 20 ms."""
+    """The correlation of the two at their best alignment within 20 ms."""
     wanted = wanted[int(np.argmax(np.abs(wanted) > 1)) :]
     best = 0.0
     for shift in range(-160, 160):
@@ -126,7 +126,7 @@ def test_a_wrong_token_ends_the_call_at_once() -> None:
 
 @asynccontextmanager
 async def speaking_beside(server: Server, port: int) -> AsyncIterator[StandinPhone]:
-    """A call whose bot speaks during the body; the phone must have heard it whole, without a gap."""
+    """A call whose bot speaks during the body. The phone must hear all of it without a gap."""
     sentences = [f"Here is sentence {n} of it." for n in "abc"]
     async with phone(port) as up, bot_of(server, up.name) as bot:
         await bot.send(json.dumps({"type": "say", "text": " ".join(sentences), "turn": "t1"}))

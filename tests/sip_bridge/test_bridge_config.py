@@ -1,4 +1,4 @@
-"""The bridge's settings: strict, complete in their complaints, silent about secrets."""
+"""The bridge's settings: strict, with every problem reported, and without secrets in messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parents[2] / "configs" / "sip_bridge.yaml"
 
 
 def problems_of(text: str, folder: Path) -> list[str]:
-    """The lines, after the first, of the error that loading `text` ends in."""
+    """The lines after the first one of the error for `text`."""
     file = folder / "bridge.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

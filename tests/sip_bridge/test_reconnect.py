@@ -1,4 +1,4 @@
-"""A connection that is made again: when it is tried, and what is told of each failure."""
+"""A connection that is made again: when it is tried, and how failures are reported."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ UUID_HEADER = b"\x01\x00\x10"
 
 @asynccontextmanager
 async def beside(server: StandinServer, rig: BridgeRig) -> AsyncIterator[None]:
-    """A call that is up during the body. Each frame of it must arrive in both directions, to the byte and in order."""
+    """A call that is up during the body. Each of its frames must arrive in both directions, exactly and in order."""
     async with phone(rig.port) as up:
         call = await server.call(up.name)
         n, stop = 0, asyncio.Event()
@@ -50,7 +50,7 @@ async def beside(server: StandinServer, rig: BridgeRig) -> AsyncIterator[None]:
 
 
 async def both(call: ServedCall, up: StandinPhone, seed: int, said: list[bytes]) -> None:
-    """Five frames each way."""
+    """Send five frames in each direction."""
     frames, own = noise(5, seed), noise(5, seed + 1000)
     said += own
     n_heard = len(up.speech)
@@ -69,7 +69,7 @@ async def new_call_works(server: StandinServer, rig: BridgeRig, seed: int) -> No
 
 
 async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
-    """Connections that say nothing, the latest 400 of them held."""
+    """Open connections that send nothing, and hold the latest 400 of them."""
     while True:
         sock = socket.socket()
         sock.setblocking(False)
@@ -81,7 +81,7 @@ async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
 
 
 def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """They once counted as calls: 200 of them, and the telephone was engaged until they had timed out."""
+    """They once counted as calls: with 200 of them, calls were refused as busy until they timed out."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_a_call_over_the_limit_is_refused_after_its_uuid(caplog: pytest.LogCaptu
 
 
 def test_single_bytes_do_not_extend_the_time_for_the_uuid(caplog: pytest.LogCaptureFixture) -> None:
-    """Half a header, then the other, then half a UUID: the time for it runs from the beginning."""
+    """Half a header, the other half, then half a UUID: the timeout runs from the connection's start."""
 
     async def main() -> None:
         ended = EndReasons()
@@ -183,7 +183,7 @@ def test_refused_addresses_cannot_fill_the_log(caplog: pytest.LogCaptureFixture)
 
 
 def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Each has a name, and none is a call: two lines each, of which 20 come at once and then one a second."""
+    """Each has a UUID and none becomes a call. They log two lines each: 20 at once, then one per second."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -234,7 +234,7 @@ def test_the_log_quotes_the_beginning_of_garbage(data: bytes, says: str, caplog:
 
 
 def test_an_incomplete_frame_leaves_its_call_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A caller who is muted says nothing either. What the phone hears goes on."""
+    """A muted caller sends nothing either. The phone still hears the bot."""
 
     async def main() -> None:
         ended = EndReasons()
@@ -293,7 +293,7 @@ def test_fifty_bad_frames_in_a_row_end_the_call(caplog: pytest.LogCaptureFixture
 
 
 def test_a_peer_that_reads_nothing_is_logged_with_its_call(caplog: pytest.LogCaptureFixture) -> None:
-    """2,000 frames for an Asterisk that reads none of them, and 2,000 for a server that does not."""
+    """2,000 frames for an Asterisk that does not read, and 2,000 for a server that does not."""
     name, unheard = uuid.uuid4(), uuid.uuid4()
 
     async def script(call: ServedCall) -> None:

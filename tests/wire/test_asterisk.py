@@ -1,4 +1,4 @@
-"""chan_websocket: what Asterisk 22 was seen to send, in both of its ways of writing, and what it must be sent."""
+"""chan_websocket: messages that Asterisk 22 was seen to send, in both forms, and those that it must get."""
 
 from __future__ import annotations
 

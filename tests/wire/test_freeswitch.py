@@ -22,7 +22,7 @@ FRAME = bytes(range(160)) * 2
 
 
 def test_the_recorded_conversation_is_read() -> None:
-    """Metadata as it was given, 320 bytes each 20 ms, a last word of the stop."""
+    """Metadata, 320 bytes every 20 ms, and the text of the stop."""
     codec = FreeSwitchCodec(is_fork=False, call=UUID)
     start = codec.decode(b'{"caller":"phone"}')
     assert isinstance(start, m.MediaStart)

@@ -1,4 +1,4 @@
-"""The media leg in our own words: what is read, what is refused and how, what is written."""
+"""The native media leg: what is read, what is refused with which message, and what is written."""
 
 from __future__ import annotations
 

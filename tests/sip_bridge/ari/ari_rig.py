@@ -1,4 +1,4 @@
-"""A bridge between a stand-in Asterisk that it rules and a stand-in server, over RTP; and a call beside all others."""
+"""A bridge between a stand-in Asterisk with ARI and a stand-in server, over RTP; and a second call as a control."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packet(number: int, codes: bytes, kind: int = 0, ssrc: int = 7, first: int =
 
 
 def sound(frames: list[bytes]) -> bytes:
-    """What is left of frames of s16 when they have been mu-law."""
+    """Frames of s16 after encoding to mu-law and back."""
     return decode_ulaw(ulaw(frames)).astype("<i2").tobytes()
 
 
@@ -39,13 +39,13 @@ def ulaw(frames: list[bytes]) -> bytes:
 
 
 def media_of(asterisk: StandinAri, caller: str) -> str:
-    """The media channel of this caller's call, which is in the bridge."""
+    """The media channel of this caller's call."""
     return next(each for ids in asterisk.bridges.values() if caller in ids for each in ids if each.endswith("-media"))
 
 
 @asynccontextmanager
 async def beside(asterisk: StandinAri, server: StandinServer, caller: str = "beside") -> AsyncIterator[None]:
-    """A call that is up during the body. Each frame of it must arrive in both directions, to the byte and in order."""
+    """A call that is up during the body. Each of its frames must arrive in both directions, exactly and in order."""
     await asterisk.call(caller)
     await until(lambda: any(len(ids) == 2 for ids in asterisk.bridges.values() if caller in ids), "it is bridged")
     call, media = await server.call(caller), media_of(asterisk, caller)

@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 class Port(asyncio.DatagramProtocol):
-    """Asterisk's end of one call's RTP."""
+    """Asterisk's end of the RTP of one call."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
@@ -45,7 +45,7 @@ class Port(asyncio.DatagramProtocol):
 
 
 class StandinAri:
-    """`channels` are those there are, by id; `asked` is every request, as "METHOD path"."""
+    """`channels` has the live channels by id; `asked` has every request as "METHOD path"."""
 
     def __init__(self) -> None:
         self.channels: dict[str, dict[str, Any]] = {}
@@ -53,12 +53,12 @@ class StandinAri:
         self.variables: dict[str, dict[str, str]] = {}
         self.ports: dict[str, Port] = {}
         self.bridge_ports: dict[str, tuple[str, int]] = {}
-        """Where the bridge has said that it takes RTP, by media channel."""
+        """The address to which the bridge wants its RTP, by media channel."""
         self.asked: list[str] = []
         self.queries: dict[str, dict[str, str]] = {}
-        """The last query of each kind of request."""
+        """The query of the last request of each kind."""
         self.mute: set[str] = set()
-        """Requests that are never answered: the method and the last part of the path."""
+        """Requests that get no answer, as the method and the last part of the path."""
         self.refuse: dict[str, tuple[int, str]] = {}
         self.media_answers = True
         self.n_connections = 0
@@ -89,7 +89,7 @@ class StandinAri:
     # ---------------------------------------------------------------- what a test does
 
     async def call(self, channel_id: str, number: str = "123", **variables: str) -> None:
-        """A caller comes into the application."""
+        """A caller enters the application."""
         await until(lambda: self._client is not None, "the bridge has connected")
         self.variables[channel_id] = variables
         self._add(channel_id, "PJSIP/phone", "Ring", number)
@@ -99,7 +99,7 @@ class StandinAri:
         await self._end(channel_id, cause)
 
     async def answer(self, channel_id: str) -> None:
-        """Whom the bridge calls takes the call."""
+        """The called endpoint answers."""
         self.channels[channel_id]["state"] = "Up"
         await self.event("StasisStart", channel_id, args=[])
 
@@ -113,22 +113,22 @@ class StandinAri:
                 await self._client.send(message if isinstance(message, str | bytes) else json.dumps(message))
 
     def cut(self) -> None:
-        """The connection breaks; Asterisk lives on."""
+        """Break the connection; Asterisk keeps its state."""
         assert self._client is not None
         self._client.transport.abort()
 
     def restart(self) -> None:
-        """As a killed one that comes back: no channels, no bridges, the connection gone."""
+        """Restart like a killed Asterisk: without channels, bridges and the connection."""
         self.channels.clear()
         self.bridges.clear()
         self.cut()
 
     async def bridged(self, n: int = 1) -> None:
-        """So many calls have both channels in their bridge."""
+        """Wait until this many calls have both channels in their bridge."""
         await until(lambda: sum(len(ids) == 2 for ids in self.bridges.values()) == n, f"{n} calls are bridged")
 
     async def empty(self) -> None:
-        """Nothing is left of any call."""
+        """Wait until nothing is left of any call."""
         await until(lambda: not self.channels and not self.bridges, f"nothing left of {self.channels} {self.bridges}")
 
     def media_of(self, bridge_no: int = 0) -> str:

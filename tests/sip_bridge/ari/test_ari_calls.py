@@ -1,4 +1,4 @@
-"""Calls by ARI against stand-ins on both sides: what is heard, told and left, over RTP."""
+"""ARI calls over RTP with stand-ins on both sides: what is heard, reported and left over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timed
 
 
 async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
-    """So much speech that has come to Asterisk, as mu-law, without the silence around it; on one time line."""
+    """The speech that has come to Asterisk, as mu-law on one timeline, without the silence around it."""
     packets = asterisk.ports[media].packets
     await until(lambda: sum(set(each[12:]) != {0xFF} for each in packets) >= n_bytes // 160, "the speech has come")
     await asyncio.sleep(0.06)

@@ -1,4 +1,4 @@
-"""What can go wrong between the bridge and an Asterisk it rules: each ends its own call at most, and leaves nothing."""
+"""Faults between the bridge and an Asterisk with ARI. Each ends at most its own call, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timed
 
 
 async def readiness(rig: BridgeRig, says: str) -> None:
-    """Until /readyz says so."""
+    """Wait until /readyz has this status."""
     for _ in range(400):
         status, body = await get(rig.http_port, "/readyz")
         if says in body:
@@ -32,7 +32,7 @@ async def readiness(rig: BridgeRig, says: str) -> None:
 
 
 async def good_call(asterisk: StandinAri, server: StandinServer, name: str) -> ServedCall:
-    """A call that works."""
+    """Make a call and check that it works."""
     await asterisk.call(name)
     call = await server.call(name)
     media = f"{next(key for key, ids in asterisk.bridges.items() if name in ids)}-media"
@@ -328,7 +328,7 @@ def test_a_server_that_refuses_or_dies_ends_its_calls() -> None:
 
 
 def test_a_server_that_may_not_dial_asterisk_is_reported_as_such() -> None:
-    """This stand-in has no /media/asterisk; the real one is in tests/pbx."""
+    """The stand-in server has no /media/asterisk; tests/pbx uses the real one."""
 
     async def main() -> None:
         ended = EndReasons()

@@ -1,4 +1,4 @@
-"""ARI's messages, the leftovers of calls, and the settings: what is read of what Asterisk really sends."""
+"""ARI's messages as Asterisk really sends them, the leftovers of calls, and the settings."""
 
 from __future__ import annotations
 

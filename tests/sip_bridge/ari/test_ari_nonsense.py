@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timed
 
 
 async def up(asterisk: StandinAri, server: StandinServer, name: str) -> tuple[ServedCall, str]:
-    """A call that is bridged, and its media channel."""
+    """A bridged call and its media channel."""
     await asterisk.call(name)
     await until(lambda: any(len(ids) == 2 for ids in asterisk.bridges.values() if name in ids), "it is bridged")
     return await server.call(name), media_of(asterisk, name)
@@ -69,7 +69,7 @@ def test_an_ari_that_never_answers_does_not_affect_audiosocket_calls(caplog: pyt
 def test_a_crash_of_the_ari_application_ends_no_call(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All ways lead through one group of tasks: what one of them raised ended every call of the bridge."""
+    """All applications are in one task group: an exception of one of them once ended every call of the bridge."""
     right, n_faults = ari.connect_ari, 0
 
     async def wrong(settings: AriConfig) -> Any:
@@ -147,7 +147,7 @@ def test_a_far_too_long_message_closes_the_connection_and_ends_no_call(caplog: p
 def test_a_list_that_cannot_be_read_ends_no_call(
     what: str, body: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Taken for an empty one, every call of the bridge was over."""
+    """The bridge once read it as an empty list and ended every call."""
     monkeypatch.setattr(ari, "_TIDY_S", 0.05)
 
     async def main() -> None:
@@ -399,7 +399,7 @@ def told_of(address: str, port: int = 4000) -> dict[str, Any]:
 
 @pytest.mark.parametrize("address", ["", "0.0.0.0", "pbx.example"])
 def test_a_host_name_as_rtp_address_is_refused(address: str) -> None:
-    """Each packet would be looked up, and none of those that come be taken for Asterisk's."""
+    """Every packet would need a lookup, and no received packet would match the address."""
 
     def act(media: RtpMedia) -> None:
         with pytest.raises(ValueError, match=r"put an IP address into ari\.url, not pbx\.example"):
@@ -425,7 +425,7 @@ def test_an_unreachable_rtp_address_is_logged_once(caplog: pytest.LogCaptureFixt
 def test_an_rtp_call_of_a_killed_bridge_is_found_and_its_caller_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two are in a bridge, and nobody sends anything to either: the caller heard silence until he hung up."""
+    """Caller and media channel were in a bridge without a sender: the caller heard silence until the hang-up."""
     monkeypatch.setattr(ari, "_TIDY_S", 0.1)
 
     def killed(asterisk: StandinAri, number: int, caller: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""POST /originate: who may have calls made, how it is told what became of them, and HTTP that is none."""
+"""POST /originate: who may order calls, how their outcome is reported, and bad HTTP requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def order(rig: BridgeRig, body: object, token: str = "who-may-call") -> tu
 
 
 async def ringing(asterisk: StandinAri) -> str:
-    """The channel that is being called."""
+    """The channel of the called endpoint."""
     await until(lambda: any(name.endswith("-out") for name in asterisk.channels), "somebody is called")
     return next(name for name in asterisk.channels if name.endswith("-out"))
 

@@ -17,12 +17,12 @@ from sip_bridge.audiosocket.frames import AudioFrame, BadFrame, DigitFrame, Erro
 
 
 def speech(value: int, rate_hz: int = 8000) -> s.ServerSpeech:
-    """A frame of 20 ms that is told from all others by its samples."""
+    """A frame of 20 ms with a sample value of its own."""
     return s.ServerSpeech(value.to_bytes(2, "little") * (rate_hz // 50))
 
 
 def values(frames: list[AudioFrame]) -> list[int]:
-    """The sample every frame consists of; 0 for silence."""
+    """The sample value of each frame; 0 for silence."""
     assert all(frame.pcm == frame.pcm[:2] * (len(frame.pcm) // 2) for frame in frames)
     return [int.from_bytes(frame.pcm[:2], "little") for frame in frames]
 

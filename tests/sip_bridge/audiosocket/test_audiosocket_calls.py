@@ -1,4 +1,4 @@
-"""Whole calls over real sockets: a stand-in Asterisk, the bridge, a stand-in server. What is heard, and when."""
+"""Whole calls over real sockets, with a stand-in Asterisk and a stand-in server: what is heard, and when."""
 
 from __future__ import annotations
 

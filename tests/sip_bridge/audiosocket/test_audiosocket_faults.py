@@ -1,4 +1,4 @@
-"""What peers do wrong, and that it costs their own call only: garbage, floods, deafness, servers that refuse or die."""
+"""Faults of peers end only their own call: garbage, floods, peers that do not read, servers that refuse or die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bad_input(kind: str) -> float:
 
 
 async def still_speaks(call: ServedCall, up: StandinPhone, seed: int) -> None:
-    """A call that is up works in both directions."""
+    """Check that a live call works in both directions."""
     frames, said = noise(5, seed), noise(5, seed + 1000)
     n_heard, n_said = len(up.speech), len(call.audio)
     await call.speak(frames)

@@ -1,4 +1,4 @@
-"""AudioSocket's frames, from any cutting of the stream, and what is said of frames that cannot be used."""
+"""AudioSocket's frames from any split of the stream, and the reports about frames that cannot be used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMED = frame(0x01, CALL.bytes)
 
 
 def read(*pieces: bytes) -> list[AudioSocketFrame]:
-    """What a reader makes of the pieces, one after the other."""
+    """The frames that a reader returns for the pieces."""
     reader = AudioSocketReader()
     return [item for piece in pieces for item in reader.feed(piece)]
 

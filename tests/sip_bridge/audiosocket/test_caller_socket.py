@@ -1,4 +1,4 @@
-"""One connection of Asterisk: a flood is read in slices, between which the loop runs other calls."""
+"""One connection of Asterisk: a flood is read in slices, and the loop runs other calls in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PretendTransport:
 
 
 def feed(sock: CallerSocket, data: bytes) -> int:
-    """One read of the loop; how much of `data` fitted."""
+    """One read of the loop; returns how many bytes of `data` were read."""
     buffer = sock.get_buffer(-1)
     n = min(len(buffer), len(data))
     buffer[:n] = data[:n]

@@ -1,4 +1,4 @@
-"""A bridge and a stand-in FreeSWITCH together, and what is asked of the two."""
+"""A bridge with a stand-in FreeSWITCH, and checks of both."""
 
 from __future__ import annotations
 

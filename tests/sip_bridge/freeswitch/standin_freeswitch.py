@@ -31,12 +31,12 @@ from websockets.typing import Subprotocol
 PASSWORD = "ClueCon-not"
 FRAME_S = 0.02
 QUEUE_S = 0.01
-"""Until a parked channel looks into its queue."""
+"""The time until a parked channel reads its queue."""
 BEGIN_S = 0.015
-"""From there to the beginning of the file."""
+"""The time from reading the queue to the beginning of the file."""
 N_LEAD_FRAMES = 5
 FLUSHED_S = 0.04
-"""What is lost of the caller at a file's beginning and end."""
+"""How much of the caller is lost at a file's beginning and end."""
 
 SENDMSG = ("call-command", "execute-app-name", "execute-app-arg", "event-lock")
 
@@ -49,7 +49,7 @@ class StandinChannel:
     """(from, to, PCM) of each stretch of a file that was heard, in seconds of the loop."""
     files: list[Path] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """What was sent to the server by `send_text`."""
+    """The texts that were sent to the server with `send_text`."""
     queue: deque[tuple[str, int]] = field(default_factory=deque)
     """(path, how many frames to read before it)"""
     awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,13 +73,13 @@ class StandinFreeSwitch:
         self.folder = folder
         self.channels: dict[str, StandinChannel] = {}
         self.commands: list[str] = []
-        """Each with its further lines, where it has some."""
+        """The commands, each with its further lines."""
         self.queue_s = QUEUE_S
         self.busy_s = 0.0
-        """Between taking what is queued and forgetting an earlier break: a break in that time stops nothing."""
+        """The time between taking a file from the queue and resetting the break flag: a break in it stops nothing."""
         self.begin_s = BEGIN_S
         self.on_command: Callable[[str], str | None] = lambda command: None
-        """A reply of a test's own instead of the usual; "" for none at all."""
+        """Replies that a test sets instead of the usual ones; "" for no reply."""
         self.password = PASSWORD
         self.greeting: bytes | None = b"Content-Type: auth/request\n\n"
         self.n_connections = 0
@@ -107,7 +107,7 @@ class StandinFreeSwitch:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def killed(self) -> None:
-        """`kill -9`: no event is raised and no file is removed."""
+        """Behave as after `kill -9`: raise no event and remove no file."""
         for channel in self.channels.values():
             channel.is_up = False
             channel.break_now.set()
@@ -118,7 +118,7 @@ class StandinFreeSwitch:
         await self.close_socket()
 
     async def close_socket(self) -> None:
-        """The event socket is gone; calls are not."""
+        """Close the event socket; calls stay up."""
         assert self._listener is not None
         self._listener.close()
         self.drop_connections()
@@ -206,7 +206,7 @@ class StandinFreeSwitch:
     # ------------------------------------------------------------------ commands
 
     def _sendmsg(self, uuid: str, headers: list[str]) -> str:
-        """Stricter than FreeSWITCH, which says +OK to what it then cannot do: every line has to be there, and once."""
+        """Each line must be there once. FreeSWITCH is less strict: it answers +OK to commands that then fail."""
         assert all("\r" not in line and ": " in line for line in headers), headers
         given = dict(line.split(": ", 1) for line in headers)
         assert tuple(given) == SENDMSG and len(headers) == len(SENDMSG), headers
@@ -260,7 +260,7 @@ class StandinFreeSwitch:
     # ---------------------------------------------------------------------- calls
 
     def call(self, uuid: str | None = None, module: str = "mod_audio_stream") -> StandinChannel:
-        """An answered channel that is parked: what is queued is played one after the other."""
+        """An answered, parked channel: it plays queued files in order."""
         channel = StandinChannel(uuid or str(uuids.uuid4()), module)
         self.channels[channel.uuid] = channel
         self._spawn(self._play(channel))
@@ -282,7 +282,7 @@ class StandinFreeSwitch:
         self.event("DTMF", {"Unique-ID": channel.uuid, "DTMF-Digit": digit, "DTMF-Duration": "1600"})
 
     async def _play(self, channel: StandinChannel) -> None:
-        """The channel's own thread."""
+        """The channel's thread."""
         loop = asyncio.get_running_loop()
         while channel.is_up:
             if not channel.queue:
@@ -323,7 +323,7 @@ class StandinFreeSwitch:
     # ---------------------------------------------------------------- the module
 
     def speech(self, channel: StandinChannel, number: int, pcm: bytes, kind: str = "r8") -> Path:
-        """What the module does with a message of speech."""
+        """Handle a message of speech as the module does."""
         path = self.folder / f"{channel.uuid}_{len(channel.files)}.tmp.{kind}"
         path.write_bytes(pcm)
         channel.files.append(path)
@@ -333,7 +333,7 @@ class StandinFreeSwitch:
         return path
 
     def word(self, channel: StandinChannel, **data: Any) -> None:
-        """What the module does with any other text of the server."""
+        """Handle any other text of the server as the module does."""
         body = json.dumps({"type": "json", "data": data})
         self.event(f"{channel.module}::json", {"Unique-ID": channel.uuid}, body)
 
@@ -342,7 +342,7 @@ class StandinFreeSwitch:
         self.event(f"{channel.module}::disconnect", {"Unique-ID": channel.uuid}, json.dumps(body))
 
     def reset(self, channel: StandinChannel) -> None:
-        """The module's socket is gone without a close frame, as when the server is killed."""
+        """The module's socket ends without a close frame, as when the server is killed."""
         if channel.module == "mod_audio_fork":
             return self.left(channel, 1006)
         body = {"status": "error", "message": {"code": 1, "error": "Connection reset"}}
@@ -351,7 +351,7 @@ class StandinFreeSwitch:
     async def stream(
         self, channel: StandinChannel, url: str, *, metadata: str | None = None, headers: dict[str, str] | None = None
     ) -> bool:
-        """`uuid_audio_stream UUID start URL mono 8k METADATA`: whether the server took it."""
+        """Run `uuid_audio_stream UUID start URL mono 8k METADATA`; returns whether the server accepted it."""
         is_fork = channel.module == "mod_audio_fork"
         try:
             socket = channel.socket = await connect(
@@ -390,14 +390,14 @@ class StandinFreeSwitch:
             self.left(channel, socket.close_code or 1005, socket.close_reason or "")
 
     async def hears_caller(self, channel: StandinChannel, pcm: bytes) -> None:
-        """The caller speaks: 20 ms a message, at once. While a file begins or ends nothing of it arrives."""
+        """Send the caller's audio at once, 20 ms per message. Nothing is sent while a file begins or ends."""
         assert channel.socket is not None
         for at in range(0, len(pcm), 320):
             if asyncio.get_running_loop().time() >= channel.deaf_until_s:
                 await channel.socket.send(pcm[at : at + 320])
 
     async def hears_caller_talk(self, channel: StandinChannel, n_frames: int) -> list[int]:
-        """The caller speaks frames that are numbered, 20 ms apart. Which of them went to the server."""
+        """Send numbered frames of the caller, 20 ms apart; returns the numbers that went to the server."""
         loop = asyncio.get_running_loop()
         begun_s, sent = loop.time(), []
         for n in range(n_frames):

@@ -1,4 +1,4 @@
-"""The event socket's text, in any pieces."""
+"""The event socket's messages from any split of the stream."""
 
 from __future__ import annotations
 

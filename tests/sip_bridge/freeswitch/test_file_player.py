@@ -1,4 +1,4 @@
-"""The files of one call, on a clock of the test's own, and a FreeSWITCH that is only told things."""
+"""The files of one call, on a clock of the test, with a FreeSWITCH that only records its commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PlayerWorld:
         self.player.ended(f"/f{number}", was_broken, self.now_ns)
 
     def pass_ms(self, ms: int) -> None:
-        """Time passes; the player is called when it has asked for it."""
+        """Let time pass, and call the player at its deadlines."""
         end_ns = self.now_ns + ms * MS
         while self.player.deadline_ns is not None and self.player.deadline_ns <= end_ns:
             self.now_ns = max(self.now_ns, self.player.deadline_ns)
@@ -129,7 +129,7 @@ def test_a_clear_keeps_files_from_its_number_on() -> None:
 
 
 def test_a_file_stopped_by_another_program_is_played_again_once() -> None:
-    """As a break does that was left over when it found nothing to stop."""
+    """A break that found nothing to stop may have this effect later."""
     world = PlayerWorld()
     world.add(1)
     world.begun(1)
@@ -179,7 +179,7 @@ def test_after_a_lost_connection_files_stop_and_are_requested_again() -> None:
 
 
 def test_the_files_of_a_call_first_seen_in_its_middle_are_requested_again() -> None:
-    """Another bridge had it. What that one did with the files before is not known; one of them may still play."""
+    """Another bridge had the call before. It may have played earlier files, and one may still play."""
     world = PlayerWorld(is_new=True)
     world.add(4)
     assert world.taken() == ["stop", "again"] and world.removed == ["/f4"]
@@ -213,7 +213,7 @@ def test_the_hello_tells_whether_the_call_had_another_bridge(is_new: bool, follo
 
 
 def test_new_speech_waits_only_for_the_reply_to_a_break() -> None:
-    """The break has emptied FreeSWITCH's queue: of a file that had not begun no event tells."""
+    """The break has emptied FreeSWITCH's queue, so no event comes for a file that had not begun."""
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -264,7 +264,7 @@ def test_a_cleared_file_that_begins_very_late_is_stopped_too() -> None:
 
 
 def test_a_file_that_is_stopped_by_the_break_for_the_one_before_is_played_again() -> None:
-    """The file had already ended, by the first break."""
+    """The first break had already ended the file."""
     world = PlayerWorld()
     world.add(1)
     world.player.clear(2, world.now_ns)
@@ -291,7 +291,7 @@ def test_a_call_that_is_over_leaves_no_file() -> None:
 
 
 def test_a_file_does_not_fail_while_the_event_socket_is_lost() -> None:
-    """Its time ran on, and the server ended the call just before it would have sent the file again."""
+    """Its deadline once ran on, and the server ended the call just before it would have sent the file again."""
     world = PlayerWorld()
     world.add(1)
     assert world.player.deadline_ns is not None, "it should begin soon"

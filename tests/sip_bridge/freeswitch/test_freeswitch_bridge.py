@@ -1,4 +1,4 @@
-"""The bridge's side of the event socket, against a stand-in: what it orders, and what it tells the server."""
+"""The bridge's side of the event socket, with a stand-in: its commands, and its reports to the server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_clear_silences_as_fast_as_a_break_and_the_next_file_is_heard(tmp_path
 
 @pytest.mark.timed
 def test_a_file_begins_without_lead_frames_and_the_next_one_follows(tmp_path: Path) -> None:
-    """The stand-in takes 25 ms of its own. `uuid_broadcast` costs 100 ms more a file, there as in a real FreeSWITCH."""
+    """The stand-in takes 25 ms itself. `uuid_broadcast` takes 100 ms more for each file, as in a real FreeSWITCH."""
 
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
@@ -104,7 +104,7 @@ def test_after_a_clear_before_the_first_sound_only_new_speech_is_heard(tmp_path:
 @pytest.mark.timed
 @pytest.mark.parametrize("remove_files", [True, False])
 def test_a_break_that_is_too_early_is_repeated(tmp_path: Path, remove_files: bool) -> None:
-    """FreeSWITCH has taken the file from its queue, and forgets the break when it begins it."""
+    """FreeSWITCH has taken the file from its queue, and resets the break when the file begins."""
 
     async def main() -> None:
         async with together(tmp_path, freeswitch__remove_files=remove_files) as (switch, _):
@@ -128,7 +128,7 @@ def test_a_break_that_is_too_early_is_repeated(tmp_path: Path, remove_files: boo
 @pytest.mark.timed
 @pytest.mark.parametrize("seed", range(3))
 def test_a_clear_at_any_moment_silences_its_file_and_the_next_one_is_heard_once(tmp_path: Path, seed: int) -> None:
-    """Whether FreeSWITCH has the file in its queue, begins it, plays it or has just ended it."""
+    """FreeSWITCH may have the file in its queue, begin it, play it, or have just ended it."""
 
     async def main() -> None:
         async with together(tmp_path, freeswitch__remove_files=seed != 0) as (switch, _):
@@ -198,7 +198,7 @@ def test_the_speech_of_a_call_of_another_bridge_is_stopped_and_requested_again(t
 def test_the_servers_hello_tells_whether_another_bridge_had_the_call(
     tmp_path: Path, word: dict[str, object], reports: list[tuple[str, ...]]
 ) -> None:
-    """It says hello with the number of the next file where it hears nothing of what it has sent."""
+    """It sends hello with the number of the next file while it gets no report."""
 
     async def main() -> None:
         async with together(tmp_path) as (switch, _):

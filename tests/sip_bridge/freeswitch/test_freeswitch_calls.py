@@ -61,7 +61,7 @@ async def lined(
 
 
 def ends_s(channel: StandinChannel, sentence: str, rate_hz: int = 8000) -> list[float]:
-    """When the telephone had heard the whole of a sentence: a file may hold several, and one may be heard twice."""
+    """When the telephone had heard each whole sentence: a file may have several, and one may be heard twice."""
     wanted = tones([sentence], rate_hz).astype(float)
     found = []
     for begun_s, _, pcm in channel.heard:
@@ -78,7 +78,7 @@ def ends_s(channel: StandinChannel, sentence: str, rate_hz: int = 8000) -> list[
 
 
 def heard_whole(channel: StandinChannel, sentences: list[str], rate_hz: int = 8000) -> list[float]:
-    """The end of each sentence, of which each was heard once, in order, and nothing besides."""
+    """The end of each sentence. Each must be heard exactly once, in order, and nothing else."""
     ends = [ends_s(channel, sentence, rate_hz) for sentence in sentences]
     assert [len(each) for each in ends] == [1] * len(sentences), ends
     assert abs(len(channel.pcm) // 2 - sum(len(tones([each], rate_hz)) for each in sentences)) < 800 * len(sentences)
@@ -121,7 +121,7 @@ def test_a_bots_sentences_are_heard_whole_and_reported(
 
 
 def test_speech_from_before_the_call_is_heard_in_sentences_too(tmp_path: Path) -> None:
-    """What was made for a telephone that takes frames is made again for one that takes files."""
+    """Speech that was made for a telephone with frames is made again for one with files."""
 
     async def main() -> None:
         async with lined(tmp_path) as line:
@@ -203,7 +203,7 @@ def test_a_bot_that_leaves_ends_the_telephone_call(tmp_path: Path) -> None:
 
 
 def test_a_lost_event_socket_loses_no_speech(tmp_path: Path) -> None:
-    """What was not heard to its end is said once more; the turn ends as any other."""
+    """A file that was not played to its end is sent again; the turn ends normally."""
 
     async def main() -> None:
         async with lined(tmp_path) as line:
@@ -219,7 +219,7 @@ def test_a_lost_event_socket_loses_no_speech(tmp_path: Path) -> None:
 
 
 def test_a_restarted_bridge_loses_no_sentence_and_reports_true_marks(tmp_path: Path) -> None:
-    """`kill -9` while the first sentence plays; three seconds later a new process meets the call in its middle."""
+    """`kill -9` while the first sentence plays; three seconds later a new process finds the live call."""
     sentences = [
         "Your first parcel left the depot on Monday.",
         "Your second parcel left it on Tuesday.",
@@ -269,7 +269,7 @@ def test_a_restarted_bridge_loses_no_sentence_and_reports_true_marks(tmp_path: P
 
 
 def test_the_callers_audio_has_only_the_gaps_that_freeswitch_makes(tmp_path: Path) -> None:
-    """It throws away what came last at each file's beginning and end; the bot hears all else in order."""
+    """FreeSWITCH drops the latest audio at each file's beginning and end; the bot gets everything else in order."""
 
     async def main() -> None:
         async with lined(tmp_path, inbound="binary") as line:

@@ -1,4 +1,4 @@
-"""The files for FreeSWITCH agree with each other, the bridge and the server. No FreeSWITCH reads them here."""
+"""The files for FreeSWITCH match each other, the bridge and the server. No FreeSWITCH reads them here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def variables() -> dict[str, str]:
 
 
 def actions() -> list[tuple[str, str]]:
-    """What the dialplan does, with what is known of a call put in."""
+    """The actions of the dialplan, with the variables of a call filled in."""
     known = {f"$${{{name}}}": value for name, value in variables().items()}
     known |= {"${uuid}": UUID, "${tts_from}": "+4930123456", "${destination_number}": "700"}
     found = []

@@ -1,4 +1,4 @@
-"""Event sockets that drop, answer nothing or say nonsense, and calls that are not what they seem."""
+"""Event sockets that drop, do not answer or send nonsense, and calls with unexpected properties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sip_bridge import metrics
 
 
 def test_an_event_socket_that_drops_in_the_middle_of_a_break(tmp_path: Path) -> None:
-    """The break is lost with it. Back again, what plays is stopped, and the server is asked for what was not heard."""
+    """The break is lost with it. After the reconnect the playing file is stopped, and unheard speech is requested."""
 
     async def main() -> None:
         async with together(tmp_path) as (switch, rig):

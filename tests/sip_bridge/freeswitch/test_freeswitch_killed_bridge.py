@@ -1,4 +1,4 @@
-"""The bridge's process is killed in the middle of a turn, and another one is started: server and bridge are real."""
+"""The bridge's process is killed during a turn, and another one is started. Server and bridge are real."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from telephony_tts.engines.fake import recognise
 pytestmark = pytest.mark.timed
 
 SENTENCES = tuple(" ".join([word.title(), *[word] * 5]) + "." for word in ("baba", "dede", "fifi", "gogo"))
-"""Of 1.8 s each."""
+"""Sentences of 1.8 s each."""
 
 
 def heard_whole(channel: StandinChannel) -> list[tuple[float, int]]:

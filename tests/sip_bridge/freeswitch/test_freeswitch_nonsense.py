@@ -27,7 +27,7 @@ BAD = "telephony_sip_bridge_bad_input_total"
 
 @asynccontextmanager
 async def beside(folder: Path, **settings: Any) -> AsyncIterator[tuple[StandinFreeSwitch, BridgeRig, StandinChannel]]:
-    """A call of FreeSWITCH's, and during the body one of AudioSocket's, whose frames must all arrive."""
+    """A FreeSWITCH call, and during the body an AudioSocket call whose frames must all arrive."""
     async with (
         standin_server() as server,
         together(folder, server__url=server.url, **settings) as (switch, rig),
@@ -59,7 +59,7 @@ async def beside(folder: Path, **settings: Any) -> AsyncIterator[tuple[StandinFr
 
 
 async def speaks(switch: StandinFreeSwitch, channel: StandinChannel, number: int) -> None:
-    """A file is played whole, and told so."""
+    """Check that a file is played completely and reported."""
     n_heard = len(channel.heard)
     switch.speech(channel, number, speech(5, number))
     await until(lambda: ("played", str(number)) in said(channel), f"file {number} is played")

@@ -1,4 +1,4 @@
-"""The module's files: none is left behind, whichever process is killed, and nothing else is touched."""
+"""The module's files: none is left, whichever process is killed, and no other file is touched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def left_in(folder: Path, name: str, age_s: float = HOUR_S) -> Path:
 
 
 def test_a_freeswitch_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
-    """Nor does it have to come back: what it had is said again under other names."""
+    """It need not come back: its speech is sent again under other names."""
 
     async def main() -> None:
         async with StandinFreeSwitch(tmp_path).running() as switch, bridged(switch) as rig:

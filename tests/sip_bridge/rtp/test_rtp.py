@@ -1,4 +1,4 @@
-"""RTP packets made and put in order: whatever the network does to them, what was said keeps its order and its pace."""
+"""RTP packets written and put in order: speech keeps its order and its timing whatever the network does."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_another_source_or_a_far_jump_restarts_the_stream() -> None:
 
 
 def test_one_stray_number_does_not_make_later_packets_late() -> None:
-    """It was believed, and the caller was not heard until his packets had come that far: 10 s here."""
+    """It was once accepted, and the caller was not heard until the numbers had caught up, 10 s here."""
     receiver = RtpReceiver()
     assert heard(receiver, [0, 1, 2]) == b"".join(said(n) for n in range(3))
     assert receiver.feed(packet(502), 60 * MS) == b""
@@ -93,7 +93,7 @@ def test_one_stray_number_does_not_make_later_packets_late() -> None:
 
 
 def test_a_sender_that_restarts_a_little_farther_back_is_heard_again() -> None:
-    """A re-invite may bring another sequence with the same source, RFC 3550 notwithstanding."""
+    """A re-invite may bring another sequence with the same source, against RFC 3550."""
     receiver = RtpReceiver()
     heard(receiver, list(range(800, 820)))
     audio = b"".join(receiver.feed(packet(n), (400 + 20 * n) * MS) for n in range(500, 550))
@@ -102,7 +102,7 @@ def test_a_sender_that_restarts_a_little_farther_back_is_heard_again() -> None:
 
 
 def test_late_packets_between_timely_ones_are_not_a_restart() -> None:
-    """A way that is 400 ms longer brings a run of late ones; what is newer comes in between."""
+    """A path that is 400 ms longer brings a run of late packets, with newer ones in between."""
     receiver = RtpReceiver()
     audio = b""
     for n in range(100, 160):
@@ -114,7 +114,7 @@ def test_late_packets_between_timely_ones_are_not_a_restart() -> None:
 
 @pytest.mark.parametrize("n_bytes", [1, 80, 240, 1488])
 def test_packets_of_any_length_are_heard_whole(n_bytes: int) -> None:
-    """1,500 bytes are what Ethernet carries."""
+    """Ethernet carries 1,500 bytes."""
     receiver = RtpReceiver()
     codes = [bytes([n]) * n_bytes for n in range(5)]
     assert b"".join(receiver.feed(packet(n, each), n * 20 * MS) for n, each in enumerate(codes)) == b"".join(codes)

@@ -1,4 +1,4 @@
-"""One schedule: late once is not late for ever, and a stall is not made up for by a burst."""
+"""One schedule: a late frame does not delay later ones, and a stall is not followed by a burst."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def speech(n_frames: int) -> s.ServerSpeech:
 
 
 class ServedPhone:
-    """A server's side that has joined a pretended server at 8 kHz."""
+    """A server's side that joins a pretended server at 8 kHz."""
 
     def __init__(self, refusal: Exception | None = None) -> None:
         self.leg = PretendLeg()

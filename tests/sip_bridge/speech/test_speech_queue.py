@@ -1,4 +1,4 @@
-"""Samples in order, marks at their samples, and nothing of either after a clear; at one rate and between two."""
+"""Samples in order, marks at their samples, and none of them after a clear, with and without resampling."""
 
 from __future__ import annotations
 
