@@ -1,8 +1,8 @@
-"""A telephone call as Asterisk's AudioSocket makes it, with the strictness observed on a real one (version 22).
+"""A stand-in for a call of Asterisk's AudioSocket, as strict as a real one was seen to be (version 22).
 
-It ends the call where a header and its payload are more than 5 ms apart, on audio of no length, on any kind but hang-up
-and audio, and (the application) when nothing has passed in either direction for 2 s. It has no buffer of its own: what
-it hears, and when, is what the phone would get.
+It ends the call if a header and its payload are more than 5 ms apart, on audio without a payload, on any frame except
+hang-up and audio, and (like the application) after 2 s without a frame in either direction. It has no buffer: the phone
+would get the audio exactly as received.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_a_second_signal_ends_live_calls_at_once() -> None:
             call = await server.call(up.name)
             process.send_signal(signal.SIGINT)
             await up.hears_any(len(up.heard) + 3)
-            process.send_signal(signal.SIGINT)  # within 0.3 s: make's or a shell's echo of the first
+            process.send_signal(signal.SIGINT)  # within 0.3 s: make or a shell sends the first one again
             await up.hears_any(len(up.heard) + 20)
             assert process.returncode is None
             process.send_signal(signal.SIGINT)

@@ -1,5 +1,4 @@
-"""Connections that are not what they should be, and many of them: live calls hear on, new ones still come in, and the
-log says what it was without being filled."""
+"""Many connections that are not AudioSocket calls: live calls go on, new calls come in, and the log stays bounded."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCapture
     run(main, within_s=60)
     told = lines(caplog, "no_uuid")
     assert told[0] == {"peer": "127.0.0.1", "why": "256 connections have sent no UUID: are they Asterisk's?"}
-    # 20 at once and one a second, of two kinds; four calls say three lines each.
+    # 20 at once and one per second, of two kinds; four calls log three lines each.
     assert len(caplog.records) < 20 + 60 + 4 * 3 + 10
     assert sum(line.get("left_out", 0) for line in [*told, *lines(caplog, "call_ended")]) > 50
 
@@ -205,7 +204,7 @@ def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixtu
     assert 20 <= len(told) <= 40 and len(told) + last["lines_left_out"] == 120
 
 
-# -------------------------------------------------------------------- garbage and halves
+# -------------------------------------------------------------------- garbage and incomplete frames
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_fifty_bad_frames_in_a_row_end_the_call(caplog: pytest.LogCaptureFixture
     run(main)
 
 
-# ------------------------------------------------------------------ nobody who reads
+# ------------------------------------------------------------------ peers that do not read
 
 
 def test_a_peer_that_reads_nothing_is_logged_with_its_call(caplog: pytest.LogCaptureFixture) -> None:

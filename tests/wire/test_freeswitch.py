@@ -1,7 +1,7 @@
-"""FreeSWITCH's modules, by what they were seen to send, and by what a broken peer may.
+"""FreeSWITCH's modules: messages that they were seen to send, and those of a broken peer.
 
-The conversation below was recorded of mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12; that of
-mod_audio_fork is its own page's. Neither is run here.
+The conversation below was recorded from mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12. That of
+mod_audio_fork is from its page. Neither module runs here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_a_message_of_speech_has_what_the_module_needs() -> None:
     assert is_text and said["type"] == "streamAudio"
     audio = base64.b64decode(said["data"].pop("audioData"), validate=True)
     assert audio == FRAME
-    # What is left of the data comes back in the event mod_audio_stream::play; a rate that is text would be 0 there.
+    # The event mod_audio_stream::play has the rest of the data; a rate that is text would be 0 there.
     assert said["data"] == {"audioDataType": "raw", "sampleRate": 16000, "id": "3"}
 
 

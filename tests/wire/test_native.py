@@ -55,7 +55,7 @@ def event(message: messages.ToBot, **settings: Any) -> dict[str, Any]:
     return value
 
 
-# ------------------------------------------------------------------- bot leg → us
+# ------------------------------------------------------------------- bot leg → server
 
 READABLE = [
     ('{"type":"say","text":"Hello."}', Say("Hello.")),
@@ -207,7 +207,7 @@ def test_text_over_the_limit_is_refused_and_at_the_limit_is_not(data: str) -> No
     [
         ('{"type":"say","text":"a\\ud800b"}', "a\ufffdb"),
         ('{"type":"say","text":"\\udc00\\ud800"}', "\ufffd\ufffd"),
-        ('{"type":"say","text":"\\ud83d\\ude00"}', "😀"),  # a pair is one character, not two lone halves
+        ('{"type":"say","text":"\\ud83d\\ude00"}', "😀"),  # a surrogate pair is one character
         ("plain \ud800", "plain \ufffd"),
     ],
 )
@@ -249,7 +249,7 @@ NEAR_MESSAGES = st.dictionaries(
 def test_decode_never_raises_and_gives_only_what_can_be_passed_on(data: str | bytes, is_text: bool) -> None:
     message = NativeCodec().decode(data, is_text)
     assert isinstance(message, messages.FromBot)
-    repr(message).encode()  # nothing in it that a log or a socket could not carry
+    repr(message).encode()  # a log and a socket can carry all of it
     match message:
         case Say(text=text, turn=turn) | Text(text=text, turn=turn):
             text.encode()
@@ -268,7 +268,7 @@ def test_plain_text_arrives_unchanged(text: str) -> None:
     assert Say(text) == decode(text.encode())
 
 
-# ------------------------------------------------------------------- us → bot leg
+# ------------------------------------------------------------------- server → bot leg
 
 WRITTEN = [
     (

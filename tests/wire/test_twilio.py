@@ -51,7 +51,7 @@ def start_with(**changes: Any) -> str:
     return json.dumps({**START, "start": inner})
 
 
-# ---------------------------------------------------------------- media leg → us
+# ---------------------------------------------------------------- media leg → server
 
 
 def test_connected_needs_no_answer() -> None:
@@ -174,7 +174,7 @@ def test_binary_is_refused() -> None:
     assert answer.code == "binary_not_expected"
 
 
-# --------------------------------------------------- media nobody listens to, told by its first bytes
+# --------------------------------------------------- unwanted media, recognised by its first bytes
 
 MEDIA = {"track": "inbound", "chunk": "1", "timestamp": "20", "payload": PAYLOAD}
 
@@ -239,7 +239,7 @@ def test_the_fast_path_decodes_like_the_full_parse(
 ) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     data = json.dumps({**dict(body), "event": kind}, separators=separators, ensure_ascii=escaped)
-    long_way = started().decode(data, want_audio=False)  # a str takes no short way
+    long_way = started().decode(data, want_audio=False)  # a str always gets the full parse
     assert long_way == started().decode(data.encode("utf-8", "replace"), want_audio=False)
     assert (kind == "media") == (long_way is NO_AUDIO)
 
@@ -280,7 +280,7 @@ def test_decode_never_raises(data: str | bytes, want_audio: bool, has_started: b
         json.dumps(message.parameters, ensure_ascii=False).encode()
 
 
-# ---------------------------------------------------------------- us → media leg
+# ---------------------------------------------------------------- server → media leg
 
 
 def test_speech_marks_and_clear_in_twilios_form() -> None:

@@ -1,5 +1,7 @@
-"""An Asterisk of nothing but ARI: requests and events on one WebSocket, channels and bridges that are but names, and an
-RTP port for each external media. It answers as Asterisk 22.10 does, and fails as a test tells it to."""
+"""A stand-in for Asterisk's ARI: requests and events on one WebSocket, and an RTP port for each external media.
+
+Channels and bridges are only names. It answers as Asterisk 22.10 does, and fails when a test asks for it.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ class StandinAri:
                 for each in self.ports.values():
                     each.transport.close()
 
-    # ---------------------------------------------------------------- what a test does
+    # ---------------------------------------------------------------- actions of a test
 
     async def call(self, channel_id: str, number: str = "123", **variables: str) -> None:
         """A caller enters the application."""
@@ -135,7 +137,7 @@ class StandinAri:
         ids = list(self.bridges.values())[bridge_no]
         return next(each for each in ids if each.endswith("-media"))
 
-    # -------------------------------------------------------------------- what it does
+    # -------------------------------------------------------------------- answers and events
 
     def _answer_handshake(self, connection: ServerConnection, request: Request) -> Response | None:
         parts = urlsplit(request.path)

@@ -85,7 +85,7 @@ def test_clear_silences_within_a_frame() -> None:
             await asterisk.call("c-1")
             await asterisk.bridged()
             call = await server.call("c-1")
-            for frame in noise(20, 3):  # far ahead, so that much is queued
+            for frame in noise(20, 3):  # far ahead, so that the queue is long
                 await call.socket.send(frame)
             await call.mark("never")
             await asyncio.sleep(0.1)
@@ -160,8 +160,8 @@ def test_a_channel_that_returns_by_its_dialplan_is_a_new_call() -> None:
         async with sides(ari__request_timeout_s=1) as (asterisk, server, rig):
             await asterisk.call("c-1")
             await asterisk.bridged()
-            asterisk.mute.add("DELETE bridges")  # the first call takes its time to be put away
-            (await server.call("c-1")).socket.transport.abort()  # the server is lost, the caller goes on
+            asterisk.mute.add("DELETE bridges")  # the cleanup of the first call takes time
+            (await server.call("c-1")).socket.transport.abort()  # the server is lost and the caller goes on
             await until(lambda: "c-1" not in asterisk.channels, "the caller is let go")
             server.calls.clear()
             await asterisk.call("c-1")

@@ -126,7 +126,7 @@ def test_calls_stay_up_while_the_connection_is_lost() -> None:
             assert metrics.value("telephony_sip_bridge_ari_connected") == 0
             await call.speak(noise(2, 1), mark="meanwhile")
             await call.until(lambda: len(call.of("mark")) == 2, "speech goes on")
-            await asterisk.hang_up("c-2")  # nobody hears of it
+            await asterisk.hang_up("c-2")  # without an event
             assert gone.closed is None
             asterisk.dead = False
             await readiness(rig, "ready")
@@ -216,7 +216,7 @@ def test_a_bridge_whose_application_is_taken_keeps_its_calls_and_does_not_reconn
                 await readiness(rig, "another client has taken the application tts")
                 await call.speak(noise(2, 1), mark="on")
                 await call.until(lambda: len(call.of("mark")) == 2, "the call goes on")
-                await asterisk.hang_up("c-1")  # told to the other
+                await asterisk.hang_up("c-1")  # its events go to the other client
                 await call.gone()
                 await asterisk.empty()
                 await until(lambda: not rig.bridge.n_calls, "the call is over")
@@ -387,7 +387,7 @@ def test_leftovers_of_a_killed_bridge_are_removed(monkeypatch: pytest.MonkeyPatc
                 f"{APP}-01234567-4": ["c-4", f"{APP}-01234567-4-media"],
             }  # fmt: skip
             async with bridging(server.url, ari__url=asterisk.url, **SETTINGS):
-                # What may still be somebody's is left alone: two that hear each other, and what is not ours.
+                # Objects that may be in use stay: a bridge with two channels, and those of other programs.
                 kept = {"c-4", f"{APP}-01234567-4-media", "of-another"}
                 await until(lambda: set(asterisk.channels) == kept, "the channels of nobody are gone")
                 await until(lambda: set(asterisk.bridges) == {f"{APP}-01234567-4", "conference"}, "and the bridges")

@@ -111,7 +111,7 @@ def test_leftovers_of_another_process_are_removed_the_second_time_if_unusable() 
         ("DELETE", "channels", f"{OTHER}-1-media"), ("POST", "channels", "stuck", "continue"),
         ("DELETE", "bridges", f"{OTHER}-3"), ("DELETE", "channels", f"{OTHER}-5-out"),
     }  # fmt: skip
-    # Seen once, gone, seen again is no second time.
+    # An object that disappears in between counts as seen for the first time again.
     assert left((channels, bridges), ([], []), (channels, bridges))[2] == []
 
 

@@ -1,5 +1,5 @@
-"""What an Asterisk that the bridge rules may say wrong, or RTP bring: its own call bears it, the call beside hears
-every frame of its own, and the log names call and fault."""
+"""Bad messages of ARI and bad RTP affect only their own call. A second call gets every frame, and the log names the
+call and the fault."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_ari_that_never_answers_does_not_affect_audiosocket_calls(caplog: pyt
         await mute.wait_closed()
 
     run(main)
-    # Once, not for each time that it was tried.
+    # Logged once, not for each attempt.
     assert lines(caplog, "asterisk_lost") == [
         {"why": "Asterisk accepts at ari.url and has not answered for 0.2 s", "calls": 0}
     ]
@@ -237,7 +237,7 @@ def test_a_channel_that_starts_twice_is_one_call() -> None:
             assert rig.bridge.n_calls == 2 and asterisk.asked.count("POST channels/c-1/answer") == 1
             await asterisk.hang_up("c-1")
             await call.gone()
-            await asterisk.event("StasisStart", media, args=[])  # of a call that is over: nobody's
+            await asterisk.event("StasisStart", media, args=[])  # of an ended call
             await asterisk.event("StasisEnd", "c-1")
             await until(lambda: rig.bridge.n_calls == 1, "one call less")
             assert ended.counts == {"hangup": 1}
@@ -353,7 +353,7 @@ def test_unreadable_packets_are_dropped_and_the_others_heard(caplog: pytest.LogC
             packet(2, extension + codes[2], first=0x90),
             packet(3, codes[3] + b"\x00\x00\x03", first=0xA0),
             packet(4, b"\x05\x0a\x00\xa0", kind=101),
-            packet(20_000, codes[4], ssrc=99),  # a re-invite: another source, and its numbers
+            packet(20_000, codes[4], ssrc=99),  # a re-invite: another source with other numbers
             packet(20_001, codes[5], ssrc=99),
             packet(20_001, codes[5], ssrc=99),
             packet(20_002, ulaw(long), ssrc=99),
@@ -414,7 +414,7 @@ def test_an_unreachable_rtp_address_is_logged_once(caplog: pytest.LogCaptureFixt
         for _ in range(3):
             media._send_frame(0)
 
-    on_a_loop(act)  # from 127.0.0.1 nothing goes there
+    on_a_loop(act)  # unreachable from 127.0.0.1
     (line,) = lines(caplog, "rtp_not_sent")
     assert line["call"] == "c-1" and line["to"] == "192.0.2.1" and line["why"]
 
@@ -456,7 +456,7 @@ def test_an_rtp_call_of_a_killed_bridge_is_found_and_its_caller_goes_on(
                     assert "POST channels/c-1/continue" in asterisk.asked
                     n_looks = asterisk.asked.count("GET channels")
                     await until(lambda: asterisk.asked.count("GET channels") >= n_looks + 4, "four more looks")
-                    # Another process still has the one port; the other is on another machine, and may be alive.
+                    # Another process still uses the first port. The second is on another machine, which may be alive.
                     assert {stays, far} < set(asterisk.bridges) and {"c-2", "c-3"} < set(asterisk.channels)
 
     caplog.set_level("INFO")

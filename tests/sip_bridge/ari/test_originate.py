@@ -130,7 +130,7 @@ def test_the_call_limit_and_unique_names_hold() -> None:
             assert (await order(rig, {"endpoint": "PJSIP/1", "call": "b"}))[0] == 201
             status, told = await order(rig, {"endpoint": "PJSIP/1", "call": "c"})
             assert status == 503 and "max_calls" in told["message"]
-        # A call that still rings when the bridge stops is broken off.
+        # A call that still rings when the bridge stops is cancelled.
         assert not asterisk.channels
 
     run(main)

@@ -357,7 +357,7 @@ def test_a_rate_that_is_set_is_asked_for_at_once() -> None:
     play(act)
 
 
-# ---------------------------------------------------------------------- the ends
+# ---------------------------------------------------------------------- the end
 
 
 def ends(reason: str) -> float:

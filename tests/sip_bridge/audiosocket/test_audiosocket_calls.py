@@ -54,7 +54,8 @@ def test_a_whole_call(plain_loop: bool) -> None:
 
 def test_frames_keep_one_schedule() -> None:
     """A busy machine makes single frames late and none early, so the earliest ones show whether the schedule drifts.
-    One that is held up for long moves it by whole frames."""
+    A long delay moves the schedule by whole frames.
+    """
 
     async def main() -> None:
         async with standin_server() as server, bridging(server.url) as rig, phone(rig.port) as up:
@@ -181,7 +182,7 @@ def test_a_silent_caller_stays_connected_and_hears_the_bot() -> None:
 
     async def main() -> None:
         async def script(call: ServedCall) -> None:
-            await asyncio.sleep(2.3)  # longer than Asterisk stays in a call in which nothing passes
+            await asyncio.sleep(2.3)  # longer than Asterisk keeps a call without any frame
             await call.speak(spoken)
 
         async with standin_server(script) as server, bridging(server.url) as rig, phone(rig.port) as up:

@@ -118,7 +118,7 @@ def test_bad_frames_in_a_call_are_skipped(caplog: pytest.LogCaptureFixture) -> N
     run(main)
 
 
-# ------------------------------------------------------------- who may come at all
+# ------------------------------------------------------------- which addresses are allowed
 
 
 def test_other_addresses_and_calls_over_the_limit_are_refused() -> None:
@@ -246,7 +246,7 @@ def test_bad_messages_of_the_server_are_ignored() -> None:
     run(main)
 
 
-# ------------------------------------------------------------------ who does not read
+# ------------------------------------------------------------------ peers that do not read
 
 
 def test_the_call_of_an_asterisk_that_does_not_read_ends() -> None:
@@ -326,7 +326,7 @@ def test_2000_frames_for_a_server_that_reads_nothing_are_dropped_and_the_call_en
     run(main)
 
 
-# --------------------------------------------------------------- many, and for long
+# --------------------------------------------------------------- many calls
 
 
 @pytest.mark.alone

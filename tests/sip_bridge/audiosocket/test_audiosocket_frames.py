@@ -47,7 +47,7 @@ def after_uuid(data: bytes) -> list[AudioSocketFrame]:
     return rest
 
 
-# ------------------------------------------------------------------ what there is
+# ------------------------------------------------------------------ good frames
 
 
 def test_a_call_as_asterisk_sends_it() -> None:
@@ -83,7 +83,7 @@ def test_written_frames_can_be_read() -> None:
     assert after_uuid(HANGUP_FRAME) == [HangupFrame()]
 
 
-# -------------------------------------------------------------------- what is wrong
+# -------------------------------------------------------------------- bad frames
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""A FreeSWITCH with an event socket and a module that dials out, as a real one was seen to behave; no telephone.
+"""A stand-in for FreeSWITCH with an event socket and a module that dials out; it behaves as a real one was seen to.
 
-What a caller would hear is kept as bytes with their times. Its habits that matter:
+There is no telephone: what a caller would hear is kept as bytes with their times. Behaviour that matters:
 
-* `uuid_broadcast` first reads five frames of the caller's (lead-frames), `sendmsg` does not.
-* A break empties the queue of what has not begun, of which no event tells. It stops a file at the end of a frame. It is
-  forgotten when the next application begins, so one that comes while lead-frames are read stops nothing.
-* At each file's beginning and end the last 40 ms from the caller are thrown away.
+* `uuid_broadcast` first reads five frames of the caller (lead-frames); `sendmsg` does not.
+* A break empties the queue of files that have not begun, without an event. It stops a file at the end of a frame. The
+  next application resets it, so a break during the lead-frames stops nothing.
+* The last 40 ms of the caller are dropped at each file's beginning and end.
 * The module plays nothing, splits `send_text` at spaces, and raises `::error` with code 1 when its socket is reset.
-* If it is killed, the module's files stay.
+* If FreeSWITCH is killed, the module's files stay.
 """
 
 from __future__ import annotations
@@ -292,11 +292,11 @@ class StandinFreeSwitch:
                 continue
             path, n_lead_frames = channel.queue.popleft()
             await asyncio.sleep(n_lead_frames * FRAME_S + self.busy_s)
-            channel.break_now.clear()  # as each application does at its beginning, whatever the break was for
+            channel.break_now.clear()  # each application does this when it begins, whichever file the break was for
             await asyncio.sleep(self.begin_s)
             pcm = _samples(path)
             if pcm is None:
-                continue  # it says so in its log alone
+                continue  # only its log says so
             headers = {"Unique-ID": channel.uuid, "Playback-File-Path": path}
             rate_hz = 16000 if path.endswith("16") else 8000
             begun_s = loop.time()

@@ -72,7 +72,7 @@ def test_an_event_that_cannot_be_read_is_none(body: str) -> None:
     assert found is None or found.name
 
 
-# ------------------------------------------------------------------- what it is told
+# ------------------------------------------------------------------- commands
 
 UUID = "7dd5e34e-5db4-4edb-a166-757e5d29b941"
 FILE = f"/tmp/{UUID}_0.tmp.r8"

@@ -12,8 +12,10 @@ MS = 1_000_000
 
 
 class PlayerWorld:
-    """`told` is what was asked of FreeSWITCH and told to the server, in order. `is_new`: a call that another bridge had
-    before, or one whose server has said nothing yet."""
+    """`told` has the commands to FreeSWITCH and the reports to the server, in order.
+
+    `is_new`: the player has got no message of the server yet; another bridge may have had the call before.
+    """
 
     def __init__(self, is_new: bool = False) -> None:
         self.told: list[str] = []
@@ -183,7 +185,7 @@ def test_the_files_of_a_call_first_seen_in_its_middle_are_requested_again() -> N
     world = PlayerWorld(is_new=True)
     world.add(4)
     assert world.taken() == ["stop", "again"] and world.removed == ["/f4"]
-    world.player.clear(5, world.now_ns)  # what the server says first, so that no file on its way is played twice
+    world.player.clear(5, world.now_ns)  # the server sends this first, so that no file is played twice
     world.add(4, 5, 6)
     world.begun(5)
     world.ended(5)

@@ -47,7 +47,7 @@ def test_a_clear_silences_as_fast_as_a_break_and_the_next_file_is_heard(tmp_path
             switch.speech(channel, 3, answer)
             await told(channel, ("playing", "1"), ("playing", "3"), ("played", "3"))
             assert [len(pcm) for _, _, pcm in channel.heard][1:] == [len(answer)]
-            assert channel.heard[0][1] - cleared_s < 0.2  # at most 20 ms are the stand-in's own
+            assert channel.heard[0][1] - cleared_s < 0.2  # at most 20 ms are due to the stand-in
             assert channel.heard[1][2] == answer
 
     run(main)
@@ -88,7 +88,7 @@ def test_after_a_clear_before_the_first_sound_only_new_speech_is_heard(tmp_path:
                 n_sent = len(switch.commands)
                 switch.speech(channel, number, speech(100, number))
                 await until(lambda n=n_sent: any("sendmsg" in each for each in switch.commands[n:]), "the order")
-                await asyncio.sleep(number * 0.002)  # before and after FreeSWITCH has taken it from its queue
+                await asyncio.sleep(number * 0.002)  # before and after FreeSWITCH takes it from its queue
                 cleared_s = loop.time()
                 switch.word(channel, tts="clear", before=number + 1)
                 switch.speech(channel, number + 1, speech(4, number + 1))
@@ -119,7 +119,7 @@ def test_a_break_that_is_too_early_is_repeated(tmp_path: Path, remove_files: boo
             await told(channel, ("playing", "2"), ("played", "2"))
             *cut, (_, _, last) = channel.heard
             assert last == speech(6, 2)
-            # Without its file FreeSWITCH plays nothing; where that stays, one frame and what the machine takes.
+            # Without its file FreeSWITCH plays nothing. If the file stays: one frame, plus delays of the machine.
             assert sum(len(pcm) for _, _, pcm in cut) <= (0 if remove_files else 5 * 320)
 
     run(main)
@@ -329,7 +329,7 @@ def test_many_calls_do_not_hear_each_other(tmp_path: Path) -> None:
     run(main)
 
 
-# ------------------------------------------------------------- what may be an order
+# ------------------------------------------------------------- names and paths in commands
 
 
 @pytest.mark.parametrize("name", [UUID, "a", "call-7"])

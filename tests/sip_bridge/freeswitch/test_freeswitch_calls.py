@@ -1,6 +1,6 @@
-"""A bot speaks through the server, FreeSWITCH's module, the bridge and FreeSWITCH: all ours but FreeSWITCH, a stand-in.
+"""Whole FreeSWITCH calls: bot, server, bridge, and a stand-in for FreeSWITCH with its module.
 
-No package carries FreeSWITCH, so what the stand-in does is what was recorded of one; see docs/freeswitch.md.
+There is no package of FreeSWITCH, so the stand-in repeats what was recorded of a real one; see docs/freeswitch.md.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def test_a_server_that_is_killed_ends_the_telephone_call(tmp_path: Path, module:
             await line.bot.send(json.dumps({"type": "say", "text": " ".join(SENTENCES), "turn": "a"}))
             await line.channel.playing.wait()
             assert line.channel.socket is not None
-            line.channel.socket.transport.abort()  # as seen from here: no close frame
+            line.channel.socket.transport.abort()  # seen by the module as an end without a close frame
             await until(lambda: not line.channel.is_up, "the hang-up")
 
     run(main)

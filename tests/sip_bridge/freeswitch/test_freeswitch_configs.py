@@ -46,8 +46,10 @@ def test_every_global_variable_that_is_used_is_set() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
 def test_freeswitchs_preprocessor_reads_every_line_as_intended(path: Path) -> None:
-    """It goes by lines and before any XML is parsed (switch_xml.c), so it obeys what stands in comments as well, leaves
-    out lines with a tag of `include` whole, and copies what follows a variable unread."""
+    """The preprocessor works line by line before the XML is parsed (switch_xml.c).
+
+    So it also runs lines in comments, drops lines with an `include` tag, and copies the text after a variable unread.
+    """
     text = path.read_text()
     comments = "".join(re.findall(r"<!--.*?-->", text, re.DOTALL))
     assert "x-pre-process" not in comments.lower()
@@ -83,7 +85,7 @@ def test_a_callers_number_with_other_characters_is_not_passed_on(number: str) ->
         if each.attrib.get("field") == "caller_id_number"
     )  # fmt: skip
     assert condition.attrib["break"] == "never"
-    # As PCRE does, whose dollar also stands before a last line's end; FreeSWITCH's headers have none.
+    # Like PCRE, whose dollar also matches before a final line break; FreeSWITCH's headers have none.
     assert re.fullmatch(condition.attrib["expression"].strip("^$"), number) is None
 
 

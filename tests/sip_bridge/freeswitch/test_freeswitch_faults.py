@@ -100,7 +100,7 @@ def test_an_unusable_event_socket_is_reported_with_the_reason(tmp_path: Path, fa
                         break
                     await asyncio.sleep(0.01)
                 assert status == 503 and hint in body and PASSWORD not in body
-                # It is tried again, and takes calls once it is of use.
+                # The bridge tries again, and takes calls when the socket works.
                 switch.password, switch.on_command = PASSWORD, lambda command: None
                 switch.greeting = b"Content-Type: auth/request\n\n"
                 channel = switch.call()

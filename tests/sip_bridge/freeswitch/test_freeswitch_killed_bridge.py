@@ -57,7 +57,7 @@ def test_a_turn_is_heard_completely_although_its_bridge_is_killed(tmp_path: Path
                     await asyncio.sleep(away_s)
                     async with running("ws://127.0.0.1:9/", *flags):
                         marks, done = [], None
-                        async with asyncio.timeout(25):  # a bridge that cannot ask is sent all again after six seconds
+                        async with asyncio.timeout(25):  # the server's own limit is six seconds
                             while done is None:
                                 told = json.loads(await bot.recv())
                                 if told.get("type") == "mark":

@@ -1,5 +1,5 @@
-"""What an event socket may say wrong: FreeSWITCH's calls outlive it, one that comes another way hears every frame of
-its own, and the log says what it was."""
+"""Bad input of an event socket: FreeSWITCH calls survive it, an AudioSocket call gets every frame, and the log has the
+reason."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_connection_lost_during_a_break_is_logged_and_no_call_ends(
             await until(lambda: switch.n_connections == 2, "a new connection")
             await until(lambda: channel.heard and other.heard, "silence")
             await told(channel, ("playing", "1"), ("again",))
-            await told(other, ("playing", "1"), ("again",))  # the socket was everybody's
+            await told(other, ("playing", "1"), ("again",))  # the socket serves all calls
             assert rig.bridge.n_calls == 3
             await speaks(switch, channel, 2)
             await speaks(switch, other, 2)
@@ -110,7 +110,7 @@ def test_a_connection_lost_during_a_break_is_logged_and_no_call_ends(
         ),
         (b"HTTP/1.1 200 OK\r\n\r\n\n\n", "is not a header of an event socket: is this FreeSWITCH?"),
         (b"x" * 70_000, "65536 bytes without the empty line"),
-        # Within what is possible, and never there: what follows is swallowed, and it answers nothing any more.
+        # An allowed length whose body never comes: it swallows everything after it, and no reply comes any more.
         (b"Content-Length: 4000000\nContent-Type: text/event-plain\n\n", "has not answered for 0.3 s"),
     ],
     ids=["negative", "huge", "no number", "too short", "another protocol", "no end", "too long"],

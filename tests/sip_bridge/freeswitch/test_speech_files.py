@@ -24,7 +24,7 @@ def left_in(folder: Path, name: str, age_s: float = HOUR_S) -> Path:
     return path
 
 
-# -------------------------------------------------------------- in a call's life
+# -------------------------------------------------------------- during a call
 
 
 def test_a_freeswitch_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_bridge_that_stops_leaves_no_file(tmp_path: Path, remove_files: bool) 
     run(main)
 
 
-# ----------------------------------------------------- what was left before it began
+# ----------------------------------------------------- leftovers of earlier processes
 
 
 @pytest.mark.parametrize("remove_files", [True, False])

@@ -31,7 +31,7 @@ def heard(receiver: RtpReceiver, numbers: list[int], every_ms: int = 20) -> byte
 
 def test_packets_in_order_are_returned_at_once() -> None:
     receiver = RtpReceiver()
-    for number in range(65_530, 65_550):  # over the end of the counter
+    for number in range(65_530, 65_550):  # across the wrap of the counter
         assert receiver.feed(packet(number), number * 20 * MS) == said(number)
     assert (receiver.n_lost, receiver.n_late, receiver.n_doubled) == (0, 0, 0)
 
@@ -75,7 +75,7 @@ def test_a_long_loss_is_at_most_200_ms_of_silence() -> None:
 def test_another_source_or_a_far_jump_restarts_the_stream() -> None:
     receiver = RtpReceiver()
     assert heard(receiver, [0, 2]) == said(0)
-    # What waited is not lost with the old source.
+    # Waiting audio of the old source is not lost.
     assert receiver.feed(packet(9_000, ssrc=8), 21 * MS) == SILENCE + said(2) + said(9_000)
     assert receiver.feed(packet(9_001, ssrc=8), 41 * MS) == said(9_001)
     assert receiver.feed(packet(30_000, ssrc=8), 61 * MS) == said(30_000)
