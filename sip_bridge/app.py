@@ -65,7 +65,7 @@ class SipBridge:
         """Calls without a UUID so far, the oldest first."""
         self._with_uuid: set[AudioSocketCall] = set()
         self._limit = logs.LineLimit.of_strangers()
-        self._strangers = _log.limited(self._limit)
+        self._log = _log.limited(self._limit)
         """The logger for connections that are not a call, with a limit on its lines."""
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
@@ -95,14 +95,14 @@ class SipBridge:
             try:
                 http_server = await _listen("http", http.host, http.port, self._serve_http())
                 applications = [each for each in (self._ari, self._freeswitch) if each is not None]
-                asking = [self._group.create_task(_keep_running(each)) for each in applications]
+                running = [self._group.create_task(_keep_running(each)) for each in applications]
                 try:
                     await listener.start_serving()
                     yield ListeningPorts(int(listener.sockets[0].getsockname()[1]), http_server.port)
                     listener.close()
                     await self._drain()
                 finally:
-                    for task in asking:
+                    for task in running:
                         task.cancel()
                     http_server.close()
                     await http_server.wait_closed()
@@ -111,7 +111,7 @@ class SipBridge:
                 for call in list(self._calls):
                     call.end("drain")
                 if self._limit.n_left_out:
-                    self._strangers.summary("lines_left_out", of="connections that are no call")
+                    self._log.summary("lines_left_out", of="connections that are no call")
 
     def stop_at_once(self) -> None:
         """Do not wait for live calls: end a running drain, and skip one that has not begun."""
@@ -145,7 +145,7 @@ class SipBridge:
         elif self._is_full:
             reason = "busy"
         if reason is not None:
-            self._refused(reason, self._strangers.bind(peer=socket.peer))
+            self._refused(reason, self._log.bind(peer=socket.peer))
             socket.abort()
             return
         if len(self._without_uuid) >= _MAX_WITHOUT_UUID:
@@ -153,7 +153,7 @@ class SipBridge:
             del self._without_uuid[oldest]
             oldest.end("no_uuid", why=f"{_MAX_WITHOUT_UUID} connections have sent no UUID: are they Asterisk's?")
             oldest_socket.abort()
-        call = AudioSocketCall(socket, self._config, strangers=self._strangers, may_begin=self._may_begin)
+        call = AudioSocketCall(socket, self._config, log=self._log, may_begin=self._may_begin)
         self._without_uuid[call] = socket
         self._begin(call, lambda: self._closed(call, socket))
 

@@ -52,7 +52,7 @@ _MAX_RATE_CHANGES = 100
 class AudioSocketCall:
     """One accepted connection. `run` returns when both sides are closed; `end` ends the call.
 
-    `strangers` is the logger until the UUID has come. Then `may_begin` decides whether there is room for the call.
+    `log` is the logger until the UUID has come. Then `may_begin` decides whether there is room for the call.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AudioSocketCall:
         config: BridgeConfig,
         join: Join = s.join,
         clock: Callable[[], int] = monotonic_ns,
-        strangers: EventLogger | None = None,
+        log: EventLogger | None = None,
         may_begin: Callable[[AudioSocketCall], bool] = lambda call: True,
     ) -> None:
         self._socket = socket
@@ -79,7 +79,7 @@ class AudioSocketCall:
         self._n_bad_in_a_row = 0
         self._n_rate_changes = 0
         self._set_rate(self._socket_hz)
-        log = (strangers or _log).bind(peer=socket.peer)
+        log = (log or _log).bind(peer=socket.peer)
         self._server = ServerSide(self.end, log, config.audiosocket.max_queue_ms, join, clock)
         self._frames = FrameTimer(self._write_due, self._crashed, clock)
         socket.listen(self._on_items)
