@@ -71,14 +71,14 @@ bench: $(VENV)/.installed-dev
 	  --concurrency 1,2 --turns 2 --json benchmarks/results/callers.json
 
 asterisk-demo: $(VENV)/.installed
-	@exec $(BIN)/python tests/pbx/demo.py $(DEMO_ARGS)
+	@exec $(BIN)/python examples/asterisk_demo/demo.py $(DEMO_ARGS)
 
 asterisk-call: $(VENV)/.installed
-	@exec $(BIN)/python tests/pbx/demo.py --call $(EXTENSION) $(DEMO_ARGS)
+	@exec $(BIN)/python examples/asterisk_demo/demo.py --call $(EXTENSION) $(DEMO_ARGS)
 
 clean:
 	rm -rf $(VENV) .peers .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
-	find telephony_tts tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find telephony_tts sip_bridge tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------- installing
 # A stamp newer than pyproject.toml means nothing to install, so a second start runs no pip.

@@ -1,1 +1,1 @@
-"""The PBX side: telephone calls of Asterisk become media legs of a telephony-tts server. A process of its own."""
+"""The PBX side: calls of Asterisk and FreeSWITCH become media legs of a telephony-tts server, in a separate process."""

@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 from sip_bridge import metrics
 from sip_bridge.ari.application import AriApplication
 from sip_bridge.ari.originate import Originator
-from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.call import AudioSocketCall
 from sip_bridge.audiosocket.connection import CallerSocket
-from sip_bridge.config import Config
+from sip_bridge.config import BridgeConfig
 from sip_bridge.freeswitch.application import FreeSwitchApplication
-from sip_bridge.health import HealthServer, serve_health
+from sip_bridge.http_server import HttpServer, serve_http
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger
@@ -24,49 +24,49 @@ Listener = TypeVar("Listener")
 
 _log = logs.get(__name__)
 _SETTINGS = {"not_allowed": "audiosocket.allowed", "busy": "audiosocket.max_calls"}
-"""Which setting refuses a connection."""
+"""The setting behind each reason to refuse a connection."""
 
-_MAX_NAMELESS = 256
-"""Connections that have not said their UUID yet. For one more the oldest has to go: Asterisk says it at once, and must
-not be kept out by those that do not."""
+_MAX_WITHOUT_UUID = 256
+"""Connections that have not sent their UUID yet. One more closes the oldest of them. Asterisk sends the UUID at
+once, so connections without one must not keep its calls out."""
 
-_AGAIN_S = 1.0
-"""Until an application that has crashed is begun anew."""
+_RESTART_PAUSE_S = 1.0
+"""The pause before an application that has crashed is started again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
-    """Where the bridge really listens (a configured port may be 0)."""
+class ListeningPorts:
+    """The ports that were bound: a configured port may be 0, for any free one."""
 
     audiosocket_port: int
     http_port: int
 
 
-class Application(Protocol):
-    """A way to a PBX that is not a listening socket."""
+class PbxApplication(Protocol):
+    """A connection to a PBX that brings calls: ARI or FreeSWITCH's event socket."""
 
     async def run(self) -> None: ...
 
 
-class AnyCall(Protocol):
-    """A call, whichever way it came."""
+class PbxCall(Protocol):
+    """A call of any kind of PBX connection."""
 
     async def run(self) -> None: ...
     def end(self, reason: str) -> None: ...
 
 
-class Bridge:
-    """Takes Asterisk's calls, each with a task of its own."""
+class SipBridge:
+    """Accepts AudioSocket connections, runs the PBX applications, and has a task for each call."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: BridgeConfig) -> None:
         self._config = config
-        self._calls: set[AnyCall] = set()
-        self._nameless: dict[Call, CallerSocket] = {}
-        """The oldest first."""
-        self._named: set[Call] = set()
+        self._calls: set[PbxCall] = set()
+        self._without_uuid: dict[AudioSocketCall, CallerSocket] = {}
+        """Calls without a UUID so far, the oldest first."""
+        self._with_uuid: set[AudioSocketCall] = set()
         self._limit = logs.LineLimit.of_strangers()
-        self._strangers = _log.limited(self._limit)
-        """The log of connections that are no call."""
+        self._log = _log.limited(self._limit)
+        """The logger for connections that are not a call, with a limit on its lines."""
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -81,8 +81,8 @@ class Bridge:
         return len(self._calls)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Listening]:
-        """Listen for the duration of the context; on leaving, drain. Raises ConfigError where it cannot listen."""
+    async def running(self) -> AsyncIterator[ListeningPorts]:
+        """Listen for the duration of the context; on leaving, drain. Raises ConfigError if a port cannot be bound."""
         where, http = self._config.audiosocket, self._config.http
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
@@ -93,32 +93,32 @@ class Bridge:
                 ),
             )
             try:
-                health = await _listen("http", http.host, http.port, self._serve_health())
+                http_server = await _listen("http", http.host, http.port, self._serve_http())
                 applications = [each for each in (self._ari, self._freeswitch) if each is not None]
-                asking = [self._group.create_task(_keep_running(each)) for each in applications]
+                running = [self._group.create_task(_keep_running(each)) for each in applications]
                 try:
                     await listener.start_serving()
-                    yield Listening(int(listener.sockets[0].getsockname()[1]), health.port)
+                    yield ListeningPorts(int(listener.sockets[0].getsockname()[1]), http_server.port)
                     listener.close()
                     await self._drain()
                 finally:
-                    for task in asking:
+                    for task in running:
                         task.cancel()
-                    health.close()
-                    await health.wait_closed()
+                    http_server.close()
+                    await http_server.wait_closed()
             finally:
                 listener.close()
                 for call in list(self._calls):
                     call.end("drain")
                 if self._limit.n_left_out:
-                    self._strangers.summary("lines_left_out", of="connections that are no call")
+                    self._log.summary("lines_left_out", of="connections that are no call")
 
     def stop_at_once(self) -> None:
-        """Do not wait for calls any longer, nor when the drain is still to begin."""
+        """Do not wait for live calls: end a running drain, and skip one that has not begun."""
         self._at_once.set()
 
     async def _drain(self) -> None:
-        """Take no new calls, let the others go on up to `drain_s`, then end them."""
+        """Refuse new calls, let live calls go on for up to `drain_s`, then end them."""
         self.draining = True
         for application in (self._ari, self._freeswitch):
             if application is not None:
@@ -145,56 +145,56 @@ class Bridge:
         elif self._is_full:
             reason = "busy"
         if reason is not None:
-            self._refused(reason, self._strangers.bind(peer=socket.peer))
+            self._refused(reason, self._log.bind(peer=socket.peer))
             socket.abort()
             return
-        if len(self._nameless) >= _MAX_NAMELESS:
-            oldest, its_socket = next(iter(self._nameless.items()))
-            del self._nameless[oldest]
-            oldest.end("no_uuid", why=f"{_MAX_NAMELESS} connections have not said a UUID: are they Asterisk's?")
-            its_socket.abort()
-        call = Call(socket, self._config, strangers=self._strangers, may_begin=self._may_begin)
-        self._nameless[call] = socket
+        if len(self._without_uuid) >= _MAX_WITHOUT_UUID:
+            oldest, oldest_socket = next(iter(self._without_uuid.items()))
+            del self._without_uuid[oldest]
+            oldest.end("no_uuid", why=f"{_MAX_WITHOUT_UUID} connections have sent no UUID: are they Asterisk's?")
+            oldest_socket.abort()
+        call = AudioSocketCall(socket, self._config, log=self._log, may_begin=self._may_begin)
+        self._without_uuid[call] = socket
         self._begin(call, lambda: self._closed(call, socket))
 
     @property
     def _is_full(self) -> bool:
-        return len(self._named) >= self._config.audiosocket.max_calls
+        return len(self._with_uuid) >= self._config.audiosocket.max_calls
 
-    def _may_begin(self, call: Call) -> bool:
-        """It has said its UUID, and counts from now on."""
-        self._nameless.pop(call, None)
+    def _may_begin(self, call: AudioSocketCall) -> bool:
+        """Whether a call that has sent its UUID may go on. It counts against max_calls from now on."""
+        self._without_uuid.pop(call, None)
         if self._is_full:
             self._refused("busy", call.log)
             return False
-        self._named.add(call)
+        self._with_uuid.add(call)
         return True
 
     def _refused(self, reason: str, log: EventLogger) -> None:
         metrics.REFUSED.labels(reason).inc()
         log.warning("refused", reason=reason, setting=_SETTINGS.get(reason))
 
-    def _closed(self, call: Call, socket: CallerSocket) -> None:
-        socket.abort()  # nothing is left of it, but where the task was cancelled before it began
-        self._nameless.pop(call, None)
-        self._named.discard(call)
+    def _closed(self, call: AudioSocketCall, socket: CallerSocket) -> None:
+        socket.abort()  # still open only if the task was cancelled before it ran
+        self._without_uuid.pop(call, None)
+        self._with_uuid.discard(call)
 
-    def _begin(self, call: AnyCall, then: Callable[[], None] = lambda: None) -> None:
+    def _begin(self, call: PbxCall, then: Callable[[], None] = lambda: None) -> None:
         assert self._group is not None
         self._calls.add(call)
         self._empty.clear()
         self._group.create_task(call.run()).add_done_callback(lambda _task: self._ended(call, then))
 
-    def _ended(self, call: AnyCall, then: Callable[[], None]) -> None:
+    def _ended(self, call: PbxCall, then: Callable[[], None]) -> None:
         then()
         self._calls.discard(call)
         if not self._calls:
             self._empty.set()
 
-    async def _serve_health(self) -> HealthServer:
+    async def _serve_http(self) -> HttpServer:
         where, ari = self._config.http, self._ari
         originate = Originator(self._config.ari.originate, ari.originate).answer if ari is not None else None
-        return await serve_health(where.host, where.port, self._why_not_ready, originate)
+        return await serve_http(where.host, where.port, self._why_not_ready, originate)
 
     def _why_not_ready(self) -> str | None:
         if self.draining:
@@ -203,14 +203,14 @@ class Bridge:
         return "; ".join(reason for reason in reasons if reason is not None) or None
 
 
-async def _keep_running(application: Application) -> None:
-    """A fault of ours in one of them would otherwise end the calls of all."""
+async def _keep_running(application: PbxApplication) -> None:
+    """Run an application and restart it after a crash: an exception in the task group would end every call."""
     while True:
         try:
             await application.run()
         except Exception:
             _log.exception("application_crashed", application=type(application).__name__)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RESTART_PAUSE_S)
 
 
 async def _listen(section: str, host: str, port: int, listening: Awaitable[Listener]) -> Listener:
@@ -221,9 +221,9 @@ async def _listen(section: str, host: str, port: int, listening: Awaitable[Liste
         raise ConfigError(why) from error
 
 
-async def serve(config: Config, announce: Callable[[Listening], None] | None = None) -> None:
-    """Run the bridge until SIGTERM or SIGINT, then drain and return. A second signal does not wait."""
-    bridge = Bridge(config)
+async def serve(config: BridgeConfig, announce: Callable[[ListeningPorts], None] | None = None) -> None:
+    """Run the bridge until SIGTERM or SIGINT, then drain and return. A second signal ends live calls at once."""
+    bridge = SipBridge(config)
     with event_loop.stop_signals(bridge.stop_at_once) as stop:
         async with bridge.running() as listening:
             event_loop.settle()
@@ -234,8 +234,8 @@ async def serve(config: Config, announce: Callable[[Listening], None] | None = N
     _log.info("stopped")
 
 
-def run(config: Config, announce: Callable[[Listening], None] | None = None) -> None:
-    """`serve` on uvloop where there is one. Raises ConfigError where it cannot listen."""
+def run(config: BridgeConfig, announce: Callable[[ListeningPorts], None] | None = None) -> None:
+    """Run `serve`, on uvloop if it is installed. Raises ConfigError if a port cannot be bound."""
     logs.setup(config.log)
     try:
         event_loop.run(serve(config, announce))

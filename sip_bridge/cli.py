@@ -11,32 +11,32 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE
-from sip_bridge.config import TOKEN_VARIABLE, Config, load
+from sip_bridge.config import TOKEN_VARIABLE, BridgeConfig, load
 from telephony_tts.cli_settings import overrides
 from telephony_tts.errors import TelephonyTTSError
 
 _PROGRAM = "telephony-sip-bridge"
 
 _EPILOG = f"""examples:
-  {_PROGRAM} --config configs/sip_bridge.yaml --check      is the configuration right?
+  {_PROGRAM} --config configs/sip_bridge.yaml --check      check the configuration
   {_PROGRAM} --config configs/sip_bridge.yaml
   {_PROGRAM} --set server.url=ws://10.1.0.5:8080/media/native --set audiosocket.host=0.0.0.0 \\
       --set 'audiosocket.allowed=["10.1.0.7"]'
   {TOKEN_VARIABLE}=secret {_PROGRAM} --config configs/sip_bridge.yaml
 
-in Asterisk's extensions.conf, with a UUID for each call, which is also its name for the bot:
+In Asterisk's extensions.conf, with a UUID for each call; the bot sees the UUID as the call's name:
   exten => 100,1,Answer()
    same => n,Set(CALL_UUID=${{UUID()}})
    same => n,AudioSocket(${{CALL_UUID}},127.0.0.1:9092)
    same => n,Hangup()
 
-With ari.enabled (its password in {PASSWORD_VARIABLE}) the dialplan only says:
+With ari.enabled (and the password in {PASSWORD_VARIABLE}) the dialplan needs one line:
   exten => 102,1,Stasis(telephony-tts)
-and POST /originate on the http port makes calls (token in {ORIGINATE_TOKEN_VARIABLE}).
+and POST /originate on the HTTP port makes outgoing calls (token in {ORIGINATE_TOKEN_VARIABLE}).
 
 Then a bot joins the call with ws://SERVER/v1/stream?call=UUID, or the server dials it (bot.url).
-SIGTERM and Ctrl-C let live calls go on for up to drain_s; a second signal ends them at once.
-Exit status: 0 stopped, 1 failed, 2 a wrong flag, configuration or port.
+SIGTERM and Ctrl-C refuse new calls and let live calls go on for up to drain_s; a second signal ends them at once.
+Exit status: 0 stopped, 1 failed, 2 wrong flag, configuration or port.
 """
 
 
@@ -62,20 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        description="Joins calls of Asterisk (AudioSocket, ARI) to a telephony-tts server: the caller hears the bot's"
-        " speech and is heard by it.",
+        description="Connects calls of Asterisk (AudioSocket, ARI) and FreeSWITCH to a telephony-tts server: the caller"
+        " hears the bot, and the bot hears the caller.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML settings (see configs/sip_bridge.yaml)")
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="override one, e.g. audiosocket.port=9192"
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting, e.g. audiosocket.port=9192"
     )
-    parser.add_argument("--check", action="store_true", help="read the settings, tell what they mean, and stop")
+    parser.add_argument("--check", action="store_true", help="read the settings, print what they mean, and exit")
     return parser
 
 
-def _summary(config: Config) -> str:
+def _summary(config: BridgeConfig) -> str:
     where, http = config.audiosocket, config.http
     rate = "the caller's rate" if where.rate_hz is None else f"{where.rate_hz} Hz"
     return (
@@ -89,8 +89,8 @@ def _summary(config: Config) -> str:
     )
 
 
-def _ari(config: Config) -> str:
-    """The line on ARI, where it is on."""
+def _ari(config: BridgeConfig) -> str:
+    """The line about ARI, empty if it is off."""
     ari = config.ari
     if not ari.enabled:
         return ""
@@ -99,16 +99,16 @@ def _ari(config: Config) -> str:
     return f"  ARI           {where}, Stasis({ari.app}), media by {ari.media}{makes}\n"
 
 
-def _freeswitch(config: Config) -> str:
-    """The line on FreeSWITCH, where it is on."""
+def _freeswitch(config: BridgeConfig) -> str:
+    """The line about FreeSWITCH, empty if it is off."""
     switch = config.freeswitch
     if not switch.enabled:
         return ""
-    then = "hangs up" if switch.hang_up else "leaves calls alone"
+    then = "hangs up" if switch.hang_up else "does not hang up"
     return f"  FreeSWITCH    event socket at {switch.host}:{switch.port}, {then} when the bot leaves\n"
 
 
-def _announce(audiosocket_port: int, http_port: int, config: Config) -> None:
+def _announce(audiosocket_port: int, http_port: int, config: BridgeConfig) -> None:
     others = f"{_ari(config)}{_freeswitch(config)}"
     ready = f"Connected? http://{config.http.host}:{http_port}/readyz   " if others else ""
     print(
@@ -120,7 +120,7 @@ def _announce(audiosocket_port: int, http_port: int, config: Config) -> None:
 
 
 def _without_secrets(url: str) -> str:
-    """The URL without a user, a password and a query, any of which may hold a secret."""
+    """The URL without user, password and query: each of them may hold a secret."""
     scheme, _, rest = url.partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

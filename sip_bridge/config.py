@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, Ari
-from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitch
+from sip_bridge.ari.config import ORIGINATE_TOKEN_VARIABLE, PASSWORD_VARIABLE, AriConfig
+from sip_bridge.freeswitch.config import ESL_PASSWORD_VARIABLE, FreeSwitchConfig
 from telephony_tts.schema import Between, OneOf, Url, read_section, show
 from telephony_tts.settings_tree import put_given, raise_problems, read_tree
 
@@ -34,8 +34,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """The telephony-tts server. Its URL may carry a secret, so it is not shown."""
+class TtsServerConfig:
+    """The telephony-tts server. The URL may hold a secret, so it is left out of the repr."""
 
     url: Annotated[str, Url(("ws", "wss"))] = field(default="ws://127.0.0.1:8080/media/native", repr=False)
     token: str | None = field(default=None, repr=False)
@@ -50,8 +50,8 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioSocket:
-    """Where Asterisk connects, and who may. Without `rate_hz` each call has the rate of its first audio frame."""
+class AudioSocketConfig:
+    """Where Asterisk connects, and from which addresses. Without `rate_hz` a call has the rate of its first audio."""
 
     host: str = "127.0.0.1"
     port: Port = 9092
@@ -73,7 +73,7 @@ class AudioSocket:
             except ValueError as error:
                 yield f"allowed: {show(text)} is wrong ({error}); expected an address or a network such as 10.1.0.0/16"
         if not self.allowed:
-            yield "allowed: is empty, so nobody could call; expected addresses or networks"
+            yield "allowed: is empty, so no call could come in; expected addresses or networks"
 
     def allows(self, peer: str) -> bool:
         """Whether a connection from the address `peer` may come in."""
@@ -87,7 +87,7 @@ class AudioSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class Http:
+class HttpConfig:
     """/healthz, /readyz and /metrics."""
 
     host: str = "127.0.0.1"
@@ -95,24 +95,24 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class BridgeLogConfig:
     level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
     format: Annotated[str, OneOf(("json", "text"))] = "json"
 
     @property
     def spoken_text(self) -> bool:
-        """No text passes through the bridge."""
+        """False: no text passes through the bridge, so none can be logged."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    server: Server = field(default_factory=Server)
-    audiosocket: AudioSocket = field(default_factory=AudioSocket)
-    ari: Ari = field(default_factory=Ari)
-    freeswitch: FreeSwitch = field(default_factory=FreeSwitch)
-    http: Http = field(default_factory=Http)
-    log: Log = field(default_factory=Log)
+class BridgeConfig:
+    server: TtsServerConfig = field(default_factory=TtsServerConfig)
+    audiosocket: AudioSocketConfig = field(default_factory=AudioSocketConfig)
+    ari: AriConfig = field(default_factory=AriConfig)
+    freeswitch: FreeSwitchConfig = field(default_factory=FreeSwitchConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    log: BridgeLogConfig = field(default_factory=BridgeLogConfig)
     drain_s: Annotated[float, Between(0, 3_600)] = 30.0
 
     def conflicts(self) -> Iterator[str]:
@@ -128,13 +128,13 @@ def load(
     path: str | None = None,
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Config:
+) -> BridgeConfig:
     """Read the settings. `overrides` has dotted keys ("audiosocket.port"). Raises ConfigError, one line per problem."""
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    tree = {} if path is None else read_tree(path, Config, problems)
+    tree = {} if path is None else read_tree(path, BridgeConfig, problems)
     put_given(tree, {key: environ.get(variable) or None for key, variable in _SECRETS.items()})
     put_given(tree, overrides or {})
-    config = read_section(Config, tree, problems)
+    config = read_section(BridgeConfig, tree, problems)
     raise_problems(path, problems)
     return config

@@ -1,7 +1,7 @@
-"""Everything the bridge counts, one list. `/metrics` is `render()`.
+"""Every metric of the bridge, in one list. `/metrics` is `render()`.
 
-Label values come from the fixed sets below, never from a peer. All are there from the start, so that increase() sees
-the first event as well.
+Label values come from the fixed sets below, never from a peer. Every series exists from the start, so that PromQL's
+increase() counts the first event too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,16 @@ ENDS = (
     "drain",
     "failed",
 )
-"""Why a call ended: the phone hung up; the bot left (or its server, draining); the server did not take it, could not be
-reached or was lost; Asterisk said no UUID, sent garbage or did not read; the server sent far too much; by ARI: Asterisk
-was lost or refused, its media did not reach the server, whom it called did not answer, the call was not taken; the
-bridge stopped or had a fault."""
+"""Why a call ended.
+
+- hangup: the phone hung up; finished: the bot left; server_draining: the server stops.
+- server_refused, server_unreachable, server_lost: the server refused the call, was not reached, or was lost.
+- no_uuid, bad_peer, slow_reader: the AudioSocket peer sent no UUID, sent garbage, or did not read.
+- queue_overflow: the server sent far more speech than was played.
+- asterisk_lost, asterisk_refused, media_failed, not_answered: with ARI, Asterisk was lost, refused a request, did not
+  reach the server with its media, or nobody answered an outgoing call.
+- refused: the bridge had no room. drain, failed: the bridge stopped, or had a fault.
+"""
 
 REFUSALS = ("not_allowed", "busy", "draining")
 BAD_INPUT = (
@@ -56,38 +62,40 @@ BAD_INPUT = (
 FILE_BUCKETS_MS = (5, 10, 20, 35, 50, 75, 100, 125, 150, 200, 300, 500, 1000, 3000)
 QUEUE_BUCKETS_MS = (0, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
 
-CALLS_LIVE = Gauge("telephony_sip_bridge_calls_live", "Connections of Asterisk now.", registry=REGISTRY)
+CALLS_LIVE = Gauge("telephony_sip_bridge_calls_live", "Live connections of Asterisk.", registry=REGISTRY)
 CALLS = Counter("telephony_sip_bridge_calls_total", "Calls ended, by reason.", ["reason"], registry=REGISTRY)
 REFUSED = Counter(
-    "telephony_sip_bridge_refused_total", "Connections closed at once, by reason.", ["reason"], registry=REGISTRY
+    "telephony_sip_bridge_refused_total", "Connections refused, by reason.", ["reason"], registry=REGISTRY
 )
-BAD = Counter("telephony_sip_bridge_bad_input_total", "Frames and messages left out.", ["kind"], registry=REGISTRY)
+BAD = Counter(
+    "telephony_sip_bridge_bad_input_total", "Frames and messages that cannot be used.", ["kind"], registry=REGISTRY
+)
 CONNECT_RETRIES = Counter(
-    "telephony_sip_bridge_connect_retries_total", "Attempts to reach the server that were repeated.", registry=REGISTRY
+    "telephony_sip_bridge_connect_retries_total", "Repeated attempts to connect to the server.", registry=REGISTRY
 )
 
 FRAME_LATENESS_MS = LoopHistogram(
     "telephony_sip_bridge_frame_lateness_ms",
-    "How much later than its time on the schedule a frame was written to Asterisk.",
+    "How much later than scheduled a frame was written to Asterisk.",
     buckets=LATENESS_BUCKETS_MS,
     registry=REGISTRY,
 )
 QUEUE_MS = LoopHistogram(
     "telephony_sip_bridge_queue_ms",
-    "Speech queued for Asterisk when a frame of speech was written, that one included.",
+    "Speech queued for Asterisk when a frame of speech was written, that frame included.",
     buckets=QUEUE_BUCKETS_MS,
     registry=REGISTRY,
 )
 SPEECH_DELAY_MS = LoopHistogram(
     "telephony_sip_bridge_speech_delay_ms",
-    "What the bridge adds on the way to the phone: from a frame of the server, with nothing queued before it, to its"
-    " writing to Asterisk.",
+    "Delay that the bridge adds to speech: from receiving a frame of the server, with an empty queue, to writing it to"
+    " Asterisk.",
     buckets=LATENESS_BUCKETS_MS,
     registry=REGISTRY,
 )
 CALLER_DELAY_MS = LoopHistogram(
     "telephony_sip_bridge_caller_delay_ms",
-    "What the bridge adds on the way to the server: from audio read from Asterisk to its writing to the server.",
+    "Delay that the bridge adds to the caller's audio: from reading it from Asterisk to writing it to the server.",
     buckets=LATENESS_BUCKETS_MS,
     registry=REGISTRY,
 )
@@ -95,29 +103,29 @@ SPEECH_FRAMES = Counter("telephony_sip_bridge_speech_frames_total", "Frames of s
 SILENCE_FRAMES = Counter("telephony_sip_bridge_silence_frames_total", "Frames of silence written.", registry=REGISTRY)
 UNDERRUNS = Counter(
     "telephony_sip_bridge_underruns_total",
-    "Silences of at most 100 ms between two frames of speech: the server's frames came late.",
+    "Silences of at most 100 ms between two frames of speech: frames of the server came late.",
     registry=REGISTRY,
 )
 CALLER_BYTES_DROPPED = Counter(
     "telephony_sip_bridge_caller_bytes_dropped_total",
-    "Bytes of callers' audio that a server which did not read did not get.",
+    "Bytes of callers' audio that were dropped because the server did not read.",
     registry=REGISTRY,
 )
 
 ARI_CONNECTED = Gauge("telephony_sip_bridge_ari_connected", "1 while Asterisk's ARI is connected.", registry=REGISTRY)
 ARI_CONNECT_RETRIES = Counter(
-    "telephony_sip_bridge_ari_connect_retries_total", "Attempts to reach Asterisk's ARI that failed.", registry=REGISTRY
+    "telephony_sip_bridge_ari_connect_retries_total", "Failed attempts to connect to Asterisk's ARI.", registry=REGISTRY
 )
 ARI_REQUEST_FAILURES = ("refused", "timeout", "lost")
 ARI_REQUESTS_FAILED = Counter(
     "telephony_sip_bridge_ari_requests_failed_total",
-    "Requests that Asterisk refused, did not answer in time, or was lost before.",
+    "Requests that failed: refused by Asterisk, timed out, or lost with the connection.",
     ["kind"],
     registry=REGISTRY,
 )
 ARI_LEFTOVERS = Counter(
     "telephony_sip_bridge_ari_leftovers_total",
-    "Channels and bridges of calls long over that Asterisk still had, and was told to remove.",
+    "Channels and bridges of ended calls that Asterisk still had and was told to remove.",
     registry=REGISTRY,
 )
 ORIGINATES = ("made", "not_answered", "refused")
@@ -127,7 +135,7 @@ ORIGINATED = Counter(
 RTP_MISSED = ("lost", "late", "doubled")
 RTP_PACKETS_MISSED = Counter(
     "telephony_sip_bridge_rtp_packets_missed_total",
-    "RTP packets that never came, came too late for their place, or came twice.",
+    "RTP packets that were lost, came too late to be played, or came twice.",
     ["kind"],
     registry=REGISTRY,
 )
@@ -135,25 +143,25 @@ RTP_PACKETS_MISSED = Counter(
 FILE_OUTCOMES = ("playing", "played", "failed", "again")
 FILES = Counter(
     "telephony_sip_bridge_files_total",
-    "Reports to the server of FreeSWITCH's files: begun, played, not playable, or all to be sent again.",
+    "Reports to the server about FreeSWITCH's files: playing, played, failed, or all to be sent again.",
     ["outcome"],
     registry=REGISTRY,
 )
 FILE_START_MS = LoopHistogram(
     "telephony_sip_bridge_file_start_ms",
-    "From the order to play a file to FreeSWITCH's word that it plays.",
+    "From the command to play a file to FreeSWITCH's event that it plays.",
     buckets=FILE_BUCKETS_MS,
     registry=REGISTRY,
 )
 BREAK_MS = LoopHistogram(
     "telephony_sip_bridge_break_ms",
-    "From the order to stop a file to FreeSWITCH's word that it has ended.",
+    "From the command to stop a file to FreeSWITCH's event that it has ended.",
     buckets=FILE_BUCKETS_MS,
     registry=REGISTRY,
 )
 ESL_CONNECT_RETRIES = Counter(
     "telephony_sip_bridge_esl_connect_retries_total",
-    "Attempts to reach FreeSWITCH's event socket that were repeated.",
+    "Failed attempts to connect to FreeSWITCH's event socket.",
     registry=REGISTRY,
 )
 
@@ -176,7 +184,7 @@ def render() -> tuple[bytes, str]:
 
 
 def value(sample: str, **labels: str) -> float:
-    """One sample by its exposed name; KeyError if there is none."""
+    """The value of one sample by its exposed name. Raises KeyError for an unknown one."""
     found = REGISTRY.get_sample_value(sample, labels)
     if found is None:
         raise KeyError(f"{sample} {labels}")

@@ -1,4 +1,4 @@
-"""The server's end of a call: the client of /media/native (PROTOCOL.md), with nothing that waits but the connecting."""
+"""The client of the server's /media/native (docs/protocol/native-media.md). Connecting waits; sending never does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 
 from sip_bridge import metrics
-from sip_bridge.config import Server
+from sip_bridge.config import TtsServerConfig
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.transport.connection import DialledConnection
 
 RATES_HZ = (8_000, 16_000, 24_000, 48_000)
-"""What the server speaks. Other rates are made of these here."""
+"""The rates that the server can send. The bridge resamples to any other rate."""
 
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
@@ -26,15 +26,15 @@ _LOST = 1006
 
 
 def server_rate_hz(socket_hz: int) -> int:
-    """The rate to ask the server for: the socket's own, else one that loses nothing the server could have said."""
+    """The rate to ask the server for: the socket's own if the server has it, else the next higher one of the server."""
     if socket_hz in RATES_HZ:
         return socket_hz
     return 16_000 if socket_hz < 16_000 else 48_000
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What the server is told of the call. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
+class LegStart:
+    """The `start` message to the server. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
 
     call: str
     rate_hz: int
@@ -44,41 +44,50 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class ServerSpeech:
     pcm: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ServerMark:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class ServerClear:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """The server did not understand a message of ours."""
+class ServerComplaint:
+    """The server's `error` message: it did not understand a message of the bridge."""
 
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class BadMessage:
-    """What the server said and cannot be used; `kind` is one of metrics.BAD_INPUT."""
+class BadServerMessage:
+    """A message of the server that cannot be used. `kind` is one of metrics.BAD_INPUT."""
 
     kind: str
     why: str
 
 
-FromServer = Speech | Mark | Clear | Complaint | BadMessage
+FromServer = ServerSpeech | ServerMark | ServerClear | ServerComplaint | BadServerMessage
+
+
+def end_reason(close_code: int) -> str:
+    """Why a call ended, by the close code of the server: one of metrics.ENDS."""
+    if close_code == 1000:
+        return "finished"
+    if close_code == 1001:
+        return "server_draining"
+    return "server_refused" if close_code == 1013 or 4000 <= close_code <= 4999 else "server_lost"
 
 
 class NotJoined(Exception):
-    """The call has no server. `reason` is one of metrics.ENDS; the message says what to do about it."""
+    """The server cannot be joined. `reason` is one of metrics.ENDS; the message says what to do."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -86,7 +95,7 @@ class NotJoined(Exception):
 
 
 class ServerLeg:
-    """A connection to the server. Nothing is delivered before `start`."""
+    """A connection to the server. No message is delivered before `start`."""
 
     def __init__(self, connection: DialledConnection) -> None:
         self._connection = connection
@@ -94,12 +103,12 @@ class ServerLeg:
 
     @property
     def left(self) -> asyncio.Future[None]:
-        """Done as soon as either side wants no more of it."""
+        """Done as soon as either side has closed the connection, or it broke."""
         return self._connection.left
 
     @property
     def close_code(self) -> int:
-        """The server's close code; 1006 where the connection broke."""
+        """The server's close code; 1006 if the connection broke."""
         close = self._connection.protocol.close_rcvd
         return close.code if close is not None else _LOST
 
@@ -113,8 +122,8 @@ class ServerLeg:
             return "the connection broke"
         return f"closed by us: {ours.code} {ours.reason}"  # a message that is too long, a ping that is not answered
 
-    def start(self, start: Start, on_message: Callable[[FromServer, int], None]) -> None:
-        """Join the call; `on_message` gets what the server says, and when in ns."""
+    def start(self, start: LegStart, on_message: Callable[[FromServer, int], None]) -> None:
+        """Start the call. `on_message` gets each message of the server and the time in ns."""
         self._has_started = True
         self._send(
             {
@@ -132,7 +141,7 @@ class ServerLeg:
         )
 
     def send_audio(self, pcm: bytes) -> bool:
-        """The caller's audio; False if it was dropped, because the server does not read."""
+        """Send the caller's audio. False if it was dropped because the server does not read."""
         if self._connection.paused:
             return False
         self._connection.send_now(pcm, False)
@@ -145,14 +154,14 @@ class ServerLeg:
         self._send({"type": "dtmf", "digit": digit})
 
     def leave(self, reason: str) -> None:
-        """Say that the telephone call is over, and why. Idempotent."""
+        """Tell the server why the telephone call ended, and close. Idempotent."""
         if not self.left.done():
             if self._has_started:
                 self._send({"type": "stop", "reason": reason})
             self._connection.end(1000, "")
 
     async def close(self) -> None:
-        """Wait for the end of the connection, at most two seconds."""
+        """Wait until the connection is closed, at most two seconds."""
         try:
             await self._connection.close()
         finally:
@@ -166,27 +175,27 @@ def decode(payload: bytes, is_text: bool) -> FromServer:
     """Read one message of the server. Never raises."""
     if not is_text:
         if not payload or len(payload) % 2:
-            return BadMessage("server_audio", f"{len(payload)} bytes are no whole number of samples")
-        return Speech(payload)
+            return BadServerMessage("server_audio", f"{len(payload)} bytes are not a whole number of samples")
+        return ServerSpeech(payload)
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        return BadMessage("server_message", f"a message of {len(payload)} bytes is not JSON")
+        return BadServerMessage("server_message", f"a message of {len(payload)} bytes is not JSON")
     kind = message.get("type") if isinstance(message, dict) else None
     if kind == "clear":
-        return Clear()
+        return ServerClear()
     if kind == "mark" and isinstance(message.get("name"), str):
-        return Mark(message["name"])
+        return ServerMark(message["name"])
     if kind == "error":
-        return Complaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
-    return BadMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
+        return ServerComplaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
+    return BadServerMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
 
 
-async def join(server: Server) -> ServerLeg:
-    """Connect, again and again while the caller can wait (`connect_timeout_s`). Raises NotJoined.
+async def join(server: TtsServerConfig) -> ServerLeg:
+    """Connect to the server and retry for up to `connect_timeout_s`. Raises NotJoined.
 
-    Only what may pass by itself is tried again, a server that does not answer. What it answers is its last word: it
-    knows how long it will be busy, and the caller has a dialplan to go on in.
+    Only a server that does not answer is tried again. A refusal is final: the server knows how long it will be busy,
+    and the call can go on in the dialplan.
     """
     end_ns = monotonic_ns() + round(server.connect_timeout_s * NS_PER_S)
     pause_s = _FIRST_RETRY_S
@@ -199,7 +208,7 @@ async def join(server: Server) -> ServerLeg:
         except (OSError, InvalidMessage) as error:  # TimeoutError is an OSError
             why = getattr(error, "strerror", None) or str(error) or "no answer"
         except InvalidURI:
-            # The address may hold a secret, so it is not told.
+            # The address may hold a secret, so the message leaves it out.
             raise NotJoined("server_unreachable", "server.url is not the address of a WebSocket") from None
         except (WebSocketException, ValueError) as error:
             raise NotJoined("server_unreachable", str(error)) from None
@@ -210,7 +219,7 @@ async def join(server: Server) -> ServerLeg:
         pause_s = min(2 * pause_s, _MAX_RETRY_S)
 
 
-async def _connect(server: Server, within_s: float) -> DialledConnection:
+async def _connect(server: TtsServerConfig, within_s: float) -> DialledConnection:
     connection = await connect(
         server.url,
         additional_headers={"Authorization": f"Bearer {server.token}"} if server.token else {},

@@ -94,11 +94,12 @@ TABLE: dict[str, Row] = {
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(
-        "wire audio errors clock metrics logs transport.connection", "numpy websockets prometheus_client"
+        "wire audio errors clock metrics logs transport.connection transport.request_head",
+        "numpy websockets prometheus_client",
     ),
     "sip_bridge.audiosocket.frames": row(not_stdlib=TASKS | IO),
-    "sip_bridge.audiosocket.pacer": row("clock", not_stdlib=TASKS | IO),
-    "sip_bridge.audiosocket.speech_queue": row("audio", "numpy", TASKS | IO),
+    "sip_bridge.speech.pacer": row("clock", not_stdlib=TASKS | IO),
+    "sip_bridge.speech.speech_queue": row("audio", "numpy", TASKS | IO),
     "sip_bridge.config": row("schema settings_tree"),
     "sip_bridge.freeswitch.config": row("schema", not_stdlib=TASKS | IO),
     "sip_bridge.freeswitch.esl_messages": row(not_stdlib=TASKS | IO),
@@ -272,7 +273,7 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         ("telephony_tts.newcomer", "import numpy"),
         ("sip_bridge.ari.application", "from telephony_tts.session.session import Session"),
         ("sip_bridge.audiosocket.call", "from telephony_tts.transport.server import Server"),
-        ("sip_bridge.audiosocket.pacer", "import asyncio"),
+        ("sip_bridge.speech.pacer", "import asyncio"),
     ],
 )
 def test_the_judge_catches(module: str, source: str) -> None:
@@ -300,7 +301,7 @@ def test_the_judge_names_the_line() -> None:
         ("telephony_tts.transport.server", "import asyncio\nfrom websockets.asyncio.server import serve"),
         ("telephony_tts.app", "import uvloop\nfrom telephony_tts.engines.hibari import Hibari"),
         ("sip_bridge.ari.application", "import asyncio\nfrom telephony_tts.wire.messages import Say"),
-        ("sip_bridge.audiosocket.call", "from sip_bridge.audiosocket.pacer import Pacer\nimport numpy"),
+        ("sip_bridge.audiosocket.call", "from sip_bridge.speech.pacer import Pacer\nimport numpy"),
         ("sip_bridge.server_leg", "from telephony_tts.transport.connection import DialledConnection"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # shared with the tests
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "pbx"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "asterisk_demo"))
 
 from asterisk_peer import Asterisk, free_port
 from debian_packages import PeerUnavailable

@@ -1,8 +1,8 @@
-"""A Stasis application: Asterisk gives it calls, it gives them to the server, and puts everything back.
+"""A Stasis application: takes calls of Asterisk, connects them to the server, and removes what it created.
 
-It connects to Asterisk and stays so: lost, it comes back, and its calls live on if their channels do. What an Asterisk
-still has of calls that are over, by a fault, a lost connection or a bridge that was killed, is found by its name and
-removed.
+It keeps a connection to Asterisk's ARI. Calls survive a lost connection if their channels do. A fault, a lost
+connection or a killed bridge may leave channels and bridges of ended calls in Asterisk. They are found by their names
+and removed.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from contextlib import suppress
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.call import AriCall, Order
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.call import AriCall, OriginateRequest
+from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused, connect_ari
 from sip_bridge.ari.leftovers import Leftovers, bridges_of, channels_of, rtp_end_of
-from sip_bridge.config import Server
+from sip_bridge.config import TtsServerConfig
+from sip_bridge.reconnect import keep_connected
 from sip_bridge.rtp.media import is_port_free
 from telephony_tts import logs
 
 _log = logs.get(__name__)
-_FIRST_RETRY_S = 0.2
-_MAX_RETRY_S = 5.0
 _TIDY_S = 10.0
 _LOOK_S = 1.0
 
 Begin = Callable[[AriCall], None]
-"""Run the call, whose `run` is not awaited here."""
+"""Start a task for the call's `run`."""
 
 
-class NoRoom(Exception):
-    """A call cannot begin; says why."""
+class NewCallRefused(Exception):
+    """There is no room or no name for a new call; the message says which."""
 
 
 class AriApplication:
-    """`run` it for as long as there are calls; `begin` gets each."""
+    """`run` takes calls until it is cancelled; `begin` gets each call."""
 
-    def __init__(self, ari: Ari, server: Server, begin: Begin, limit: logs.LineLimit) -> None:
-        """`limit` is for the lines that callers cause before they are calls."""
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` bounds the log lines of callers that are refused."""
         self._ari = ari
         self._server = server
         self._begin = begin
         self._connection: AriConnection | None = None
         self._why_lost = "not connected yet"
+        self._calls_timeout: asyncio.TimerHandle | None = None
+        """Runs while the connection is lost, and ends the calls when it fires."""
         self._live: set[AriCall] = set()
         self._by_channel: dict[str, AriCall] = {}
         self._n_begun = 0
@@ -53,7 +54,7 @@ class AriApplication:
         self._leftovers = Leftovers(ari.app, self._instance)
         self._log = _log.limited(limit)
         self.draining = False
-        """No new calls: their dialplan goes on."""
+        """New calls are refused and go on in their dialplan."""
 
     def why_not_ready(self) -> str | None:
         if self._connection is None:
@@ -68,33 +69,33 @@ class AriApplication:
 
     async def run(self) -> None:
         """Connect, serve, and connect again, until cancelled. Raises nothing else."""
-        pause_s = _FIRST_RETRY_S
-        forgets: asyncio.TimerHandle | None = None
         try:
-            while True:
-                try:
-                    connection, version = await connect_ari(self._ari)
-                except AriLost as error:
-                    self._is_lost(str(error))
-                    metrics.ARI_CONNECT_RETRIES.inc()
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_RETRY_S)
-                    continue
-                pause_s = _FIRST_RETRY_S
-                if forgets is not None:
-                    forgets.cancel()
-                _log.info("asterisk_connected", version=version, app=self._ari.app)
-                await self._stay(connection)
-                if connection.replaced.done():
-                    await self._stay_away()
-                self._is_lost(connection.why_left)
-                forgets = asyncio.get_running_loop().call_later(self._ari.lost_timeout_s, self._forget_calls)
-                await asyncio.sleep(pause_s)
+            await keep_connected(lambda: connect_ari(self._ari), self._stay_connected, self._not_connected)
         finally:
-            if forgets is not None:
-                forgets.cancel()
+            self._keep_calls()
 
-    async def _stay(self, connection: AriConnection) -> None:
+    def _not_connected(self, why: str) -> None:
+        self._is_lost(why)
+        metrics.ARI_CONNECT_RETRIES.inc()
+
+    async def _stay_connected(self, connected: tuple[AriConnection, str]) -> None:
+        """Serve until the connection is lost. Its calls then have `lost_timeout_s` until the next connection."""
+        connection, version = connected
+        self._keep_calls()
+        _log.info("asterisk_connected", version=version, app=self._ari.app)
+        await self._serve(connection)
+        if connection.replaced.done():
+            await self._stay_disconnected()
+        self._is_lost(connection.why_left)
+        loop = asyncio.get_running_loop()
+        self._calls_timeout = loop.call_later(self._ari.lost_timeout_s, self._end_lost_calls)
+
+    def _keep_calls(self) -> None:
+        if self._calls_timeout is not None:
+            self._calls_timeout.cancel()
+            self._calls_timeout = None
+
+    async def _serve(self, connection: AriConnection) -> None:
         """Until the connection is lost."""
         self._connection = connection
         self._why_lost = ""
@@ -112,13 +113,13 @@ class AriApplication:
             await connection.close()
 
     async def _choose_events(self, connection: AriConnection) -> None:
-        """Of some thirty events a call, most tell of nothing that is used here. Answers pass by the same filter."""
+        """Ask for the used events only, some four of thirty per call. Answers to requests pass the same filter."""
         wanted = {"allowed": [{"type": kind} for kind in (*a.EVENTS, "RESTResponse", "ApplicationReplaced")]}
         with suppress(AriRefused, AriLost):
             await connection.request("PUT", "applications", self._ari.app, "eventFilter", body=wanted)
 
-    async def _stay_away(self) -> None:
-        """Two that take the application from each other would both lose calls: who was first does not come back."""
+    async def _stay_disconnected(self) -> None:
+        """End the calls and do not reconnect: two clients that take the application in turns would lose calls."""
         self._is_lost(self._why_replaced)
         for call in list(self._live):
             call.end("asterisk_lost")
@@ -129,9 +130,9 @@ class AriApplication:
             self._why_lost = why
             _log.warning("asterisk_lost", why=why, calls=len(self._live))
 
-    def _forget_calls(self) -> None:
+    def _end_lost_calls(self) -> None:
         for call in list(self._live):
-            call.end("asterisk_lost", f"Asterisk has not been there for {self._ari.lost_timeout_s:g} s")
+            call.end("asterisk_lost", f"Asterisk has been unreachable for {self._ari.lost_timeout_s:g} s")
 
     # --------------------------------------------------------------------- the calls
 
@@ -140,13 +141,13 @@ class AriApplication:
             raise AriLost(f"Asterisk is not connected: {self._why_lost}")
         return self._connection
 
-    def _on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
-        channel_id = event.channel.id if isinstance(event, a.Started) else event.channel_id
+    def _on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
+        channel_id = event.channel.id if isinstance(event, a.ChannelEntered) else event.channel_id
         call = self._by_channel.get(channel_id)
-        # A channel that has left may come again, by its dialplan, while the call it was is being put away.
-        if call is not None and not (call.is_over and isinstance(event, a.Started)):
+        # A channel may leave and come again by its dialplan while its earlier call is still being cleaned up.
+        if call is not None and not (call.is_over and isinstance(event, a.ChannelEntered)):
             call.on_event(event)
-        elif isinstance(event, a.Started) and not self._leftovers.is_made_here(channel_id):
+        elif isinstance(event, a.ChannelEntered) and not self._leftovers.is_made_here(channel_id):
             call = AriCall(event.channel, self._new_key(), self._ari, self._server, self._ask)
             refusal = self._why_no_room()
             if refusal is not None:
@@ -156,24 +157,24 @@ class AriApplication:
                 call.end("refused")
             self._take(call)
 
-    async def originate(self, order: Order) -> AriCall:
-        """Make a call; returns once Asterisk has agreed to. Raises NoRoom, AriLost, AriRefused, NotAnswered."""
+    async def originate(self, order: OriginateRequest) -> AriCall:
+        """Make a call; returns once Asterisk dials. Raises NewCallRefused, AriLost, AriRefused, NotAnswered."""
         if self._ask().replaced.done():
-            raise NoRoom(self._why_replaced)
+            raise NewCallRefused(self._why_replaced)
         refusal = self._why_no_room()
         if refusal is not None:
             metrics.REFUSED.labels(refusal).inc()
-            raise NoRoom("ari.max_calls calls are live" if refusal == "busy" else "the bridge is stopping")
+            raise NewCallRefused("ari.max_calls calls are live" if refusal == "busy" else "the bridge is stopping")
         if any(call.name == order.call for call in self._live):
-            raise NoRoom(f"there is a call of the name {order.call}")
+            raise NewCallRefused(f"a live call has the name {order.call}")
         key = self._new_key()
-        call = AriCall(a.Channel(f"{key}-out"), key, self._ari, self._server, self._ask, order)
+        call = AriCall(a.AriChannel(f"{key}-out"), key, self._ari, self._server, self._ask, order)
         self._take(call)
         await asyncio.shield(call.accepted)
         return call
 
     def _why_no_room(self) -> str | None:
-        """One of metrics.REFUSALS."""
+        """Why a new call is refused, one of metrics.REFUSALS; None if there is room."""
         if self.draining:
             return "draining"
         n_calls = sum(not call.is_over for call in self._live)
@@ -200,12 +201,12 @@ class AriApplication:
     # ------------------------------------------------------------------ the leftovers
 
     async def _tidy(self, connection: AriConnection) -> None:
-        """Now and then compare what Asterisk has with what there should be. Raises nothing."""
+        """Compare Asterisk's channels and bridges with the live calls, every `_TIDY_S`. Raises nothing."""
         while True:
             try:
                 await self._compare(connection)
             except AriLost:
-                pass  # the connection ends, or is slow: then another time
+                pass  # the connection is lost or slow: try again later
             except (AriRefused, ValueError) as error:
                 _log.warning("not_tidied", why=str(error))
             except Exception:
@@ -215,7 +216,7 @@ class AriApplication:
                 if connection.replaced.done():
                     _log.error("application_taken", why=self._why_replaced, calls=len(self._live))
             else:
-                # Its calls go on; that one has ended is seen here alone.
+                # No events come any more, so this list is the only sign that a call has ended.
                 await asyncio.sleep(_LOOK_S)
 
     async def _compare(self, connection: AriConnection) -> None:
@@ -226,9 +227,9 @@ class AriApplication:
         for call in set_up:
             for channel_id in (call.caller.id, call.media_id):
                 if channel_id not in there:
-                    call.on_event(a.Gone(channel_id))  # while the connection was lost
+                    call.on_event(a.ChannelLeft(channel_id))  # it ended while the connection was lost
         if connection.replaced.done():
-            return  # what is left over is for the other to remove
+            return  # the other client removes leftovers
         live = {name for call in self._live for name in (call.caller.id, call.media_id, call.bridge_id)}
         ends = ((channel.id, rtp_end_of(channel)) for channel in channels if channel.id not in live)
         unheard = {channel_id for channel_id, end in ends if end is not None and is_port_free(*end)}

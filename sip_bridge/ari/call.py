@@ -1,9 +1,9 @@
-"""One call that ARI rules: the caller's channel, the media channel and the bridge that joins them.
+"""One call under ARI: the caller's channel, the media channel and the bridge that joins them.
 
-    caller ──► Stasis ──► answer ──► external media ──► bridge of both ──► the server, and its bot
-    order  ──► originate ──► answered ──► the same
+    incoming ──► Stasis ──► answer ──────────┐
+    outgoing ──► originate ──► is answered ──┴─► external media ──► bridge of both channels ──► the server and its bot
 
-Whoever leaves first, `run` returns when none of the three is left.
+Whichever side leaves first, `run` returns when both channels and the bridge are gone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused
-from sip_bridge.ari.media import Media, media_of
-from sip_bridge.config import Server
+from sip_bridge.ari.media import CallMedia, media_of
+from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
@@ -28,18 +28,18 @@ _log = logs.get(__name__)
 _MAX_PARAMETER_CHARS = 256
 _NOT_FOUND = 404
 _ANSWER_GRACE_S = 5.0
-"""Asterisk itself ends a call that nobody takes; this is for one that forgets to."""
+"""Asterisk ends a call that is not answered in time. If it does not, the bridge ends the call this much later."""
 
 CAUSES = {17: "busy", 18: "no answer", 19: "no answer", 21: "rejected", 1: "no such number", 3: "no route",
           20: "not registered", 27: "not reachable"}  # fmt: skip
-"""Q.850, for whom a call was made."""
+"""Causes of Q.850 in words, for a call that was not answered."""
 
-MakeMedia = Callable[[Ari, Server, OnOver], Media]
+MakeMedia = Callable[[AriConfig, TtsServerConfig, OnOver], CallMedia]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A call to be made. `call` is its name, `ring_timeout_s` how long it may ring."""
+class OriginateRequest:
+    """An outgoing call. `call` is its name; `ring_timeout_s` is how long it may ring."""
 
     endpoint: str
     call: str
@@ -49,7 +49,7 @@ class Order:
 
 
 class NotAnswered(Exception):
-    """A call that was made has found nobody. `cause` is Q.850's, 0 where it is not known."""
+    """An outgoing call was not answered. `cause` is a cause of Q.850, 0 if it is not known."""
 
     def __init__(self, reason: str, message: str, cause: int = 0) -> None:
         super().__init__(message)
@@ -58,16 +58,16 @@ class NotAnswered(Exception):
 
 
 class AriCall:
-    """`ask` gives the connection of the moment. `caller` is a channel that has come, or is named by an `order`."""
+    """`ask` returns the current connection. `caller` is the channel of an incoming call, or the one for an `order`."""
 
     def __init__(
         self,
-        caller: a.Channel,
+        caller: a.AriChannel,
         key: str,
-        ari: Ari,
-        server: Server,
+        ari: AriConfig,
+        server: TtsServerConfig,
         ask: Callable[[], AriConnection],
-        order: Order | None = None,
+        order: OriginateRequest | None = None,
         make_media: MakeMedia = media_of,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -76,11 +76,11 @@ class AriCall:
         self.media_id = f"{key}-media"
         self.name = order.call if order is not None else caller.id
         self.accepted: asyncio.Future[None] = loop.create_future()
-        """Asterisk calls whom it was told to; or an exception of why not."""
+        """Done when Asterisk dials the endpoint; an exception says why it does not."""
         self.answered: asyncio.Future[None] = loop.create_future()
-        """Whom was called has answered; or NotAnswered."""
+        """Done when the endpoint has answered, or NotAnswered."""
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Nothing is left of it."""
+        """Done when everything of the call is cleaned up."""
         self._ari = ari
         self._ask = ask
         self._order = order
@@ -88,13 +88,14 @@ class AriCall:
         self._media_started: asyncio.Future[None] = loop.create_future()
         self._media = make_media(ari, server, self.end)
         self.is_abandoned = False
-        """The caller could not be let go, because Asterisk could not be asked."""
-        self._caller_is_here = order is None
-        self._media_is_here = False
+        """The caller could not be sent back to the dialplan, because Asterisk was not connected."""
+        self._has_caller_channel = order is None
+        self._has_media_channel = False
         self._bridged = False
         self._cause = 0
         for future in (self.accepted, self.answered):
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to whoever asks
+            # The exception counts as retrieved then: asyncio logs others.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.log = _log.bind(call=self.name, channel=caller.id).limited(logs.LineLimit.of_call())
 
     @property
@@ -103,11 +104,11 @@ class AriCall:
 
     @property
     def is_set_up(self) -> bool:
-        """Both channels are in the bridge, so in Asterisk's lists as well."""
+        """The media channel exists, so both channels are in Asterisk's lists."""
         return self._bridged
 
     async def run(self) -> None:
-        """Live until the call is over and nothing is left of it. Raises nothing: a fault here is this call's alone."""
+        """Serve until the call is over and cleaned up. Raises nothing: a fault ends this call only."""
         begun_ns = monotonic_ns()
         metrics.CALLS_LIVE.inc()
         self.log.info("call_started", outgoing=self._order is not None)
@@ -117,11 +118,11 @@ class AriCall:
             self.log.exception("call_crashed")
             self.end("failed")
         finally:
-            self.end("failed")  # cancelled; else it has a reason already
+            self.end("failed")  # for a cancelled call; any other has a reason already
             reason = self._over.result()
-            self._tell_who_waits(reason)
+            self._fail_waiters(reason)
             try:
-                await self._clean(reason)
+                await self._clean_up(reason)
             finally:
                 metrics.CALLS.labels(reason).inc()
                 metrics.CALLS_LIVE.dec()
@@ -129,35 +130,35 @@ class AriCall:
                 self.ended.set_result(None)
 
     def end(self, reason: str, why: str | None = None) -> None:
-        """End the call now, for one of metrics.ENDS. The first reason counts."""
+        """End the call now. `reason` is one of metrics.ENDS; the first counts."""
         if not self._over.done():
             self._over.set_result(reason)
             if why is not None:
                 self.log.warning(reason, why=why)
 
-    # --------------------------------------------------------- what happens to it
+    # --------------------------------------------------------------------- events
 
-    def on_event(self, event: a.Started | a.Gone | a.Digit) -> None:
-        """What Asterisk tells of one of the two channels."""
+    def on_event(self, event: a.ChannelEntered | a.ChannelLeft | a.AriDigit) -> None:
+        """An event of one of the two channels."""
         match event:
-            case a.Started(channel=channel) if channel.id == self.media_id:
+            case a.ChannelEntered(channel=channel) if channel.id == self.media_id:
                 if not self._media_started.done():
                     self._media_started.set_result(None)
-            case a.Started(channel=channel):
+            case a.ChannelEntered(channel=channel):
                 self.caller = channel
                 if not self.answered.done():
                     self.answered.set_result(None)
-            case a.Gone(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
-                self._media_is_here = False
+            case a.ChannelLeft(channel_id=channel_id, cause=cause, why=why) if channel_id == self.media_id:
+                self._has_media_channel = False
                 if self._media_started.done():
                     self.end("finished")
                 else:
                     self.end("media_failed", self._why_no_media(cause, why))
-            case a.Gone(cause=cause):
-                self._caller_is_here = False
+            case a.ChannelLeft(cause=cause):
+                self._has_caller_channel = False
                 self._cause = cause
                 self.end("hangup" if self._order is None or self.answered.done() else "not_answered")
-            case a.Digit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
+            case a.AriDigit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
                 self._media.digit(digit)
 
     def _why_no_media(self, cause: int, why: str) -> str:
@@ -166,14 +167,14 @@ class AriCall:
             hint = f"; see [{self._ari.websocket_client}] in websocket_client.conf, and the server's log"
         return f"Asterisk has not reached the server for media: cause {cause} {why}{hint}"
 
-    def _tell_who_waits(self, reason: str) -> None:
+    def _fail_waiters(self, reason: str) -> None:
         cause = self._cause
         said = CAUSES.get(cause) or ("no answer" if reason == "not_answered" and cause in (0, 16) else reason)
         for future in (self.accepted, self.answered):
             if not future.done():
                 future.set_exception(NotAnswered(reason, said, cause))
 
-    # --------------------------------------------------------------- its beginning
+    # ---------------------------------------------------------------------- setup
 
     async def _serve(self) -> None:
         begun = asyncio.get_running_loop().create_task(self._begin())
@@ -185,7 +186,7 @@ class AriCall:
         except AriLost as error:
             self.end("asterisk_lost", str(error))
         except AriRefused as error:
-            # What is not found is a caller who has hung up meanwhile; its event is on the way.
+            # 404 means that the caller has hung up and its event is on the way.
             self.end("hangup" if error.status == _NOT_FOUND else "asterisk_refused", str(error))
         except (OSError, ValueError) as error:
             self.end("media_failed", str(error))
@@ -202,8 +203,8 @@ class AriCall:
         except TimeoutError:
             self.end("media_failed", f"the call was not set up within {self._ari.setup_timeout_s:g} s")
 
-    async def _dial(self, order: Order) -> None:
-        """Have somebody called, and wait for the answer."""
+    async def _dial(self, order: OriginateRequest) -> None:
+        """Have Asterisk dial the endpoint, and wait until it is answered."""
         query = {
             "endpoint": order.endpoint,
             "app": self._ari.app,
@@ -212,11 +213,11 @@ class AriCall:
         }
         if order.caller_id:
             query["callerId"] = order.caller_id
-        self._caller_is_here = True
+        self._has_caller_channel = True
         try:
             await self._ask().request("POST", "channels", query=query, body={"variables": order.variables})
         except (AriRefused, AriLost) as error:
-            self._caller_is_here = isinstance(error, AriLost)  # unanswered it may be calling all the same
+            self._has_caller_channel = isinstance(error, AriLost)  # without an answer Asterisk may dial nevertheless
             if not self.accepted.done():
                 self.accepted.set_exception(error)
             raise
@@ -225,16 +226,16 @@ class AriCall:
         await asyncio.wait((self.answered,), timeout=order.ring_timeout_s + _ANSWER_GRACE_S)
         if not self.answered.done():
             self.end("not_answered", f"Asterisk has not ended it after {order.ring_timeout_s} s of ringing")
-            await asyncio.Event().wait()  # for the end, which cancels
+            await asyncio.Event().wait()  # `end` cancels this
 
     async def _set_up(self) -> None:
-        parameters = await self._learn()
+        parameters = await self._read_parameters()
         if self._order is None:
             await self._ask().request("POST", "channels", self.caller.id, "answer")
         query = await self._media.open()
         query |= {"app": self._ari.app, "channelId": self.media_id}
-        # From here on there may be a channel, whatever becomes of the answer.
-        self._media_is_here = True
+        # From here on the channel may exist, even if the request fails.
+        self._has_media_channel = True
         body = await self._ask().request(
             "POST", "channels", "externalMedia", query=query, body={"variables": parameters}
         )
@@ -249,13 +250,13 @@ class AriCall:
     async def _join(self, channel_id: str) -> None:
         await self._ask().request("POST", "bridges", self.bridge_id, "addChannel", query={"channel": channel_id})
 
-    async def _learn(self) -> dict[str, str]:
-        """What is told of the call, as channel variables of the media channel; also finds the call's name."""
+    async def _read_parameters(self) -> dict[str, str]:
+        """The call's parameters, as channel variables of the media channel. Also sets the call's name."""
         wanted = (self._ari.call_variable, *self._ari.variables)
         values = await asyncio.gather(*(self._variable(name) for name in wanted))
         found = {name: value for name, value in zip(wanted, values, strict=True) if value}
         if self._order is None:
-            self.name = self._named(found.get(self._ari.call_variable, ""))
+            self.name = self._valid_name(found.get(self._ari.call_variable, ""))
             self.log = self.log.bind(call=self.name)
         told = {
             **(self._order.variables if self._order is not None else {}),
@@ -274,46 +275,46 @@ class AriCall:
         try:
             body = await self._ask().request("GET", "channels", self.caller.id, "variable", query=query)
         except AriRefused:
-            return ""  # not set; a caller who is gone is found out about by what follows
+            return ""  # not set; if the channel is gone, the next request fails
         value = body.get("value") if isinstance(body, dict) else None
         return value if isinstance(value, str) else ""
 
-    def _named(self, asked: str) -> str:
+    def _valid_name(self, asked: str) -> str:
         if CALL_NAME.fullmatch(asked):
             return asked
         if asked:
-            self.log.warning("bad_call_name", variable=self._ari.call_variable, why="the channel's id is taken instead")
-        # Asterisk's ids begin with a name that its administrator chose.
+            self.log.warning("bad_call_name", variable=self._ari.call_variable, why="the channel's id is used instead")
+        # Asterisk's ids begin with a system name that its administrator chose.
         return "".join(char if CALL_NAME.fullmatch(char) else "_" for char in self.caller.id)[:128]
 
-    # --------------------------------------------------------------------- its end
+    # -------------------------------------------------------------------- cleanup
 
-    async def _clean(self, reason: str) -> None:
-        """Free the caller, end the media, remove the bridge: each whatever becomes of the others."""
+    async def _clean_up(self, reason: str) -> None:
+        """Release the caller, end the media and remove the bridge, each even if another one fails."""
         goes_on = self._order is None and self._ari.after_bot == "continue"
         work: list[Awaitable[object]] = []
-        if self._caller_is_here:
-            work.append(self._let_go() if goes_on else self._asked("DELETE", "channels", self.caller.id))
-        if self._media_is_here:
-            work.append(self._asked("DELETE", "channels", self.media_id))
+        if self._has_caller_channel:
+            work.append(self._release_caller() if goes_on else self._try("DELETE", "channels", self.caller.id))
+        if self._has_media_channel:
+            work.append(self._try("DELETE", "channels", self.media_id))
         if self._bridged:
-            work.append(self._asked("DELETE", "bridges", self.bridge_id))
+            work.append(self._try("DELETE", "bridges", self.bridge_id))
         done = await asyncio.gather(self._media.close(reason), *work, return_exceptions=True)
         for error in done:
             if isinstance(error, Exception):
                 self.log.error("not_cleaned", why=f"{type(error).__name__}: {error}")
 
-    async def _let_go(self) -> None:
-        """The caller goes on in the dialplan."""
+    async def _release_caller(self) -> None:
+        """Send the caller back to the dialplan."""
         try:
             await self._ask().request("POST", "channels", self.caller.id, "continue")
         except AriRefused as error:
             if error.status != _NOT_FOUND:
-                await self._asked("DELETE", "channels", self.caller.id)
+                await self._try("DELETE", "channels", self.caller.id)
         except AriLost:
-            self.is_abandoned = True  # and let go when Asterisk can be asked again (ari.py)
+            self.is_abandoned = True  # AriApplication releases it after the next connect
 
-    async def _asked(self, method: str, *path: str) -> None:
+    async def _try(self, method: str, *path: str) -> None:
         with suppress(AriRefused, AriLost):
             await self._ask().request(method, *path)
 

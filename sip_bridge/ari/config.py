@@ -1,4 +1,4 @@
-"""The settings of ARI: how Asterisk is ruled, how its calls' media come to the server, and who may start calls."""
+"""The settings of ARI: the connection to Asterisk, the media of its calls, and who may start outgoing calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = ("ulaw", "alaw", "slin", "slin16", "slin24", "slin48")
 
 MAX_VARIABLES = 15
 MAX_ORDER_VARIABLES = 40
-"""With what is always told they stay below the 64 parameters of PROTOCOL.md §9.4."""
+"""With the parameters that every call has, they stay below the 64 of docs/protocol/native-media.md."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}")
 
@@ -26,13 +26,13 @@ _Port = Annotated[int, Between(0, 65_535)]
 
 
 def is_variable(name: str) -> bool:
-    """Whether `name` is a channel variable's: the name of a function would be run where it is set or read."""
+    """Whether `name` is a channel variable. Asterisk would run a dialplan function that is set or read by name."""
     return _VARIABLE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Originate:
-    """Starting calls by HTTP. Without a token nobody may."""
+class OriginateConfig:
+    """Starting outgoing calls over HTTP. Without a token this is off."""
 
     token: str | None = field(default=None, repr=False)
     endpoints: tuple[str, ...] = ("PJSIP/",)
@@ -47,8 +47,8 @@ class Originate:
 
 
 @dataclass(frozen=True, slots=True)
-class Ari:
-    """A Stasis application. Its URL may carry a secret, so it is not shown."""
+class AriConfig:
+    """A Stasis application. The URL may hold a secret, so it is left out of the repr."""
 
     enabled: bool = False
     url: Annotated[str, Url(("ws", "wss"))] = field(default="ws://127.0.0.1:8088/ari", repr=False)
@@ -69,7 +69,7 @@ class Ari:
     request_timeout_s: Annotated[float, Between(0.1, 60)] = 5.0
     setup_timeout_s: Annotated[float, Between(0.1, 60)] = 10.0
     lost_timeout_s: Annotated[float, Between(0, 3_600)] = 10.0
-    originate: Originate = field(default_factory=Originate)
+    originate: OriginateConfig = field(default_factory=OriginateConfig)
 
     @property
     def asterisk_host(self) -> str:
@@ -77,7 +77,7 @@ class Ari:
 
     @property
     def incoming_url(self) -> str:
-        """Where Asterisk waits for media, as the server reaches it."""
+        """The address at which the server dials Asterisk for media."""
         if self.media_url is not None:
             return self.media_url.rstrip("/")
         return re.sub(r"/ari/?$", "", self.url.partition("?")[0]) + "/media"

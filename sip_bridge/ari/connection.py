@@ -13,7 +13,9 @@ from websockets.exceptions import InvalidMessage, InvalidStatus, InvalidURI, Web
 
 from sip_bridge import metrics
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
+from sip_bridge.ari.config import AriConfig
+from sip_bridge.peer_input import BadInput
+from sip_bridge.reconnect import NotConnected
 from telephony_tts import logs
 from telephony_tts.transport.connection import DialledConnection
 
@@ -21,17 +23,17 @@ _log = logs.get(__name__)
 _CLOSE_TIMEOUT_S = 1.0
 _PING_S = 5.0
 _MAX_MESSAGE_BYTES = 8 << 20
-"""The list of all channels is one message."""
+"""The list of all channels comes as one message."""
 
-OnEvent = Callable[[a.Started | a.Gone | a.Digit], None]
+OnEvent = Callable[[a.ChannelEntered | a.ChannelLeft | a.AriDigit], None]
 
 
-class AriLost(Exception):
-    """Asterisk cannot be asked; the message says why and what to do."""
+class AriLost(NotConnected):
+    """Asterisk cannot be reached, or has not answered; the message says why and what to do."""
 
 
 class AriRefused(Exception):
-    """Asterisk does not do what it was asked."""
+    """Asterisk has answered a request with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,29 +41,29 @@ class AriRefused(Exception):
 
 
 class AriConnection:
-    """Asks by `request`; events come by the callback given to `listen`, in their order, in the loop's own turn."""
+    """Sends requests with `request`; events go to the callback of `listen`, in order."""
 
     def __init__(self, connection: DialledConnection, request_timeout_s: float) -> None:
         self._connection = connection
         self._request_timeout_s = request_timeout_s
-        self._asked: dict[str, asyncio.Future[a.Answer]] = {}
+        self._asked: dict[str, asyncio.Future[a.AriAnswer]] = {}
         self._n_asked = 0
         self._on_event: OnEvent | None = None
-        self._complained = False
-        self._waiting: list[a.Started | a.Gone | a.Digit] = []
+        self._bad_input = BadInput()
+        self._waiting: list[a.ChannelEntered | a.ChannelLeft | a.AriDigit] = []
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when another client has taken the application: then requests are answered and no events come."""
+        """Done when another client has taken the application. Requests are still answered, but no events come."""
         connection.left.add_done_callback(lambda _: self._forget_asked())
         connection.listen(self._on_message, lambda is_writable: None)
 
     @property
     def left(self) -> asyncio.Future[None]:
-        """Done when the connection is no more."""
+        """Done when the connection is closed or lost."""
         return self._connection.left
 
     @property
     def why_left(self) -> str:
-        """For the log, once it has left."""
+        """Why the connection ended, for the log."""
         theirs, ours = self._connection.protocol.close_rcvd, self._connection.protocol.close_sent
         if theirs is not None:
             return f"Asterisk has closed the connection: {theirs.code} {theirs.reason}".strip()
@@ -70,7 +72,7 @@ class AriConnection:
         return "the connection to Asterisk is lost"
 
     def listen(self, on_event: OnEvent) -> None:
-        """Deliver events from now on, first those that have come already."""
+        """Deliver events from now on, first those that came before."""
         self._on_event = on_event
         waiting, self._waiting = self._waiting, []
         for event in waiting:
@@ -79,7 +81,7 @@ class AriConnection:
     async def request(
         self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
     ) -> Any:
-        """Ask Asterisk; returns the JSON it answers with. Raises AriRefused, AriLost."""
+        """Send a request; returns the JSON of the answer. Raises AriRefused, AriLost."""
         if self.left.done():
             raise AriLost("the connection to Asterisk is lost")
         self._n_asked += 1
@@ -102,7 +104,7 @@ class AriConnection:
         raise AriRefused(answer.status, f"{method} {path[0]}: {answer.status} {str(message or '')[:200]}".strip())
 
     async def close(self) -> None:
-        """Close the connection, in at most a second."""
+        """Close the connection, within a second."""
         self._connection.end(1000, "")
         try:
             await self._connection.close()
@@ -111,23 +113,20 @@ class AriConnection:
 
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         message = a.decode(payload)
-        if isinstance(message, a.Answer):
+        if isinstance(message, a.AriAnswer):
             answered = self._asked.get(message.request_id)
             if answered is not None and not answered.done():
                 answered.set_result(message)
-        elif isinstance(message, a.Replaced):
+        elif isinstance(message, a.ApplicationReplaced):
             if not self.replaced.done():
                 self.replaced.set_result(None)
-        elif isinstance(message, a.Bad):
-            metrics.BAD.labels("ari_message").inc()
-            if not self._complained:
-                self._complained = True
-                _log.warning("bad_input", kind="ari_message", why=message.why)
+        elif isinstance(message, a.BadAriMessage):
+            self._bad_input.report(_log, "ari_message", message.why)
         elif message is not None and self._on_event is not None:
             try:
                 self._on_event(message)
             except Exception:
-                # One event of one call; the connection is everybody's.
+                # A fault with one call's event must not end the connection of all calls.
                 _log.exception("event_crashed")
         elif message is not None:
             self._waiting.append(message)
@@ -139,7 +138,7 @@ class AriConnection:
                 answered.set_exception(AriLost("the connection to Asterisk was lost"))
 
 
-async def connect_ari(ari: Ari) -> tuple[AriConnection, str]:
+async def connect_ari(ari: AriConfig) -> tuple[AriConnection, str]:
     """Connect as the application and ask for Asterisk's version. Raises AriLost."""
     query = urlencode({"app": ari.app, "subscribeAll": "false"})
     account = base64.b64encode(f"{ari.user}:{ari.password or ''}".encode()).decode()

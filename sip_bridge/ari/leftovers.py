@@ -1,4 +1,4 @@
-"""What Asterisk still has of calls that nobody here knows: found by its names, so that it can be removed. Pure."""
+"""Finds channels and bridges of ended calls in Asterisk by their names, so that they can be removed. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from sip_bridge.ari.messages import Channel, channel_of
+from sip_bridge.ari.messages import AriChannel, channel_of
 
 Request = tuple[str, ...]
 """Method and path."""
@@ -16,18 +16,17 @@ _RTP_NAME = re.compile(r"UnicastRTP/\[?([0-9A-Fa-f.:]{2,45}?)\]?:(\d{1,5})-0x[0-
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
+class MixingBridge:
     id: str
     channels: tuple[str, ...]
 
 
 class Leftovers:
-    """Names of ours are `APP-INSTANCE-NUMBER`, a bridge, and with `-media` or `-out` a channel.
+    """The bridge names its mixing bridges `APP-INSTANCE-NUMBER`, and its channels the same with `-media` or `-out`.
 
-    Of this process what belongs to no live call is left over. Another process of the same application may be about to
-    use what seems left over, or drain; so there it must be what no call can use, twice in a row. Over a WebSocket two
-    channels in a bridge may hear each other without any bridge of ours; over RTP they do so as long as somebody has the
-    port.
+    Everything of this process that belongs to no live call is left over. Another process of the application may be
+    about to use an object, or drain its calls. So an object of another process must be unusable for any call, twice in
+    a row. Media over a WebSocket goes on without the bridge's process, media over RTP only while its port is in use.
     """
 
     def __init__(self, app: str, instance: str) -> None:
@@ -38,18 +37,25 @@ class Leftovers:
         self._abandoned: set[str] = set()
 
     def abandon(self, channel_id: str) -> None:
-        """A caller of this process who could not be let go: Asterisk could not be asked."""
+        """Remember a caller of this process that could not be sent back to the dialplan."""
         self._abandoned.add(channel_id)
 
     def is_made_here(self, channel_id: str) -> bool:
-        """Whether a bridge of this application, this one or another, made the channel."""
+        """Whether a process of this application has created the channel, this process or another."""
         return self._ours.fullmatch(channel_id) is not None
 
     def requests(
-        self, channels: Iterable[Channel], bridges: Iterable[Bridge], live: Set[str], unheard: Set[str] = frozenset()
+        self,
+        channels: Iterable[AriChannel],
+        bridges: Iterable[MixingBridge],
+        live: Set[str],
+        unheard: Set[str] = frozenset(),
     ) -> list[Request]:
-        """What to ask of Asterisk, by what it has; `live` are ids of channels and bridges of live calls, `unheard` of
-        media channels whose RTP goes to a port that nobody has."""
+        """The requests that remove leftovers from Asterisk's `channels` and `bridges`.
+
+        `live` has the ids of channels and bridges of live calls, `unheard` those of media channels whose RTP goes to a
+        port that no process has.
+        """
         bridges = list(bridges)
         bridged = {channel_id for bridge in bridges for channel_id in bridge.channels}
         mine: list[Request] = []
@@ -79,27 +85,26 @@ class Leftovers:
         found = self._ours.fullmatch(name)
         return found is not None and found[1] == self._instance
 
-    def _emptied(self, bridge: Bridge) -> Iterator[Request]:
+    def _emptied(self, bridge: MixingBridge) -> Iterator[Request]:
         for channel_id in bridge.channels:
             yield self._released(channel_id)
         yield ("DELETE", "bridges", bridge.id)
 
     def _released(self, channel_id: str) -> Request:
-        """Our own channels are ended; a caller goes on in the dialplan."""
+        """End a channel that the bridge has created; send a caller back to the dialplan."""
         if self.is_made_here(channel_id):
             return ("DELETE", "channels", channel_id)
         return ("POST", "channels", channel_id, "continue")
 
 
-def rtp_end_of(channel: Channel) -> tuple[str, int] | None:
-    """Address and port to which a media channel of ours sends its RTP, which its name tells; None for any other."""
+def rtp_end_of(channel: AriChannel) -> tuple[str, int] | None:
+    """The address and port of a media channel's RTP, read from its name; None for any other channel."""
     found = _RTP_NAME.fullmatch(channel.name)
     return (found[1], int(found[2])) if found is not None and channel.id.endswith("-media") else None
 
 
-def channels_of(body: Any) -> list[Channel]:
-    """The channels of Asterisk's list. ValueError for what is none: a call that it does not tell would seem to be over.
-    """
+def channels_of(body: Any) -> list[AriChannel]:
+    """The channels of Asterisk's list. Raises ValueError for a bad list: a missing channel would end its call."""
     channels = [channel_of(item) for item in _list(body)]
     found = [channel for channel in channels if channel is not None]
     if len(found) < len(channels):
@@ -107,14 +112,14 @@ def channels_of(body: Any) -> list[Channel]:
     return found
 
 
-def bridges_of(body: Any) -> list[Bridge]:
-    """The bridges of Asterisk's list. ValueError for what is none."""
+def bridges_of(body: Any) -> list[MixingBridge]:
+    """The bridges of Asterisk's list. Raises ValueError for a bad list."""
     bridges = []
     for item in _list(body):
         if isinstance(item, dict) and isinstance(item.get("id"), str):
             within = item.get("channels")
             names = within if isinstance(within, list) else []
-            bridges.append(Bridge(item["id"], tuple(name for name in names if isinstance(name, str))))
+            bridges.append(MixingBridge(item["id"], tuple(name for name in names if isinstance(name, str))))
     return bridges
 
 

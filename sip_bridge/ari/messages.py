@@ -1,4 +1,4 @@
-"""What is said with Asterisk over ARI's WebSocket: requests of its REST interface, their answers, and events. Pure."""
+"""The messages on ARI's WebSocket: REST requests, their answers, and events. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 DIGITS = frozenset("0123456789*#ABCD")
 
 EVENTS = ("StasisStart", "StasisEnd", "ChannelDestroyed", "ChannelDtmfReceived")
-"""What is read, besides answers."""
+"""The events that are read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
-    """What Asterisk tells of one; `application` is the dialplan application it is in, with its first argument."""
+class AriChannel:
+    """A channel in a message. `application` is its dialplan application with the first argument."""
 
     id: str
     name: str = ""
@@ -27,8 +27,8 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Of a request. `body` is the JSON of it, None where there is none."""
+class AriAnswer:
+    """The answer to a request. `body` is its JSON, None if it has none."""
 
     request_id: str
     status: int
@@ -36,15 +36,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A channel has come under our rule (StasisStart)."""
+class ChannelEntered:
+    """A channel has entered the application (StasisStart)."""
 
-    channel: Channel
+    channel: AriChannel
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """A channel has left it, or is no more. `cause` is Q.850's, 0 where none is told."""
+class ChannelLeft:
+    """A channel has left the application or has ended. `cause` is a cause of Q.850, 0 if Asterisk gives none."""
 
     channel_id: str
     cause: int = 0
@@ -52,28 +52,28 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
+class AriDigit:
     channel_id: str
     digit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """Another client has taken the application; its events come here no more."""
+class ApplicationReplaced:
+    """Another client has taken the application; no more events come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadAriMessage:
     why: str
 
 
-Message = Answer | Started | Gone | Digit | Replaced | Bad
+AriMessage = AriAnswer | ChannelEntered | ChannelLeft | AriDigit | ApplicationReplaced | BadAriMessage
 
 
 def request(
     request_id: str, method: str, uri: str, query: Mapping[str, str] | None = None, body: object = None
 ) -> bytes:
-    """A request as the text of one WebSocket message. The parts of `uri` are quoted, those of `query` are not."""
+    """The text of a request. `uri` must be percent-encoded already, `query` must not."""
     message: dict[str, object] = {
         "type": "RESTRequest",
         "transaction_id": request_id,
@@ -89,41 +89,41 @@ def request(
     return json.dumps(message).encode()
 
 
-def decode(payload: bytes) -> Message | None:
-    """Read one message of Asterisk; None for an event that means nothing here. Never raises."""
+def decode(payload: bytes) -> AriMessage | None:
+    """Read one message of Asterisk; None for an event that is not used. Never raises."""
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        return Bad(f"a message of {len(payload)} bytes is not JSON")
+        return BadAriMessage(f"a message of {len(payload)} bytes is not JSON")
     if not isinstance(message, dict):
-        return Bad("a message is no JSON object")
+        return BadAriMessage("a message is not a JSON object")
     kind = message.get("type")
     if kind == "RESTResponse":
         return _answer(message)
     if kind == "ApplicationReplaced":
-        return Replaced()
+        return ApplicationReplaced()
     if kind not in EVENTS:
         return None
     channel = channel_of(message.get("channel"))
     if channel is None:
-        return Bad(f"{kind} names no channel")
+        return BadAriMessage(f"{kind} names no channel")
     if kind == "StasisStart":
-        return Started(channel)
+        return ChannelEntered(channel)
     if kind == "ChannelDtmfReceived":
         digit = message.get("digit")
         if not isinstance(digit, str) or digit not in DIGITS:
-            return Bad(f"a digit is {str(digit)[:20]!r}")
-        return Digit(channel.id, digit)
+            return BadAriMessage(f"a digit is {str(digit)[:20]!r}")
+        return AriDigit(channel.id, digit)
     cause = message.get("cause")
-    return Gone(channel.id, cause if type(cause) is int else 0, str(message.get("cause_txt") or "")[:80])
+    return ChannelLeft(channel.id, cause if type(cause) is int else 0, str(message.get("cause_txt") or "")[:80])
 
 
-def channel_of(value: object) -> Channel | None:
-    """A channel as Asterisk tells it; None for what is none."""
+def channel_of(value: object) -> AriChannel | None:
+    """The channel in Asterisk's JSON; None if it is not a channel."""
     if not isinstance(value, dict) or not isinstance(value.get("id"), str) or not value["id"]:
         return None
     caller, plan = _object(value, "caller"), _object(value, "dialplan")
-    return Channel(
+    return AriChannel(
         value["id"],
         _text(value, "name"),
         _text(value, "state"),
@@ -135,20 +135,20 @@ def channel_of(value: object) -> Channel | None:
 
 
 def variable_of(body: object, name: str) -> str:
-    """A channel variable in the answer to the channel's creation, empty if it is not told."""
+    """A channel variable in the answer to the channel's creation, empty if it is missing."""
     found = _object(body, "channelvars").get(name)
     return found if isinstance(found, str) else ""
 
 
-def _answer(message: dict[str, Any]) -> Message:
+def _answer(message: dict[str, Any]) -> AriMessage:
     request_id, status, text = message.get("request_id"), message.get("status_code"), message.get("message_body")
     if not isinstance(request_id, str) or type(status) is not int:
-        return Bad("an answer names no request or has no status")
+        return BadAriMessage("an answer names no request or has no status")
     try:
         body = json.loads(text) if isinstance(text, str) and text else None
     except (ValueError, RecursionError):
         body = None
-    return Answer(request_id, status, body)
+    return AriAnswer(request_id, status, body)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""POST /originate: somebody who has the token has a call made.
+"""POST /originate: a client with the token orders an outgoing call.
 
     {"endpoint": "PJSIP/+4930123456@trunk", "caller_id": "Shop <+4930999>", "call": "order-17",
      "variables": {"LANG": "de"}, "timeout_s": 30, "wait": true}
 
-All but `endpoint` may be missing. The answer is JSON with the call's name, under which the bot joins, or with what is
-wrong.
+Only `endpoint` is required. The answer is JSON with the call's name, by which the bot joins, or with the error.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from http import HTTPStatus
 from typing import Any
 
 from sip_bridge import metrics
-from sip_bridge.ari.application import NoRoom
-from sip_bridge.ari.call import AriCall, NotAnswered, Order
-from sip_bridge.ari.config import MAX_ORDER_VARIABLES, ORIGINATE_TOKEN_VARIABLE, Originate, is_variable
+from sip_bridge.ari.application import NewCallRefused
+from sip_bridge.ari.call import AriCall, NotAnswered, OriginateRequest
+from sip_bridge.ari.config import MAX_ORDER_VARIABLES, ORIGINATE_TOKEN_VARIABLE, OriginateConfig, is_variable
 from sip_bridge.ari.connection import AriLost, AriRefused
 from telephony_tts.wire.fields import CALL_NAME
 
@@ -31,14 +30,14 @@ Result = tuple[HTTPStatus, dict[str, Any]]
 
 
 class Originator:
-    """Answers requests of the API; `make` has the call made (AriApplication.originate)."""
+    """Answers requests; `make` starts the call (AriApplication.originate)."""
 
-    def __init__(self, settings: Originate, make: Callable[[Order], Awaitable[AriCall]]) -> None:
+    def __init__(self, settings: OriginateConfig, make: Callable[[OriginateRequest], Awaitable[AriCall]]) -> None:
         self._settings = settings
         self._make = make
 
     async def answer(self, authorization: str, body: bytes) -> Result:
-        """The status and the JSON for one request. Raises nothing."""
+        """The status and the JSON of the answer to one request. Raises nothing."""
         status, told = await self._answer(authorization, body)
         kind = "made" if status in (HTTPStatus.OK, HTTPStatus.CREATED) else "refused"
         metrics.ORIGINATED.labels("not_answered" if told.get("error") == "not_answered" else kind).inc()
@@ -61,20 +60,20 @@ class Originator:
                 return HTTPStatus.CREATED, {"call": order.call, "state": "calling"}
             await asyncio.shield(call.answered)
             return HTTPStatus.OK, {"call": order.call, "state": "answered"}
-        except NoRoom as error:
+        except NewCallRefused as error:
             return _no(HTTPStatus.SERVICE_UNAVAILABLE, "no_room", str(error))
         except AriLost as error:
             return _no(HTTPStatus.SERVICE_UNAVAILABLE, "asterisk_lost", str(error))
         except AriRefused as error:
-            # All that Asterisk says of somebody it does not know, or who is not registered.
-            hint = "; does it know the endpoint, and is that registered?" if error.status == 500 else ""
+            # Asterisk answers 500 and no more for an unknown or unregistered endpoint.
+            hint = "; does Asterisk know the endpoint, and is that registered?" if error.status == 500 else ""
             return _no(HTTPStatus.BAD_GATEWAY, "asterisk_refused", f"Asterisk does not make the call: {error}{hint}")
         except NotAnswered as error:
-            status, told = _no(HTTPStatus.CONFLICT, error.reason, f"nobody has taken the call: {error}")
+            status, told = _no(HTTPStatus.CONFLICT, error.reason, f"the call was not answered: {error}")
             return status, {**told, "call": order.call, "cause": error.cause}
 
-    def _read(self, body: bytes) -> tuple[Order, bool]:
-        """The order, and whether the answer waits for whom is called. ValueError says what is wrong."""
+    def _read(self, body: bytes) -> tuple[OriginateRequest, bool]:
+        """The order, and whether the answer waits until the call is answered. Raises ValueError with the problem."""
         try:
             given = json.loads(body)
         except (ValueError, RecursionError):
@@ -86,7 +85,7 @@ class Originator:
             raise ValueError(f"{', '.join(unknown[:5])}: not known; known are {', '.join(_KEYS)}")
         endpoint = _text(given, "endpoint")
         if not endpoint:
-            raise ValueError("endpoint: is missing; whom to call, such as PJSIP/100")
+            raise ValueError("endpoint: is missing; expected the endpoint to call, such as PJSIP/100")
         # No comma, ampersand or parenthesis: Asterisk would read options or several endpoints.
         if not endpoint.isascii() or not endpoint.isprintable() or set(endpoint) & set(" ,&|()^\"'\\"):
             raise ValueError("endpoint: must be one endpoint in visible ASCII characters without , & | ( ) ^ quotes")
@@ -104,7 +103,8 @@ class Originator:
         waits = given.get("wait", False)
         if not isinstance(waits, bool):
             raise ValueError("wait: must be true or false")
-        return Order(endpoint, call, timeout_s, _text(given, "caller_id"), _variables(given.get("variables"))), waits
+        caller_id, variables = _text(given, "caller_id"), _variables(given.get("variables"))
+        return OriginateRequest(endpoint, call, timeout_s, caller_id, variables), waits
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""One connection of Asterisk, used synchronously: frames arrive in a callback and leave in a call that never waits."""
+"""One AudioSocket connection of Asterisk: frames arrive in a callback, and writing never waits."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from sip_bridge.audiosocket.frames import HANGUP_FRAME, FrameReader, Item
+from sip_bridge.audiosocket.frames import HANGUP_FRAME, AudioSocketFrame, AudioSocketReader
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
 
 _log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
 
 _READ_BYTES = 8_192
-"""What is read at one time: one frame of the highest rate, or a flood of the smallest for some milliseconds."""
+"""The most that is read at one time: one frame of the highest rate, or some milliseconds' work of the smallest."""
 
 _MAX_KERNEL_UNSENT_BYTES = 16_384
-"""What the kernel may hold that is not yet on the network. By its own default, megabytes, a peer that does not read
-would be noticed after minutes."""
+"""How much unsent data the kernel may hold. Its own default is megabytes, and a peer that does not read would be
+noticed only after minutes."""
 
 _GOODBYE_S = 1.0
-"""How long Asterisk may take to close its side once it was told that the call is over."""
+"""How long Asterisk may take to close its side after the hang-up frame."""
 
-OnItems = Callable[[list[Item], int], None]
-"""(what was read, when in ns)"""
+OnItems = Callable[[list[AudioSocketFrame], int], None]
+"""(the frames of one read, the time in ns)"""
 
 
 class CallerSocket(asyncio.BufferedProtocol):
-    """`accept` is called with each connection and may `abort` it. `listen` starts the delivery.
+    """The protocol of one connection. `accept` gets it and either calls `listen` or `abort`.
 
-    `lost` is done when Asterisk has closed or the connection is gone; its result says how.
+    `lost` is done when Asterisk has closed the connection or it broke; its result says which.
     """
 
     def __init__(self, accept: Callable[[CallerSocket], None]) -> None:
         self._accept = accept
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._reader = FrameReader()
+        self._reader = AudioSocketReader()
         self._on_items: OnItems | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -48,33 +48,35 @@ class CallerSocket(asyncio.BufferedProtocol):
     # -------------------------------------------------------- for the call
 
     def listen(self, on_items: OnItems) -> None:
-        """Deliver what is read from now on. Before that nothing is read: `accept` must call it, or abort."""
+        """Deliver frames from now on. Nothing is read before that."""
         self._on_items = on_items
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and the kernel has not taken: more than nothing is a peer that does not read."""
+        """Bytes that were written and the kernel has not taken. Above 0, the peer does not read."""
         if self._transport is None or self._transport.is_closing():
             return 0
         return self._transport.get_write_buffer_size()
 
     def write(self, frame: bytes) -> None:
-        """Write one whole frame at once: where more than 5 ms lie between a header and its payload Asterisk ends the
-        call. Nothing happens on a closing connection."""
+        """Write one whole frame at once; does nothing on a closing connection.
+
+        Asterisk ends a call in which more than 5 ms pass between a header and its payload.
+        """
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
     def abort(self) -> None:
-        """Cut the connection; nothing more is delivered."""
+        """Close the connection without the hang-up frame; nothing more is delivered."""
         self._on_items = None
         if self._transport is not None:
             self._transport.abort()
 
     async def close(self) -> None:
-        """Tell Asterisk that the call is over, wait a little until it has closed, and close. Idempotent.
+        """Send the hang-up frame, wait up to a second until Asterisk has closed, and close. Idempotent.
 
-        Our side is closed first and the other read to its end: what Asterisk says meanwhile would otherwise make the
-        kernel reset the connection, and the goodbye could be lost.
+        The bridge closes its sending side and reads to the end of Asterisk's. With unread data the kernel would reset
+        the connection, and the hang-up frame could be lost.
         """
         self._on_items = None
         transport = self._transport
@@ -82,7 +84,7 @@ class CallerSocket(asyncio.BufferedProtocol):
             return
         try:
             if self.unsent_bytes:
-                await asyncio.sleep(0)  # uvloop writes when the loop has been round, not at once
+                await asyncio.sleep(0)  # uvloop writes in the next turn of the loop, not at once
             if not transport.is_closing() and not self.unsent_bytes:
                 with contextlib.suppress(OSError, RuntimeError):
                     transport.write(HANGUP_FRAME)
@@ -121,7 +123,7 @@ class CallerSocket(asyncio.BufferedProtocol):
             _log.exception("frames_crashed", peer=self.peer)
             self.abort()
         if nbytes == len(self._buffer) and self._transport is not None and not self._transport.is_closing():
-            # A flood: the other calls get their turn before the next read.
+            # A full buffer may be a flood: let the loop run the other calls before the next read.
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
 

@@ -1,7 +1,7 @@
-"""AudioSocket's frames: one byte of kind, two of length (big-endian), the payload. Pure.
+"""AudioSocket's frames: one byte of kind, two bytes of length (big-endian), then the payload. Pure.
 
-Both directions carry hang-up and audio; the call's UUID, digits and errors come from Asterisk alone, and it ends a call
-in which it is sent any of them, or audio of no length.
+Both directions carry hang-up and audio. Only Asterisk sends the call's UUID, digits and errors. Asterisk ends a call in
+which it receives one of these, or audio without a payload.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ _UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Hangup:
-    """Asterisk ends the call. (It mostly just closes the connection.)"""
+class HangupFrame:
+    """Asterisk ends the call. (Mostly it closes the connection instead.)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The first frame: which call this is."""
+class UuidFrame:
+    """The first frame: the UUID of the call."""
 
     call: uuid.UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
+class DigitFrame:
     digit: str
 
 
 @dataclass(frozen=True, slots=True)
-class Audio:
-    """What the caller says, any whole number of samples."""
+class AudioFrame:
+    """The caller's audio, s16 little-endian, any whole number of samples."""
 
     rate_hz: int
     pcm: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class PeerError:
-    """Asterisk tells of an error of its own; -1 where it gives no code."""
+class ErrorFrame:
+    """Asterisk reports an error of its own. `code` is -1 if Asterisk gives none."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A frame that cannot be used and was left out. `kind` is one of `BAD_KINDS`, `why` for a person."""
+class BadFrame:
+    """A frame that cannot be used and was skipped. `kind` is one of `BAD_KINDS`; `why` is for the log."""
 
     kind: str
     why: str
@@ -77,20 +77,19 @@ class Bad:
 
 BAD_KINDS = ("not_audiosocket", "second_uuid", "unknown_kind", "empty_audio", "odd_audio", "bad_digit")
 
-Item = Hangup | Named | Digit | Audio | PeerError | Bad
+AudioSocketFrame = HangupFrame | UuidFrame | DigitFrame | AudioFrame | ErrorFrame | BadFrame
 
 
 def audio_header(rate_hz: int, n_bytes: int) -> bytes:
-    """The header of an audio frame of `n_bytes`. KeyError for a rate that AudioSocket does not have."""
+    """The header of an audio frame of `n_bytes`. Raises KeyError for a rate that AudioSocket does not have."""
     return bytes((KIND_OF_RATE[rate_hz],)) + n_bytes.to_bytes(2, "big")
 
 
-class FrameReader:
-    """Reads frames from a stream that may be cut anywhere; holds at most one unfinished frame of 64 kB.
+class AudioSocketReader:
+    """Reads frames from a stream that may be cut anywhere; holds at most one incomplete frame of 64 kB.
 
-    What is wrong with a header is told as soon as the header is there, once, and the payload is then skipped. Until the
-    call has a UUID every frame but its UUID is `not_audiosocket`: whoever sends it is not Asterisk. (An error frame and
-    a hang-up are let through.)
+    A bad header gives one `BadFrame` as soon as the header is complete, and its payload is skipped. Before the UUID,
+    every other frame except a hang-up and an error is `not_audiosocket`: the peer is not Asterisk.
     """
 
     def __init__(self) -> None:
@@ -98,10 +97,10 @@ class FrameReader:
         self._n_to_skip = 0
         self._named = False
 
-    def feed(self, data: bytes | memoryview) -> list[Item]:
-        """The frames that are complete now."""
+    def feed(self, data: bytes | memoryview) -> list[AudioSocketFrame]:
+        """The frames that are complete with `data`."""
         self._held += data
-        items: list[Item] = []
+        items: list[AudioSocketFrame] = []
         at = 0
         while True:
             if self._n_to_skip:
@@ -112,7 +111,7 @@ class FrameReader:
             if self._n_to_skip or len(self._held) < start:
                 break
             kind, length = self._held[at], int.from_bytes(self._held[at + 1 : start], "big")
-            bad = self._judge(kind, length)
+            bad = self._problem(kind, length)
             if bad is not None:
                 items.append(bad)
                 at, self._n_to_skip = start, length
@@ -124,37 +123,41 @@ class FrameReader:
         del self._held[:at]
         return items
 
-    def _judge(self, kind: int, length: int) -> Bad | None:
-        """What is wrong with a header."""
+    def _problem(self, kind: int, length: int) -> BadFrame | None:
+        """The problem with a header, None for a good one."""
         if not self._named:
             if (kind, length) == (CALL_UUID, _UUID_BYTES) or kind in (HANGUP, ERROR):
                 return None
             seen = f"{kind:02x} {length:04x}"
             why = f"the first frame must be 01 0010 and the call's UUID, got {seen}: is this Asterisk?"
-            return Bad("not_audiosocket", why)
+            return BadFrame("not_audiosocket", why)
         if kind in RATE_HZ:
             if length == 0:
-                return Bad("empty_audio", f"an audio frame {kind:02x} without audio")
+                return BadFrame("empty_audio", f"an audio frame {kind:02x} without audio")
             if length % 2:
-                return Bad("odd_audio", f"an audio frame {kind:02x} of {length} bytes: no whole number of samples")
+                why = f"an audio frame {kind:02x} of {length} bytes: not a whole number of samples"
+                return BadFrame("odd_audio", why)
         elif kind == CALL_UUID:
-            return Bad("second_uuid", "a second UUID on one connection")
+            return BadFrame("second_uuid", "a second UUID on one connection")
         elif kind == DTMF and length != 1:
-            return Bad("bad_digit", f"a DTMF frame of {length} bytes; expected one character")
+            return BadFrame("bad_digit", f"a DTMF frame of {length} bytes; expected one character")
         elif kind not in (HANGUP, DTMF, ERROR):
-            return Bad("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
+            return BadFrame("unknown_kind", f"frame kind {kind:02x} (of {length} bytes) is not known")
         return None
 
-    def _read(self, kind: int, payload: bytes) -> Iterator[Item]:
+    def _read(self, kind: int, payload: bytes) -> Iterator[AudioSocketFrame]:
         if kind in RATE_HZ:
-            yield Audio(RATE_HZ[kind], payload)
+            yield AudioFrame(RATE_HZ[kind], payload)
         elif kind == DTMF:
             digit = payload.decode("latin-1").upper()
-            yield Digit(digit) if digit in DIGITS else Bad("bad_digit", f"DTMF {payload.hex()} is none of {DIGITS}")
+            if digit in DIGITS:
+                yield DigitFrame(digit)
+            else:
+                yield BadFrame("bad_digit", f"DTMF {payload.hex()} is not one of {DIGITS}")
         elif kind == CALL_UUID:
             self._named = True
-            yield Named(uuid.UUID(bytes=payload))
+            yield UuidFrame(uuid.UUID(bytes=payload))
         elif kind == HANGUP:
-            yield Hangup()
+            yield HangupFrame()
         else:
-            yield PeerError(payload[0] if payload else -1)
+            yield ErrorFrame(payload[0] if payload else -1)

@@ -1,6 +1,7 @@
-"""FreeSWITCH's event socket: the bridge hears of files of speech, plays them, and tells the server how far they got.
+"""FreeSWITCH's event socket: the bridge learns of files of speech, plays them, and reports their progress.
 
-Lost, the connection is made again; calls live on meanwhile, silent, and the server then sends again what was not heard.
+A lost connection is made again. Calls stay up meanwhile but are silent, and the server then sends the unheard speech
+again.
 """
 
 from __future__ import annotations
@@ -13,43 +14,42 @@ from functools import partial
 from sip_bridge import metrics
 from sip_bridge.freeswitch import speech_files
 from sip_bridge.freeswitch.call import FreeSwitchCall
-from sip_bridge.freeswitch.config import FreeSwitch
+from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl import EslConnection, EslLost, OnReply, connect_esl
 from sip_bridge.freeswitch.esl_messages import EslEvent, is_uuid
+from sip_bridge.reconnect import keep_connected
 from telephony_tts import logs
 from telephony_tts.clock import unix_s
 
 _log = logs.get(__name__)
-_FIRST_RETRY_S = 0.2
-_MAX_RETRY_S = 5.0
 _LEFTOVER_S = 600.0
-"""Files of this age whose channel is gone are removed. This is also how often they are looked for."""
+"""Files of this age are removed if their channel is gone. This is also the interval of the search."""
 
 _COMMANDS = {"mod_audio_stream": "uuid_audio_stream", "mod_audio_fork": "uuid_audio_fork"}
 _FILES = frozenset({"mod_audio_stream::play", "mod_audio_fork::play_audio"})
-_WORDS = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
+_MESSAGES = frozenset({"mod_audio_stream::json", "mod_audio_fork::json"})
 _LEFT = frozenset({"mod_audio_stream::disconnect", "mod_audio_fork::disconnect"})
 _UNREACHED = frozenset({"mod_audio_stream::error", "mod_audio_fork::connect_failed"})
 _REFUSALS = frozenset({1013, 4400, 4401, 4404, 4409})
-"""Close codes of our server for a leg that never became a call's (PROTOCOL.md)."""
+"""Close codes of the server for a leg that it refused (PROTOCOL.md)."""
 _RESET = 1
-"""The code in mod_audio_stream's ::error when a connection is reset, as by a server that is killed in mid-call."""
+"""The code in mod_audio_stream's ::error when a connection is reset, as when the server is killed during a call."""
 EVENTS = " ".join(
     (
         "CHANNEL_HANGUP", "DTMF", "PLAYBACK_START", "PLAYBACK_STOP", "CUSTOM",
-        *sorted(_FILES | _WORDS | _LEFT | _UNREACHED),
+        *sorted(_FILES | _MESSAGES | _LEFT | _UNREACHED),
     )
 )  # fmt: skip
 
 Begin = Callable[[FreeSwitchCall, Callable[[], None]], None]
-"""Run the call, whose `run` is not awaited here; the second is called when it is over."""
+"""Start a task for the call's `run`; the second argument is called when the call is over."""
 
 
 class FreeSwitchApplication:
-    """`run` it for as long as there are calls; `begin` gets each."""
+    """`run` takes calls until it is cancelled; `begin` gets each call."""
 
-    def __init__(self, settings: FreeSwitch, begin: Begin, limit: logs.LineLimit) -> None:
-        """`limit` is for the lines that FreeSWITCH's events cause."""
+    def __init__(self, settings: FreeSwitchConfig, begin: Begin, limit: logs.LineLimit) -> None:
+        """`limit` bounds the log lines of events that belong to no call."""
         self._settings = settings
         self._begin = begin
         self._connection: EslConnection | None = None
@@ -57,7 +57,7 @@ class FreeSwitchApplication:
         self._calls: dict[str, FreeSwitchCall] = {}
         self._log = _log.limited(limit)
         self.draining = False
-        """No new calls."""
+        """New calls are refused."""
 
     def why_not_ready(self) -> str | None:
         return None if self._connection is not None else f"freeswitch: {self._why_lost}"
@@ -66,30 +66,26 @@ class FreeSwitchApplication:
 
     async def run(self) -> None:
         """Connect, serve, and connect again, until cancelled. Raises nothing else."""
-        pause_s = _FIRST_RETRY_S
-        while True:
-            try:
-                connection = await connect_esl(self._settings, EVENTS)
-            except EslLost as error:
-                self._is_lost(str(error))
-                metrics.ESL_CONNECT_RETRIES.inc()
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_RETRY_S)
-                continue
-            pause_s = _FIRST_RETRY_S
-            sweep: asyncio.Task[None] | None = None
-            try:
-                self._found(connection)
-                if self._settings.remove_files:
-                    sweep = asyncio.create_task(self._sweep(connection))
-                await asyncio.wait((connection.lost,))
-                self._is_lost(connection.lost.result())
-            finally:
-                self._connection = None
-                if sweep is not None:
-                    sweep.cancel()
-                await connection.leave()
-            await asyncio.sleep(pause_s)
+        await keep_connected(lambda: connect_esl(self._settings, EVENTS), self._serve, self._not_connected)
+
+    def _not_connected(self, why: str) -> None:
+        self._is_lost(why)
+        metrics.ESL_CONNECT_RETRIES.inc()
+
+    async def _serve(self, connection: EslConnection) -> None:
+        """Until the connection is lost."""
+        sweep: asyncio.Task[None] | None = None
+        try:
+            self._found(connection)
+            if self._settings.remove_files:
+                sweep = asyncio.create_task(self._sweep(connection))
+            await asyncio.wait((connection.lost,))
+            self._is_lost(connection.lost.result())
+        finally:
+            self._connection = None
+            if sweep is not None:
+                sweep.cancel()
+            await connection.leave()
 
     def _found(self, connection: EslConnection) -> None:
         _log.info("freeswitch_connected", host=self._settings.host, port=self._settings.port)
@@ -114,7 +110,7 @@ class FreeSwitchApplication:
                 call.socket_lost()
 
     async def _sweep(self, connection: EslConnection) -> None:
-        """Remove files of calls that are over, as they stay after FreeSWITCH and the bridge were killed."""
+        """Remove files of ended calls. They are left over when FreeSWITCH or the bridge is killed."""
         try:
             while True:
                 folder = (await connection.ask("api global_getvar temp_dir")).rstrip("/") + "/"
@@ -135,12 +131,12 @@ class FreeSwitchApplication:
                 _log.info("leftover_files_removed", call=uuid, n=len(paths))
 
     def api(self, command: str, then: OnReply | None = None) -> None:
-        """Run a command of FreeSWITCH's API. Without a connection it is lost: a new connection makes up for it."""
+        """Run a command of FreeSWITCH's API. It is dropped without a connection: the next one restores the state."""
         if self._connection is not None:
             self._connection.send(f"api {command}", then)
 
     def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
-        """Queue an application on a channel. Without a connection it is lost: a new connection makes up for it."""
+        """Queue an application on a channel. It is dropped without a connection: the next one restores the state."""
         if self._connection is not None:
             self._connection.execute(uuid, application, argument, then)
 
@@ -152,8 +148,8 @@ class FreeSwitchApplication:
         if call is not None and call.is_over:
             return
         try:
-            if event.name in _FILES or event.name in _WORDS:
-                self._on_word(event, uuid, call)
+            if event.name in _FILES or event.name in _MESSAGES:
+                self._on_server_message(event, uuid, call)
             elif event.name in _LEFT or event.name in _UNREACHED:
                 self._on_left(event, uuid, call)
             elif call is not None:
@@ -174,11 +170,13 @@ class FreeSwitchApplication:
             case "CHANNEL_HANGUP":
                 call.end("hangup")
 
-    def _on_word(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
-        """A file, or a word of the server's. Streams to others than our server may be in the same FreeSWITCH: a call is
-        ours from its first word on."""
+    def _on_server_message(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
+        """A file of speech, or a message of the server.
+
+        The same FreeSWITCH may have streams to other servers, so a call is taken on its first message.
+        """
         data: object = None
-        if event.name in _WORDS:
+        if event.name in _MESSAGES:
             try:
                 data = json.loads(event.body)
             except (ValueError, RecursionError):
@@ -199,7 +197,7 @@ class FreeSwitchApplication:
         settings = self._settings
         if not is_uuid(uuid):
             metrics.BAD.labels("freeswitch_event").inc()
-            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name is not fit for commands")
+            self._log.warning("bad_input", kind="freeswitch_event", why="a channel's name cannot be used in commands")
             return None
         reason = "draining" if self.draining else "busy" if len(self._calls) >= settings.max_calls else None
         if reason is not None:
@@ -217,11 +215,11 @@ class FreeSwitchApplication:
             del self._calls[call.uuid]
 
     def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
-        """The module's socket is gone, or was never connected.
+        """The module's socket to the server is closed, or was never connected.
 
-        A stream that was stopped in FreeSWITCH closes with 1000, which is wanted. The server says `hangup` before it
-        ends a call. A known call was connected, so any error means that the server is lost. An unknown call that was
-        connected may belong to another program, so it is left alone.
+        Close code 1000 means that the stream was stopped in FreeSWITCH, which is no error. The server sends `hangup`
+        before it ends a call. A known call was connected, so any error means that the server is lost. An unknown call
+        that was connected may belong to another program, so it is not touched.
         """
         code = _code(event.body)
         if event.name in _LEFT and code == 1000:

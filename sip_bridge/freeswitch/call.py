@@ -1,14 +1,13 @@
-"""One telephone call in FreeSWITCH whose media the server has: what it says is played, what happens is reported.
+"""One call in FreeSWITCH: the bridge plays the server's speech and reports what happens.
 
-The audio does not pass through here. The server has written it into files by way of the module, whose socket to the
-server also carries our reports (`send_text`).
+The audio does not pass through the bridge. FreeSWITCH's module has a socket to the server and writes its speech into
+files. The same socket carries the bridge's reports (`send_text`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,27 +15,27 @@ from sip_bridge import metrics
 from sip_bridge.freeswitch import speech_files
 from sip_bridge.freeswitch.esl import OnReply
 from sip_bridge.freeswitch.file_player import FilePlayer
+from sip_bridge.peer_input import TOO_MANY_DIGITS, BadInput, DigitLimit
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
 _log = logs.get(__name__)
 
 _DIGITS = "0123456789*#ABCD"
-_MAX_DIGITS_PER_S = 20
 
 
-class Orders(Protocol):
-    """Commands to FreeSWITCH, which runs them in order. Without a connection they are lost; `then` is not called."""
+class SwitchCommands(Protocol):
+    """Commands to FreeSWITCH, which runs them in order. Without a connection they are dropped, `then` with them."""
 
     def api(self, command: str, then: OnReply | None = None) -> None: ...
     def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None: ...
 
 
 class FreeSwitchCall:
-    """`run` returns when it is over; `end` makes it so. `module` is mod_audio_stream's or mod_audio_fork's command."""
+    """`run` returns when the call is over; `end` ends it. `module` is the command of mod_audio_stream or _fork."""
 
     def __init__(
-        self, uuid: str, module: str, orders: Orders, *, hang_up: bool, remove_files: bool,
+        self, uuid: str, module: str, orders: SwitchCommands, *, hang_up: bool, remove_files: bool,
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:  # fmt: skip
         self.uuid = uuid
@@ -51,8 +50,8 @@ class FreeSwitchCall:
         self._timer: asyncio.TimerHandle | None = None
         self._asked_ns: int | None = None
         self._stopped_ns: int | None = None
-        self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
-        self._complained: set[str] = set()
+        self._digit_limit = DigitLimit()
+        self._bad_input = BadInput()
         self.log = _log.bind(call=uuid).limited(logs.LineLimit.of_call(clock))
 
     async def run(self) -> None:
@@ -69,7 +68,7 @@ class FreeSwitchCall:
             self.log.summary("call_ended", reason=reason, ms=(self._clock() - begun_ns) // NS_PER_MS)
 
     def end(self, reason: str) -> None:
-        """It is over, for one of metrics.ENDS; unless the telephone has ended it, so is the telephone call."""
+        """End the call. `reason` is one of metrics.ENDS. Unless it is "hangup", `hang_up` ends the channel too."""
         if self._over.done():
             return
         self._over.set_result(reason)
@@ -77,26 +76,26 @@ class FreeSwitchCall:
             self._timer.cancel()
         if self._hangs_up and reason != "hangup":
             self._orders.api(f"uuid_kill {self.uuid} NORMAL_CLEARING")
-        self._player.forget_files()  # the module removes them too, unless FreeSWITCH was killed
+        self._player.forget_files()  # the module removes files too, unless FreeSWITCH is killed
 
     @property
     def is_over(self) -> bool:
         return self._over.done()
 
-    # --------------------------------------------------- what FreeSWITCH tells
+    # ------------------------------------------------- events of FreeSWITCH
 
     def file(self, body: str) -> None:
         """The module has written a file of speech."""
         said = _object(body)
         number, path = _number(said.get("id")), said.get("file")
         if number is None or not isinstance(path, str) or not speech_files.is_speech_file(path, self.uuid):
-            self._bad("a file of speech without a number or with a path that is not this call's")
+            self._bad("a file of speech has no number, or the path of another call")
             return
         self._player.add(number, path, self._clock())
         self._arm()
 
     def told(self, data: dict[str, object]) -> None:
-        """What the server has to say to us."""
+        """A message of the server to the bridge."""
         what = data.get("tts")
         if what == "hello":
             self._player.greeted(_number(data.get("next")) or 1, self._clock())
@@ -104,7 +103,7 @@ class FreeSwitchCall:
         elif what == "clear":
             before = _number(data.get("before"))
             if before is None:
-                self._bad("a clear that does not say which files")
+                self._bad("a clear does not say which files")
                 return
             self._player.clear(before, self._clock())
             self._arm()
@@ -128,27 +127,26 @@ class FreeSwitchCall:
     def digit(self, digit: str) -> None:
         now_ns = self._clock()
         if len(digit) != 1 or digit.upper() not in _DIGITS:
-            self._bad("a digit that is none")
-        elif len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
-            self._bad(f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out", "digit_flood")
+            self._bad("a digit is not one of 0-9 * # A-D")
+        elif not self._digit_limit.allows(now_ns):
+            self._bad(TOO_MANY_DIGITS, "digit_flood")
         else:
-            self._digits_ns.append(now_ns)
             self._tell({"esl": "dtmf", "digit": digit.upper()})
 
     def socket_lost(self) -> None:
-        """The event socket is gone. The server will send again what was not heard, so the files here are not needed."""
+        """The event socket is lost. The server will send the unheard speech again, so the files are removed."""
         self._player.forget_files()
 
     def lost_touch(self) -> None:
-        """The event socket is connected again. What happened in between is not known."""
+        """The event socket is connected again. Events in between were missed."""
         self._player.lost_touch(self._clock())
         self._arm()
 
-    # ---------------------------------------------------- what the player does
+    # ------------------------------------------------- actions of the player
 
     def play(self, path: str) -> None:
         self._asked_ns, self._stopped_ns = self._clock(), None
-        # Not uuid_broadcast, which first waits for five frames of the caller's (lead-frames): 100 ms a file.
+        # Not uuid_broadcast: it waits for five frames of the caller first (lead-frames), 100 ms for each file.
         self._orders.execute(self.uuid, "playback", path, lambda reply: self._answered(path, reply))
 
     def stop(self, *, empties_queue: bool = True) -> None:
@@ -165,7 +163,7 @@ class FreeSwitchCall:
         self._tell({"esl": what} if number is None else {"esl": what, "file": str(number)})
 
     def remove(self, path: str) -> None:
-        """The module removes its files when the call ends, and cannot do so earlier."""
+        """Remove a file that was played. The module removes its files only when the call ends."""
         if self._removes_files and speech_files.is_speech_file(path, self.uuid):
             speech_files.remove(path)
 
@@ -182,16 +180,12 @@ class FreeSwitchCall:
         self._arm()
 
     def _tell(self, message: dict[str, str]) -> None:
-        """To the server, over the module's own socket. The module splits what it gets at spaces."""
+        """Send a message to the server over the module's socket. It must have no space: the module splits there."""
         text = json.dumps(message, separators=(",", ":"))
         self._orders.api(f"{self._module} {self.uuid} send_text {text}")
 
     def _bad(self, why: str, kind: str = "freeswitch_event") -> None:
-        """Count what cannot be used; say it once per call."""
-        metrics.BAD.labels(kind).inc()
-        if kind not in self._complained:
-            self._complained.add(kind)
-            self.log.warning("bad_input", kind=kind, why=why)
+        self._bad_input.report(self.log, kind, why)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -217,7 +211,7 @@ def _object(body: str) -> dict[str, object]:
 
 
 def _number(value: object) -> int | None:
-    """A file's number, as the server writes it in either place."""
+    """A file's number, an integer or digits in a string; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None

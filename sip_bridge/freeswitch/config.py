@@ -1,4 +1,4 @@
-"""The settings of FreeSWITCH: where its event socket is, and what is done to its calls."""
+"""The settings of FreeSWITCH: its event socket, and how calls end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ESL_PASSWORD_VARIABLE = "TELEPHONY_SIP_BRIDGE_ESL_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
-class FreeSwitch:
-    """The event socket, by which the bridge plays what the server has given FreeSWITCH as files."""
+class FreeSwitchConfig:
+    """The event socket, by which the bridge plays the server's files of speech."""
 
     enabled: bool = False
     host: str = "127.0.0.1"

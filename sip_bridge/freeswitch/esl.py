@@ -1,7 +1,7 @@
-"""A connection to FreeSWITCH's event socket, used synchronously: events arrive in a callback, commands do not wait.
+"""A connection to FreeSWITCH's event socket: events arrive in a callback, and sending a command never waits.
 
-Replies come in the order of the commands, so each command may have somebody who is told. One that is not answered in
-time means that nobody is there any more, and so does silence to the `uptime` that is asked for now and then.
+Replies come in the order of the commands, so each command may have a callback for its reply. The connection is lost if
+a command is not answered in time. An idle connection is checked with `uptime`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from sip_bridge import metrics
-from sip_bridge.freeswitch.config import FreeSwitch
+from sip_bridge.freeswitch.config import FreeSwitchConfig
 from sip_bridge.freeswitch.esl_messages import EslEvent, EslGarbage, EslMessage, EslReader, event, execute
+from sip_bridge.peer_input import BadInput
+from sip_bridge.reconnect import NotConnected
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 
@@ -25,15 +26,15 @@ _MAX_UNSENT_BYTES = 1 << 20
 _FORBIDDEN = frozenset("\r\n\0")
 
 OnReply = Callable[[str], None]
-"""Gets "+OK …" or "-ERR …", or what a command of `api` has printed."""
+"""Gets "+OK …" or "-ERR …", or the output of an `api` command."""
 
 
-class EslLost(Exception):
-    """There is no connection; says why and what to do."""
+class EslLost(NotConnected):
+    """There is no connection; the message says why and what to do."""
 
 
 class EslConnection(asyncio.Protocol):
-    """`lost` is done when the connection is gone; its result says how."""
+    """`lost` is done when the connection is closed or lost; its result says why."""
 
     def __init__(self, reply_timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,7 +45,7 @@ class EslConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_greeted: asyncio.Future[None] = self._loop.create_future()
         self._on_event: Callable[[EslEvent, int], None] | None = None
-        self._has_complained = False
+        self._bad_input = BadInput()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     # -------------------------------------------------------- for the application
@@ -54,15 +55,15 @@ class EslConnection(asyncio.Protocol):
         self._on_event = on_event
 
     def send(self, command: str, then: OnReply | None = None) -> None:
-        """Send one command. FreeSWITCH runs commands in order. Raises ValueError for what would be two commands."""
+        """Send one command. FreeSWITCH runs commands in order. Raises ValueError for a line break in it."""
         if not _FORBIDDEN.isdisjoint(command):
-            raise ValueError("a command may not contain a line's end")
+            raise ValueError("a command may not contain a line break")
         self._write(command, then)
 
     def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
         """Queue an application of the dialplan on a channel; `then` is told whether FreeSWITCH has queued it.
 
-        Raises ValueError for what `esl_messages.execute` refuses.
+        Raises ValueError as `esl_messages.execute` does.
         """
         self._write(execute(uuid, application, argument), then)
 
@@ -72,7 +73,7 @@ class EslConnection(asyncio.Protocol):
         self._pending.append((monotonic_ns(), then))
         self._transport.write(f"{lines}\n\n".encode())
         if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            self.close("it does not read what it is told")
+            self.close("FreeSWITCH does not read its commands")
 
     async def ask(self, command: str) -> str:
         """Send a command and wait for its reply. Raises EslLost."""
@@ -84,13 +85,13 @@ class EslConnection(asyncio.Protocol):
         return reply.result()
 
     async def greet(self) -> None:
-        """Wait for FreeSWITCH to ask who we are. Raises EslLost."""
+        """Wait for FreeSWITCH's request to authenticate. Raises EslLost."""
         await asyncio.wait((self._is_greeted, self.lost), return_when=asyncio.FIRST_COMPLETED)
         if not self._is_greeted.done():
             raise EslLost(self.lost.result())
 
     async def leave(self) -> None:
-        """Say goodbye, so that what was said before is still done, and close. Idempotent."""
+        """Send `exit`, so that earlier commands are still run, and close. Idempotent."""
         try:
             if not self.lost.done():
                 self.send("exit")
@@ -99,7 +100,7 @@ class EslConnection(asyncio.Protocol):
             self.close()
 
     def close(self, why: str = "closed by us") -> None:
-        """Cut the connection. Idempotent."""
+        """Close the connection at once. Idempotent."""
         if not self.lost.done():
             self.lost.set_result(why)
         self._on_event = None
@@ -115,7 +116,7 @@ class EslConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._timer = self._loop.call_later(self._reply_timeout_s, self._look)
+        self._timer = self._loop.call_later(self._reply_timeout_s, self._check_alive)
 
     def data_received(self, data: bytes) -> None:
         now_ns = monotonic_ns()
@@ -142,26 +143,19 @@ class EslConnection(asyncio.Protocol):
             case "text/event-plain":
                 what = event(message)
                 if what is None:
-                    self._bad("an event that cannot be read")
+                    self._bad_input.report(_log, "freeswitch_event", "an event that cannot be read")
                 elif self._on_event is not None:
                     self._on_event(what, now_ns)
             case "text/rude-rejection":
-                self.close("FreeSWITCH lets no connection in from here; see apply-inbound-acl in event_socket.conf.xml")
+                self.close("FreeSWITCH refuses connections from here; see apply-inbound-acl in event_socket.conf.xml")
             case "text/disconnect-notice":
                 self.close("FreeSWITCH says goodbye")
             case _:
                 _log.debug("esl_message_unknown", kind=message.kind[:80])
 
-    def _bad(self, why: str) -> None:
-        """Count what cannot be used; say it once per connection."""
-        metrics.BAD.labels("freeswitch_event").inc()
-        if not self._has_complained:
-            self._has_complained = True
-            _log.warning("bad_input", kind="freeswitch_event", why=why)
-
     def _reply(self, text: str) -> None:
         if not self._pending:
-            return  # to nothing that we asked
+            return  # a reply without a command
         _, then = self._pending.popleft()
         if then is not None:
             try:
@@ -169,8 +163,8 @@ class EslConnection(asyncio.Protocol):
             except Exception:
                 _log.exception("esl_reply_crashed")
 
-    def _look(self) -> None:
-        """Whether the oldest command has its answer yet; ask something where there is nothing else."""
+    def _check_alive(self) -> None:
+        """Close if the oldest command is not answered in time. If none is pending, ask for the uptime."""
         now_ns, wait_s = monotonic_ns(), _PING_S
         if self._pending:
             left_s = self._reply_timeout_s - (now_ns - self._pending[0][0]) / NS_PER_S
@@ -181,11 +175,11 @@ class EslConnection(asyncio.Protocol):
         elif self._is_greeted.done():
             self.send("api uptime")
             wait_s = self._reply_timeout_s
-        self._timer = self._loop.call_later(wait_s, self._look)
+        self._timer = self._loop.call_later(wait_s, self._check_alive)
 
 
-async def connect_esl(settings: FreeSwitch, events: str) -> EslConnection:
-    """Connect, say the password and ask for `events`. Raises EslLost."""
+async def connect_esl(settings: FreeSwitchConfig, events: str) -> EslConnection:
+    """Connect, authenticate and subscribe to `events`. Raises EslLost."""
     loop = asyncio.get_running_loop()
     connection: EslConnection | None = None
     is_there = False

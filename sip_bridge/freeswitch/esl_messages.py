@@ -1,7 +1,7 @@
-"""What FreeSWITCH's event socket says, from any split of the stream, and what it is told in more than one line. Pure.
+"""The messages of FreeSWITCH's event socket: a reader for a stream that may be cut anywhere, and `sendmsg`. Pure.
 
-A message is lines of `Name: value`, an empty line, and a body of Content-Length bytes. An event is such a message whose
-body is one more of the same, with percent-encoded values.
+A message has lines of `Name: value`, an empty line, and a body of Content-Length bytes. The body of an event has the
+same form again, with percent-encoded values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 MAX_HEAD_BYTES = 65_536
 MAX_BODY_BYTES = 4 << 20
-"""An event with every variable of a channel is some tens of kilobytes."""
+"""An event with all variables of a channel has some tens of kilobytes."""
 
 _END = b"\n\n"
 
@@ -22,7 +22,7 @@ _ARGUMENT = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?", re.ASCII)
 
 
 class EslGarbage(Exception):
-    """What came cannot be the event socket's; the connection is of no use any more."""
+    """The peer does not speak the event socket's protocol; the connection cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EslMessage:
 
 @dataclass(frozen=True, slots=True)
 class EslEvent:
-    """`name` is FreeSWITCH's, for a CUSTOM event its subclass."""
+    """`name` is FreeSWITCH's name of the event; for a CUSTOM event it is the subclass."""
 
     name: str
     headers: dict[str, str]
@@ -54,7 +54,7 @@ class EslReader:
         self._n_body = 0
 
     def feed(self, data: bytes) -> list[EslMessage]:
-        """The messages that are complete now. Raises EslGarbage."""
+        """The messages that are complete with `data`. Raises EslGarbage."""
         self._held += data
         messages: list[EslMessage] = []
         while True:
@@ -79,20 +79,20 @@ class EslReader:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a channel's name can stand in a command: FreeSWITCH lets dialplans choose any."""
+    """Whether a channel's name can be used in a command. A dialplan may choose any name."""
     return _UUID.fullmatch(text) is not None
 
 
 def execute(uuid: str, application: str, argument: str) -> str:
     """The lines that queue an application of the dialplan on a channel, without the empty line at the end.
 
-    `event-lock` keeps what is queued later until the application has ended. Raises ValueError for anything that could
-    add a line, be another command, or be expanded: FreeSWITCH replaces `${name}` in the argument.
+    With `event-lock`, applications that are queued later wait until this one has ended. Raises ValueError for text that
+    could add a line or a command, or be expanded: FreeSWITCH replaces `${name}` in the argument.
     """
     if not is_uuid(uuid):
         raise ValueError("a channel's name may only have letters, digits and hyphens")
     if _APPLICATION.fullmatch(application) is None:
-        raise ValueError("an application's name may only have small letters, digits and underscores")
+        raise ValueError("an application's name may only have lower-case letters, digits and underscores")
     if _ARGUMENT.fullmatch(argument) is None or "$" in argument or "%" in argument:
         raise ValueError("an application's argument must be one line of visible ASCII without $ and %")
     return (
@@ -102,7 +102,7 @@ def execute(uuid: str, application: str, argument: str) -> str:
 
 
 def event(message: EslMessage) -> EslEvent | None:
-    """The event in a message of kind text/event-plain; None where it cannot be read."""
+    """The event in a message of kind text/event-plain; None if it cannot be read."""
     head, _, rest = message.body.partition("\n\n")
     try:
         headers = {name: unquote(value) for name, value in _headers(head).items()}
@@ -112,7 +112,7 @@ def event(message: EslMessage) -> EslEvent | None:
     name = headers.get("Event-Name", "")
     if name == "CUSTOM":
         name = headers.get("Event-Subclass", "")
-    # The length counts bytes, and is there for whoever reads from a stream; here the message has an end already.
+    # Content-Length counts bytes of UTF-8.
     body = rest.encode()[:n_body].decode("utf-8", "replace")
     return EslEvent(name, headers, body) if name else None
 
@@ -122,7 +122,7 @@ def _headers(head: str) -> dict[str, str]:
     for line in head.split("\n"):
         name, colon, value = line.partition(":")
         if not colon:
-            raise EslGarbage(f"{line[:80]!r} is no header of an event socket: is this FreeSWITCH?")
+            raise EslGarbage(f"{line[:80]!r} is not a header of an event socket: is this FreeSWITCH?")
         headers[name.strip()] = value.strip()
     return headers
 

@@ -1,7 +1,7 @@
-"""One call's files, played one after the other: what is asked of FreeSWITCH, and when a file has truly ended. Pure.
+"""Plays the files of one call in order: which commands FreeSWITCH gets, and when a file has really ended. Pure.
 
-FreeSWITCH is given one file at a time. Whatever waits, waits here, where a clear finds it. FreeSWITCH does what it is
-asked in the order in which it is asked, so a break can only hit what was asked for before it.
+FreeSWITCH gets one file at a time. The other files wait here, where a clear can remove them. FreeSWITCH runs commands
+in order, so a break can only stop a file that was sent before it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import Protocol
 from telephony_tts.clock import NS_PER_MS
 
 _BEGIN_NS = 3_000 * NS_PER_MS
-"""A file that has not begun by then does not: FreeSWITCH takes some 30 ms."""
+"""A file that has not begun by then counts as failed: FreeSWITCH takes some 30 ms."""
 
 _SETTLE_NS = 500 * NS_PER_MS
-"""The longest wait for the answer to a break and for the end of the file that it stops. 5 to 31 ms were seen."""
+"""The longest wait for the reply to a break and for the end of the file that it stops. Seen: 5 to 31 ms."""
 
 _AGAIN_NS = 150 * NS_PER_MS
-"""After a break that the bridge has not asked for: a hang-up would have been told by then."""
+"""The wait before a file is played again after a break that the bridge did not send. A hang-up comes within it."""
 
 _MAX_TRIES = 2
 _MAX_WAITING = 1_000
 
 
-class Hands(Protocol):
-    """What the player can do. `number` is a file's name on the server's side. `stop` stops what plays, and also takes
-    from FreeSWITCH's queue what has not begun, unless that is to stay."""
+class PlayerActions(Protocol):
+    """The commands and reports of the player. `number` is the server's number of a file.
+
+    `stop` stops the file that plays. With `empties_queue` it also empties FreeSWITCH's queue of files.
+    """
 
     def play(self, path: str) -> None: ...
     def stop(self, *, empties_queue: bool = True) -> None: ...
@@ -36,27 +38,27 @@ class Hands(Protocol):
 
 
 @dataclass(slots=True)
-class _File:
+class _PlayerFile:
     number: int
     path: str
     n_tries: int = 0
     state: str = "asked"
-    """Then "playing"; or "broken", by another program or a break that was for the file before it, for a moment."""
+    """First "asked", then "playing". Briefly "broken": another program, or a break for the file before, stopped it."""
     is_cleared: bool = False
     is_removed: bool = False
 
 
 class FilePlayer:
-    """Times are in ns on one clock; `poll` is due at `deadline_ns`."""
+    """The queue of files of one call. Times are in ns on one clock; call `poll` at `deadline_ns`."""
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
-        self._waiting: deque[_File] = deque()
-        self._current: _File | None = None
+    def __init__(self, actions: PlayerActions) -> None:
+        self._actions = actions
+        self._waiting: deque[_PlayerFile] = deque()
+        self._current: _PlayerFile | None = None
         self._late: str | None = None
-        """A cleared file that was given up before it began. If it begins nevertheless, it is broken then."""
+        """The path of a cleared file that was given up before it began. If it begins later, it is stopped then."""
         self._is_known = False
-        """Whether this player has seen the call from its beginning, or has asked the server to send again."""
+        """Whether this player knows the call from its beginning, or has asked for the speech again."""
         self._first = 0
         """Files before this number were cleared."""
         self.deadline_ns: int | None = None
@@ -66,18 +68,18 @@ class FilePlayer:
         return len(self._waiting)
 
     def greeted(self, following: int, now_ns: int) -> None:
-        """The server says which number its next file has: 1 at a call's beginning."""
+        """The server tells the number of its next file: 1 at the beginning of a call."""
         if not self._is_known and following > 1:
             self.lost_touch(now_ns)
         self._is_known = True
 
     def add(self, number: int, path: str, now_ns: int) -> None:
-        """A file of speech is there. The event of one that was cleared may come late.
+        """Add a file of speech. The event of a cleared file may come late.
 
-        If the first file of a call is not number 1, another bridge had the call before. What it did with the earlier
-        files is not known, so the server is asked to send all again, this one included.
+        If the first file of a call is not number 1, another bridge had the call before. It is not known which files
+        that bridge played, so the server is asked to send all of them again, this one included.
         """
-        file = _File(number, path)
+        file = _PlayerFile(number, path)
         if not self._is_known and number != 1:
             self._remove(file)
             self.lost_touch(now_ns)
@@ -91,7 +93,7 @@ class FilePlayer:
             self._next(now_ns)
 
     def clear(self, before: int, now_ns: int) -> None:
-        """Files before this number are not to be heard any more."""
+        """Do not play files before this number any more; stop the one that plays."""
         current = self._current
         self._first = max(self._first, before)
         kept = deque(file for file in self._waiting if file.number >= self._first)
@@ -101,21 +103,21 @@ class FilePlayer:
         self._waiting = kept
         if not self._is_known:
             self._is_known = True
-            self._hands.stop()  # the bridge that knew the call may have begun a file
+            self._actions.stop()  # an earlier bridge may have begun a file
         if current is None or current.number >= self._first or current.is_cleared:
             return
         if current.state == "broken":
-            self._leave(current, now_ns)  # FreeSWITCH does not have it
+            self._leave(current, now_ns)  # FreeSWITCH does not have the file
         else:
             self._give_up(current, now_ns)
 
     def begun(self, path: str, now_ns: int) -> None:
-        """FreeSWITCH plays a file."""
+        """FreeSWITCH has begun to play a file."""
         current = self._current
         if path == self._late:
-            # The break came before the file's beginning and has not reached it. The next file may be queued behind it.
+            # The break came before the file began and did not stop it. The next file may be queued behind it.
             self._late = None
-            self._hands.stop(empties_queue=False)
+            self._actions.stop(empties_queue=False)
             return
         if current is None or current.path != path:
             return
@@ -125,59 +127,59 @@ class FilePlayer:
             self._give_up(current, now_ns)
         else:
             self.deadline_ns = None
-            self._hands.report("playing", current.number)
+            self._actions.report("playing", current.number)
 
     def ended(self, path: str, was_broken: bool, now_ns: int) -> None:
-        """FreeSWITCH plays it no longer."""
+        """FreeSWITCH has stopped playing a file."""
         current = self._current
         if current is None or current.path != path:
             return
         if was_broken and not current.is_cleared:
-            # Another program's break, or ours for the file before it, which ended by itself.
+            # A break of another program, or one for the file before, which had ended by itself.
             current.state = "broken"
             self.deadline_ns = now_ns + _AGAIN_NS
             return
         if not current.is_cleared:
-            self._hands.report("played", current.number)
+            self._actions.report("played", current.number)
         self._leave(current, now_ns)
 
     def stopped(self, now_ns: int) -> None:
-        """FreeSWITCH has done a break. A file that had not begun is out of its queue now, and will have no end."""
+        """FreeSWITCH has run a break. A file that had not begun is no longer queued, and no end event will come."""
         current = self._current
         if current is not None and current.is_cleared and current.state != "playing":
             self._leave(current, now_ns)
 
     def refused(self, path: str, now_ns: int) -> None:
-        """FreeSWITCH does not play it."""
+        """FreeSWITCH refuses to play a file."""
         current = self._current
         if current is None or current.path != path or current.state != "asked":
             return
         if not current.is_cleared:
-            self._hands.report("failed", current.number)
+            self._actions.report("failed", current.number)
         self._leave(current, now_ns)
 
     def forget_files(self) -> None:
-        """Remove every file: the call is over, or the server sends again what was not heard."""
+        """Remove every file: the call is over, or the server will send the unheard speech again."""
         for file in self._waiting:
             self._remove(file)
         self._waiting.clear()
         if self._current is not None:
             self._remove(self._current)
             if not self._current.is_cleared:
-                self.deadline_ns = None  # what becomes of it is not waited for
+                self.deadline_ns = None  # its end is not waited for
 
     def lost_touch(self, now_ns: int) -> None:
-        """Events and orders were lost. What may be playing is stopped; the server sends again what was not heard."""
+        """Events and commands were lost. Stop what may be playing; the server sends the unheard speech again."""
         self.forget_files()
         if self._current is not None:
             self._give_up(self._current, now_ns)
         elif not self._is_known:
-            self._hands.stop()  # the bridge that knew the call may have begun a file
+            self._actions.stop()  # an earlier bridge may have begun a file
         self._is_known = True
-        self._hands.report("again")
+        self._actions.report("again")
 
     def poll(self, now_ns: int) -> None:
-        """Do what is due."""
+        """Act on a deadline that has passed."""
         current = self._current
         if current is None or self.deadline_ns is None or now_ns < self.deadline_ns:
             return
@@ -186,33 +188,33 @@ class FilePlayer:
         elif current.state == "broken" and current.n_tries < _MAX_TRIES:
             self._play(current, now_ns)
         else:
-            self._hands.report("failed", current.number)
+            self._actions.report("failed", current.number)
             self._leave(current, now_ns)
 
-    def _give_up(self, file: _File, now_ns: int) -> None:
+    def _give_up(self, file: _PlayerFile, now_ns: int) -> None:
         file.is_cleared = True
         self.deadline_ns = now_ns + _SETTLE_NS
-        self._hands.stop()
+        self._actions.stop()
 
-    def _leave(self, file: _File, now_ns: int) -> None:
+    def _leave(self, file: _PlayerFile, now_ns: int) -> None:
         if file.is_cleared and file.state == "asked":
             self._late = file.path
         self._remove(file)
         self._current = self.deadline_ns = None
         self._next(now_ns)
 
-    def _remove(self, file: _File) -> None:
+    def _remove(self, file: _PlayerFile) -> None:
         if not file.is_removed:
             file.is_removed = True
-            self._hands.remove(file.path)
+            self._actions.remove(file.path)
 
     def _next(self, now_ns: int) -> None:
         if self._waiting:
             self._current = self._waiting.popleft()
             self._play(self._current, now_ns)
 
-    def _play(self, file: _File, now_ns: int) -> None:
+    def _play(self, file: _PlayerFile, now_ns: int) -> None:
         file.n_tries += 1
         file.state = "asked"
         self.deadline_ns = now_ns + _BEGIN_NS
-        self._hands.play(file.path)
+        self._actions.play(file.path)

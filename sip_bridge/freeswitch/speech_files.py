@@ -1,6 +1,6 @@
-"""The files of speech that the module writes and FreeSWITCH plays: which paths are such files, and their removal.
+"""The files of speech that FreeSWITCH's module writes: how to recognise their paths, and how to remove them.
 
-Only a file with the name that the module gives is ever played or removed. A link is never followed.
+Only files with the module's naming are ever played or removed. Links are never followed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import suppress
 _FOLDER = re.compile(r"/(?:[A-Za-z0-9_.-]+/)*", re.ASCII)
 _TAIL = re.compile(r"_[0-9]{1,9}\.tmp\.r(?:8|16)", re.ASCII)
 _LEFTOVER = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}){_TAIL.pattern}", re.ASCII)
-"""Stricter than what is played: the channel's name is a UUID that FreeSWITCH has chosen itself."""
+"""Stricter than for playing: here the channel's name must be a UUID as FreeSWITCH itself chooses it."""
 
 _MAX_PATH_CHARS = 250
 _MAX_LEFTOVERS = 10_000
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is an absolute path that ends with a slash, without "." and ".."."""
+    """Whether `path` is absolute, ends with a slash, and has no "." or ".." in it."""
     return (
         len(path) <= _MAX_PATH_CHARS
         and _FOLDER.fullmatch(path) is not None
@@ -28,7 +28,7 @@ def is_folder(path: str) -> bool:
 
 
 def is_speech_file(path: str, uuid: str) -> bool:
-    """Whether the module gives such a path to a file of this channel."""
+    """Whether `path` is one that the module gives to a file of the channel `uuid`."""
     folder, name = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
     return (
         len(path) <= _MAX_PATH_CHARS
@@ -39,15 +39,15 @@ def is_speech_file(path: str, uuid: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove one file. One that is gone, on another machine or of another user is left to the module."""
+    """Remove one file. Errors are ignored: the file may be gone, on another machine, or another user's."""
     with suppress(OSError):
         os.unlink(path)
 
 
 def leftovers(folder: str, before_s: float) -> dict[str, list[str]]:
-    """Files of speech in `folder` last written before `before_s` (seconds since 1970), by channel. Not its subfolders.
+    """Files of speech in `folder` that were last written before `before_s` (seconds since 1970), by channel.
 
-    It reads the disk, so it is to be called in a thread. A folder that cannot be read has none.
+    Subfolders are not searched, and an unreadable folder has no files. This blocks on the disk: call it in a thread.
     """
     found: dict[str, list[str]] = {}
     n_found = 0

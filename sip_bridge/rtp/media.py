@@ -1,6 +1,7 @@
-"""A call's media as RTP: Asterisk's packets on one side, the server's /media/native on the other, and the pacing.
+"""The media of an ARI call as RTP: Asterisk's packets on one side, the server's /media/native on the other.
 
-    Asterisk ── RTP ──► RtpReceiver ──► server        Asterisk ◄── a packet every 20 ms ── SpeechQueue ◄── server
+    Asterisk ── RTP ──► RtpReceiver ──► ServerSide ──► server
+    Asterisk ◄── a packet every 20 ms ── RtpSender ◄── ServerSide ◄── server
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import ipaddress
 import secrets
 import socket
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,35 +19,34 @@ import numpy as np
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
 from sip_bridge.ari import messages as a
-from sip_bridge.ari.config import Ari
-from sip_bridge.audiosocket.pacer import FRAME_MS, FRAME_NS, Pacer
-from sip_bridge.audiosocket.speech_queue import SpeechQueue
-from sip_bridge.config import Server
+from sip_bridge.ari.config import AriConfig
+from sip_bridge.config import TtsServerConfig
+from sip_bridge.peer_input import TOO_MANY_DIGITS
 from sip_bridge.rtp.packets import SAMPLES_PER_MS, RtpReceiver, RtpSender
+from sip_bridge.speech.frame_timer import FrameTimer
+from sip_bridge.speech.pacer import FRAME_MS, Pacer
+from sip_bridge.speech.server_side import ServerSide
+from sip_bridge.speech.speech_queue import SpeechQueue
 from telephony_tts import logs
 from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw, encode_ulaw
-from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from telephony_tts.clock import NS_PER_MS, monotonic_ns
+from telephony_tts.logs import EventLogger
 
 _log = logs.get(__name__)
 
 RATE_HZ = 8_000
 _FRAME_SAMPLES = FRAME_MS * SAMPLES_PER_MS
 _MAX_QUEUE_MS = 3_000
-_MAX_MARKS = 1_000
-_MAX_DIGITS_PER_S = 20
 _MAX_READ = 32
 _MAX_PACKET_BYTES = 2_048
-_N_SILENT_AT_END = 5
-"""Packets of silence behind the last speech: what a phone still has in its jitter buffer is heard."""
-
 OnOver = Callable[[str, str | None], None]
 """(reason, why)"""
 
 
 class RtpMedia:
-    """Our own end of the RTP. Packets are taken from Asterisk's port alone, and sent to it from where they come in."""
+    """The bridge's end of the RTP. One socket receives packets, from Asterisk's port only, and sends to that port."""
 
-    def __init__(self, ari: Ari, server: Server, over: OnOver) -> None:
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
         self._ari = ari
         self._settings = server
         self._over = over
@@ -56,63 +55,52 @@ class RtpMedia:
         self._remote: tuple[str, int] | None = None
         self._sender = RtpSender(secrets.randbits(16), secrets.randbits(32), secrets.randbits(32))
         self._receiver = RtpReceiver()
-        self._queue = SpeechQueue(RATE_HZ, RATE_HZ)
-        self._leg: s.ServerLeg | None = None
-        self._early_digits: deque[str] = deque(maxlen=_MAX_DIGITS_PER_S)
-        self._digits_ns: deque[int] = deque(maxlen=_MAX_DIGITS_PER_S)
-        self._pacer: Pacer | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._finishing: str | None = None
-        self._n_silent = 0
-        self._waiting_since_ns: int | None = None
-        self._complained: set[str] = set()
+        self._server = ServerSide(self._end, _log, _MAX_QUEUE_MS)
+        self._packets = FrameTimer(self._send_due, self._crashed)
+        self._has_logged_not_sent = False
         self._counted: dict[str, int] = {}
         self._served: asyncio.Task[None] | None = None
-        self.log = _log
+
+    @property
+    def log(self) -> EventLogger:
+        return self._server.log
 
     async def open(self) -> dict[str, str]:
-        """Take a port; returns what Asterisk is told of it. Raises OSError where there is none."""
+        """Bind a UDP port; returns the query of channels/externalMedia. Raises OSError if no port is free."""
         first, last = self._ari.rtp_first_port, self._ari.rtp_last_port
-        # Used as it is: a call that is cancelled while a transport is being made would leave one behind.
+        # A plain socket: a call that is cancelled while asyncio creates a transport would leave the transport open.
         self._socket = taken = _bind(self._ari.rtp_host, first, last)
-        self._loop.add_reader(taken.fileno(), self._readable)
+        self._loop.add_reader(taken.fileno(), self._on_readable)
         host = f"[{self._ari.rtp_host}]" if ":" in self._ari.rtp_host else self._ari.rtp_host
         port = taken.getsockname()[1]
         return {"external_host": f"{host}:{port}", "transport": "udp", "encapsulation": "rtp", "format": "ulaw"}
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
-        """Asterisk has its end. From now on it hears us, and the server of the call. Raises ValueError."""
-        self.log = _log.bind(call=call).limited(logs.LineLimit.of_call())
+        """Asterisk has created its end: send to it, and join the server. Raises ValueError for a bad `body`."""
+        self._server.log = _log.bind(call=call).limited(logs.LineLimit.of_call())
         host, port = a.variable_of(body, "UNICASTRTP_LOCAL_ADDRESS"), a.variable_of(body, "UNICASTRTP_LOCAL_PORT")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
             raise ValueError("Asterisk does not tell the port of its RTP; is chan_rtp loaded?")
         if host in ("", "0.0.0.0", "::"):
             host = self._ari.asterisk_host
         self._remote = (_numeric(host), int(port))
-        self._pacer = Pacer(monotonic_ns())
-        self._tick()
-        self._served = self._loop.create_task(self._be_served(call, dict(parameters)))
+        self._packets.start()
+        start = s.LegStart(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, dict(parameters))
+
+        async def prepare() -> tuple[s.LegStart, SpeechQueue]:
+            return start, SpeechQueue(RATE_HZ, RATE_HZ)
+
+        self._served = self._loop.create_task(self._server.serve(self._settings, prepare))
 
     def digit(self, digit: str) -> None:
-        """A digit of the caller; those that come before the server are kept."""
-        now_ns = monotonic_ns()
-        if len(self._digits_ns) == _MAX_DIGITS_PER_S and now_ns - self._digits_ns[0] < NS_PER_S:
-            self._bad("digit_flood", f"more than {_MAX_DIGITS_PER_S} digits in a second; the rest is left out")
-            return
-        self._digits_ns.append(now_ns)
-        if self._leg is not None:
-            self._leg.send_digit(digit)
-        else:
-            self._early_digits.append(digit)
+        """A digit of the caller. Digits are kept until the server has joined."""
+        if not self._server.send_digit(digit, monotonic_ns()):
+            self._server.report_bad("digit_flood", TOO_MANY_DIGITS)
 
     async def close(self, reason: str) -> None:
-        """Leave nothing. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._pacer = None
-        if self._leg is not None:
-            self._leg.leave(reason)
+        """Leave the server and close the socket. Idempotent."""
+        self._packets.stop()
+        self._server.leave(reason)
         if self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -121,120 +109,43 @@ class RtpMedia:
             self._served.cancel()
             await asyncio.wait((self._served,))
 
-    # ------------------------------------------------------------ the server
+    def _end(self, reason: str, why: str | None, code: int | None) -> None:
+        self._over(reason, why if code is None else f"{code} {why}")
 
-    async def _be_served(self, call: str, parameters: dict[str, str]) -> None:
-        try:
-            leg = await s.join(self._settings)
-            try:
-                leg.start(s.Start(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, parameters), self._on_server)
-                self._leg = leg
-                while self._early_digits:
-                    leg.send_digit(self._early_digits.popleft())
-                await asyncio.wait((leg.left,))
-                self._server_left(leg)
-            finally:
-                leg.leave("hangup")
-                await leg.close()
-        except s.NotJoined as error:
-            self._over(error.reason, str(error))
-        except Exception:
-            self.log.exception("call_crashed")
-            self._over("failed", None)
-
-    def _server_left(self, leg: s.ServerLeg) -> None:
-        if leg.close_code in (1000, 1001):
-            self._finishing = "finished" if leg.close_code == 1000 else "server_draining"
-        else:
-            refused = leg.close_code == 1013 or 4000 <= leg.close_code <= 4999
-            self._over("server_refused" if refused else "server_lost", f"{leg.close_code} {leg.close_reason}")
-
-    def _on_server(self, message: s.FromServer, now_ns: int) -> None:
-        match message:
-            case s.Speech(pcm=pcm):
-                if not self._queue.n_queued:
-                    self._waiting_since_ns = now_ns
-                self._queue.add(pcm)
-                if self._queue.queued_ms > _MAX_QUEUE_MS:
-                    self._over("queue_overflow", f"{round(self._queue.queued_ms)} ms of speech wait for Asterisk")
-            case s.Mark(name=name):
-                if self._queue.n_marks >= _MAX_MARKS:
-                    self._bad("server_mark_flood", f"more than {_MAX_MARKS} marks wait; the rest is left out")
-                    return
-                self._queue.mark(name)
-                self._report_marks()
-            case s.Clear():
-                self._queue.clear()
-                self._waiting_since_ns = None
-            case s.Complaint(code=code, message=text):
-                self.log.warning("server_complains", code=code, why=text)
-            case s.BadMessage(kind=kind, why=why):
-                self._bad(kind, why)
-
-    def _report_marks(self) -> None:
-        if self._leg is not None and self._queue.n_marks:
-            for name in self._queue.reached():
-                self._leg.report_mark(name)
+    def _crashed(self) -> None:
+        self.log.exception("call_crashed")
+        self._over("failed", None)
 
     # ---------------------------------------------------------- to Asterisk
 
-    def _tick(self) -> None:
-        self._timer = None
-        if self._pacer is None:
-            return
-        try:
-            self._send_due(monotonic_ns())
-        except Exception:
-            self.log.exception("call_crashed")
-            self._over("failed", None)
-        if self._pacer is not None:
-            wait_ns = self._pacer.next_ns - monotonic_ns() + NS_PER_MS // 2
-            self._timer = self._loop.call_later(max(0, wait_ns) / NS_PER_S, self._tick)
-
-    def _send_due(self, now_ns: int) -> None:
-        assert self._pacer is not None
-        was_ns = self._pacer.next_ns
-        n_due, late_ns = self._pacer.due(now_ns)
+    def _send_due(self, pacer: Pacer, now_ns: int) -> None:
+        n_due, late_ns = pacer.due(now_ns)
         if n_due:
             metrics.FRAME_LATENESS_MS.observe(late_ns / NS_PER_MS)
             for _ in range(n_due):
                 self._send_frame(now_ns)
-            n_skipped = (self._pacer.next_ns - was_ns) // FRAME_NS - n_due
-            self._sender.skip(n_skipped * _FRAME_SAMPLES)
-            self._report_marks()
-        self._hear(self._receiver.due(now_ns), now_ns)
+            self._sender.skip(pacer.n_skipped * _FRAME_SAMPLES)
+            self._server.report_marks()
+        self._send_caller_audio(self._receiver.due(now_ns), now_ns)
 
     def _send_frame(self, now_ns: int) -> None:
-        codes = b""
-        if self._queue.n_queued:
-            metrics.QUEUE_MS.observe(self._queue.queued_ms)
-            codes = encode_ulaw(np.frombuffer(self._queue.take(_FRAME_SAMPLES), "<i2").astype(np.int16))
-        if codes:
-            metrics.SPEECH_FRAMES.inc()
-            if self._waiting_since_ns is not None:
-                metrics.SPEECH_DELAY_MS.observe((now_ns - self._waiting_since_ns) / NS_PER_MS)
-                self._waiting_since_ns = None
-            self._n_silent = 0
-        else:
-            metrics.SILENCE_FRAMES.inc()
-            self._n_silent += 1
-            if self._finishing is not None and self._n_silent >= _N_SILENT_AT_END:
-                self._over(self._finishing, None)
+        pcm = self._server.take_frame(_FRAME_SAMPLES, now_ns)
+        codes = encode_ulaw(np.frombuffer(pcm, "<i2").astype(np.int16)) if pcm else b""
         packet = self._sender.packet(codes.ljust(_FRAME_SAMPLES, ULAW_SILENCE))
         if self._socket is not None and self._remote is not None:
             try:
                 self._socket.sendto(packet, self._remote)
             except BlockingIOError:
-                pass  # a full buffer is a lost packet, as on any network
+                pass  # a full send buffer loses the packet, as any network may
             except OSError as error:
-                if "not_sent" not in self._complained:
-                    self._complained.add("not_sent")
+                if not self._has_logged_not_sent:
+                    self._has_logged_not_sent = True
                     self.log.warning("rtp_not_sent", to=self._remote[0], why=error.strerror)
 
     # -------------------------------------------------------- from Asterisk
 
-    def _readable(self) -> None:
-        """Take what has come, and leave the other calls their turn."""
+    def _on_readable(self) -> None:
+        """Read waiting packets, but only `_MAX_READ` at a time: the other calls need their turn."""
         try:
             for _ in range(_MAX_READ):
                 if self._socket is None:
@@ -243,31 +154,27 @@ class RtpMedia:
                     data, addr = self._socket.recvfrom(_MAX_PACKET_BYTES)
                 except OSError:
                     return
-                # One that is cut off here is longer than any network takes without fragments.
-                self._received(data if len(data) < _MAX_PACKET_BYTES else b"", addr)
+                # A packet that fills the buffer may be cut off, and is longer than any network carries unfragmented.
+                self._on_packet(data if len(data) < _MAX_PACKET_BYTES else b"", addr)
         except Exception:
-            self.log.exception("call_crashed")
-            self._over("failed", None)
+            self._crashed()
 
-    def _received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+    def _on_packet(self, data: bytes, addr: tuple[Any, ...]) -> None:
         now_ns = monotonic_ns()
         if self._remote is None:
-            return  # who may send is not known yet
+            return  # Asterisk's address is not known yet
         if addr[1] != self._remote[1] or _address(addr[0]) != self._remote[0]:
-            self._bad("rtp_stranger", f"an RTP packet from {addr[0]}:{addr[1]}, which is not Asterisk's end")
+            why = f"an RTP packet from {addr[0]}:{addr[1]}, which is not Asterisk's end"
+            self._server.report_bad("rtp_stranger", why)
             return
-        self._hear(self._receiver.feed(data, now_ns), now_ns)
-        self._count()
+        self._send_caller_audio(self._receiver.feed(data, now_ns), now_ns)
+        self._count_missed()
 
-    def _hear(self, codes: bytes, now_ns: int) -> None:
-        if not codes or self._leg is None:
-            return
-        pcm = decode_ulaw(codes).astype("<i2").tobytes()
-        if not self._leg.send_audio(pcm):
-            metrics.CALLER_BYTES_DROPPED.inc(len(pcm))
-        metrics.CALLER_DELAY_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
+    def _send_caller_audio(self, codes: bytes, now_ns: int) -> None:
+        if codes and self._server.has_joined:
+            self._server.send_audio(decode_ulaw(codes).astype("<i2").tobytes(), now_ns)
 
-    def _count(self) -> None:
+    def _count_missed(self) -> None:
         receiver = self._receiver
         now = {"lost": receiver.n_lost, "late": receiver.n_late, "doubled": receiver.n_doubled}
         for kind, n in now.items():
@@ -275,24 +182,18 @@ class RtpMedia:
         self._counted.update(now)
         if receiver.n_unreadable != self._counted.get("unreadable", 0):
             self._counted["unreadable"] = receiver.n_unreadable
-            self._bad("rtp_unreadable", "a packet is no RTP, or not in mu-law")
-
-    def _bad(self, kind: str, why: str) -> None:
-        metrics.BAD.labels(kind).inc()
-        if kind not in self._complained:
-            self._complained.add(kind)
-            self.log.warning("bad_input", kind=kind, why=why)
+            self._server.report_bad("rtp_unreadable", "a packet is not RTP, or not in mu-law")
 
 
 def _address(host: str) -> str:
-    """An address as the socket tells it."""
+    """An address in the form in which the socket reports it."""
     if host == "localhost":
         return "127.0.0.1"
     return host.removeprefix("::ffff:").strip("[]")
 
 
 def _numeric(host: str) -> str:
-    """The address that packets are compared with and sent to; a name would be looked up for each. Raises ValueError."""
+    """The IP address to receive from and to send to. Raises ValueError for a name: each use would look it up."""
     address = _address(host)
     try:
         ipaddress.ip_address(address)
@@ -303,7 +204,7 @@ def _numeric(host: str) -> str:
 
 
 def _bind(host: str, first: int, last: int) -> socket.socket:
-    """A UDP socket at a free even port (RFC 3550 §11) from `first` to `last`, any where they are 0. Raises OSError."""
+    """A UDP socket at a free even port (RFC 3550 §11) from `first` to `last`, or any if they are 0. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     n_even = (last - first) // 2 + 1
     start = secrets.randbelow(n_even)
@@ -325,7 +226,7 @@ def _bind(host: str, first: int, last: int) -> socket.socket:
 
 
 def is_port_free(host: str, port: int) -> bool:
-    """Whether `host` is an address of this machine and nobody has the UDP port there."""
+    """Whether `host` is an address of this machine and its UDP port `port` is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as tried:
         try:

@@ -1,4 +1,4 @@
-"""RTP (RFC 3550) of one call in mu-law: packets made, and packets that came put in order. Pure."""
+"""RTP (RFC 3550) of one call in mu-law: writes packets, and puts received packets in order. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ ULAW = 0
 SAMPLES_PER_MS = 8
 
 _QUIET_TYPES = frozenset((13, 101))
-"""Comfort noise, and digits as Asterisk numbers them: it tells digits by an event as well."""
+"""Payload types without audio: comfort noise, and Asterisk's number for digits, which also come as ARI events."""
 
 _HEADER = struct.Struct("!BBHII")
 _MAX_HELD = 3
 _HOLD_NS = 60 * NS_PER_MS
-"""How many packets, and for how long, wait for one that may still be on its way."""
+"""How many packets wait, and how long, for a missing packet that may still come."""
 _MAX_FILLED_BYTES = 1600
-"""Lost packets are replaced by at most 200 ms of silence, so that what was said keeps its pace."""
+"""Lost packets are replaced by at most 200 ms of silence, so that the speech keeps its timing."""
 _MAX_JUMP = 1000
-"""A sequence number farther away than this is a sender that began anew."""
+"""A sequence number that jumps farther than this means that the sender has restarted."""
 _MAX_LATE_IN_A_ROW = 10
-"""So many late ones, each following the last, are no delay but a sender that began anew a little farther back, or that
-one stray number had been believed (RFC 3550 A.1 does the same with two)."""
+"""So many consecutive late packets mean that the sender has restarted a little farther back, or that an earlier stray
+number was wrongly accepted. (RFC 3550 A.1 does the same with two packets.)"""
 
 
 class RtpSender:
-    """The stream we send."""
+    """Writes the packets of the stream to Asterisk."""
 
     def __init__(self, sequence: int, timestamp: int, ssrc: int) -> None:
         self._sequence = sequence
@@ -38,7 +38,7 @@ class RtpSender:
         self._begins = True
 
     def packet(self, codes: bytes) -> bytes:
-        """The next one. The first has the marker."""
+        """The next packet. The first one has the marker bit."""
         kind = ULAW | (0x80 if self._begins else 0)
         header = _HEADER.pack(0x80, kind, self._sequence & 0xFFFF, self._timestamp & 0xFFFFFFFF, self._ssrc)
         self._begins = False
@@ -47,12 +47,12 @@ class RtpSender:
         return header + codes
 
     def skip(self, n_samples: int) -> None:
-        """Time has passed in which nothing was sent."""
+        """Advance the timestamp by `n_samples` for which no packet was sent."""
         self._timestamp += n_samples
 
 
 class RtpReceiver:
-    """Gives audio in the order it was said. What is late, lost, doubled or unreadable is counted."""
+    """Returns the audio in order. Late, lost, doubled and unreadable packets are counted."""
 
     def __init__(self) -> None:
         self.n_lost = 0
@@ -61,21 +61,21 @@ class RtpReceiver:
         self.n_unreadable = 0
         self._ssrc: int | None = None
         self._next = 0
-        """The sequence number that is to be given next, counted on past 65535."""
+        """The next sequence number to return, extended past 65535."""
         self._last_late = 0
         self._n_late_in_a_row = 0
         self._held: dict[int, tuple[int, bytes]] = {}
         self._frame_bytes = 160
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
-        """Take a packet; returns the audio that can be given now."""
+        """Take a packet; returns the mu-law audio that is in order now."""
         read = _read(data)
         if read is None:
             self.n_unreadable += 1
             return b""
         kind, sequence, ssrc, codes = read
         if kind in _QUIET_TYPES:
-            # Its sequence number has passed, as that of a packet without audio.
+            # Its sequence number is used up, as for a packet without audio.
             codes = b""
         elif kind != ULAW or not codes:
             self.n_unreadable += 1
@@ -105,7 +105,7 @@ class RtpReceiver:
         return given + self._give(now_ns)
 
     def due(self, now_ns: int) -> bytes:
-        """What has waited long enough for a packet before it."""
+        """The audio that has waited long enough for a missing packet before it."""
         return self._give(now_ns) if self._held else b""
 
     def _give(self, now_ns: int, *, all_of_it: bool = False) -> bytes:
@@ -127,12 +127,12 @@ class RtpReceiver:
 
 
 def _read(data: bytes) -> tuple[int, int, int, bytes] | None:
-    """(payload type, sequence number, source, payload) of a packet; None for what is none."""
+    """(payload type, sequence number, source, payload) of a packet; None if it is not RTP."""
     if len(data) < _HEADER.size or data[0] >> 6 != 2:
         return None
     first, second, sequence, _timestamp, ssrc = _HEADER.unpack_from(data)
     start = _HEADER.size + 4 * (first & 0x0F)
-    if first & 0x10:  # a header extension: two words, the second half of the first is how many follow
+    if first & 0x10:  # a header extension: the second half of its first word is the number of words that follow
         if len(data) < start + 4:
             return None
         start += 4 + 4 * int.from_bytes(data[start + 2 : start + 4], "big")
@@ -143,5 +143,5 @@ def _read(data: bytes) -> tuple[int, int, int, bytes] | None:
 
 
 def _signed(number: int) -> int:
-    """The difference of two sequence numbers, which wrap at 16 bits."""
+    """The signed difference of two sequence numbers, which wrap at 16 bits."""
     return (number + 0x8000) % 0x10000 - 0x8000

@@ -23,7 +23,7 @@ METHODS = ("GET", "HEAD")
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _FIRST_BYTE = re.compile(_TOKEN)
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) [!-~]+ HTTP/([0-9]\.[0-9])")
+_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([!-~]+) HTTP/([0-9]\.[0-9])")
 _HEADER = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*([\t -~\x80-\xff]*)")
 
 
@@ -54,14 +54,19 @@ class RequestHead:
     """Takes bytes until the head is complete or has a flaw.
 
     `begun`: a byte has arrived. `flaw`: what is wrong, once it is known. For a complete head without a flaw, `whole`
-    has its bytes, and `behind` has the bytes that came after it.
+    has its bytes, and `behind` has the bytes that came after it; `method`, `target` and `values` have what it says.
+
+    With `any_method` every method may come, and a body with it: the caller checks both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_method: bool = False) -> None:
         self.flaw: Flaw | None = None
         self.whole = b""
         self.behind = b""
-        self._method = ""
+        self.method = ""
+        self.target = ""
+        self._any_method = any_method
+        self._headers: list[tuple[bytes, bytes]] = []
         self._has_body = False
         self._lines: list[bytes] = []
         self._line = bytearray()
@@ -70,6 +75,10 @@ class RequestHead:
     @property
     def begun(self) -> bool:
         return self._n_bytes > 0
+
+    def values(self, name: str) -> list[str]:
+        """Every value of a header, in order; `name` is in small letters. Bytes outside ASCII are read as Latin-1."""
+        return [value.decode("latin-1") for each, value in self._headers if each == name.encode()]
 
     def feed(self, data: bytes) -> bool:
         """Whether the head is complete, or known to be wrong. Not to be called again after that."""
@@ -82,7 +91,7 @@ class RequestHead:
             self._line += data[at : end or len(data)]
             self._n_bytes += (end or len(data)) - at
             if len(self._line) > MAX_LINE_BYTES:
-                self.flaw = _LARGE if self._method else _LONG_TARGET
+                self.flaw = _LARGE if self.method else _LONG_TARGET
                 return True
             if self._n_bytes > MAX_HEAD_BYTES:
                 self.flaw = _LARGE
@@ -92,11 +101,11 @@ class RequestHead:
             line, at = bytes(self._line), end
             self._line.clear()
             self._lines.append(line)
-            if line == b"\r\n" and self._method:
+            if line == b"\r\n" and self.method:
                 self.flaw = self._flaw_of_whole()
                 self.whole, self.behind = b"".join(self._lines), data[at:]
                 return True
-            self.flaw = self._take_header(line) if self._method else self._take_request_line(line)
+            self.flaw = self._take_header(line) if self.method else self._take_request_line(line)
             if self.flaw is not None:
                 return True
 
@@ -104,9 +113,9 @@ class RequestHead:
         found = _REQUEST_LINE.fullmatch(line.removesuffix(b"\r\n"))
         if found is None:
             return _NO_HTTP
-        if found[2] not in (b"1.0", b"1.1"):
+        if found[3] not in (b"1.0", b"1.1"):
             return _VERSION
-        self._method = found[1].decode()
+        self.method, self.target = found[1].decode(), found[2].decode()
         return None
 
     def _take_header(self, line: bytes) -> Flaw | None:
@@ -114,11 +123,14 @@ class RequestHead:
         if found is None:
             return _BAD_HEADER
         name, value = found[1].lower(), found[2].strip(b" \t")
+        self._headers.append((name, value))
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
             self._has_body = True
-        return _LARGE if len(self._lines) - 1 > MAX_HEADERS else None
+        return _LARGE if len(self._headers) > MAX_HEADERS else None
 
     def _flaw_of_whole(self) -> Flaw | None:
-        if self._method not in METHODS:
+        if self._any_method:
+            return None
+        if self.method not in METHODS:
             return _METHOD
         return _BODY if self._has_body else None

@@ -1,7 +1,7 @@
-"""Asterisk's chan_websocket (PROTOCOL.md §9.5): binary audio, and control messages as JSON or as plain lines.
+"""Asterisk's chan_websocket (docs/protocol/asterisk.md): binary audio, and control messages as JSON or plain lines.
 
-Which of the two a call speaks is settled by its first message, MEDIA_START, and we answer in kind: Asterisk reads
-nothing else. It drops a control message longer than 128 bytes without a word, so ours are short.
+The first message of a call, MEDIA_START, settles the form of its control messages. The codec answers in the same form:
+Asterisk reads no other. Asterisk silently drops a control message longer than 128 bytes.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ FORMATS: Mapping[str, tuple[str, int]] = {
     "slin24": ("pcm", 24000),
     "slin48": ("pcm", 48000),
 }
-"""Asterisk's names of the formats a call of ours can have: codec and rate in Hz."""
+"""Asterisk's names of the supported formats: codec and rate in Hz."""
 
 CALL_VARIABLE = "TTS_CALL"
-"""The channel variable by which a dialplan gives the call a name of its own."""
+"""The channel variable with which a dialplan names the call."""
 
 MAX_CONTROL_BYTES = 128
 MAX_QUEUE_FRAMES = 1000
-"""What Asterisk's own queue can hold; beyond it frames are dropped."""
+"""The size of Asterisk's own queue. It drops frames beyond that."""
 XON_FRAMES = 800
-"""Below so many it says XON."""
+"""Asterisk sends XON below so many queued frames."""
 LEAD_MS = 1000
-"""How far ahead of real time frames are sent, if nobody says otherwise: Asterisk plays one a tick from its queue."""
+"""The default of how far ahead of real time frames are sent. Asterisk plays them from its queue, one per tick."""
 _BULKS_IN_LEAD = 5
-"""A fifth of what is sent ahead goes together: few messages, and a queue never much emptier than it may be."""
+"""A fifth of the lead is sent at a time: few messages, and the queue stays nearly full."""
 MAX_AUDIO_BYTES = 65_500
-"""In one message; at 65,535 Asterisk was seen to drop the call."""
+"""The most audio in one message. At 65,535 bytes Asterisk was seen to drop the call."""
 
 NO_AUDIO = MediaAudio(b"")
 _DIGITS = frozenset("0123456789*#ABCD")
 _QUIET = frozenset({"MEDIA_BUFFERING_COMPLETED", "QUEUE_DRAINED"})
-"""Answers to what others may ask; nothing follows from them here."""
+"""Events that need no action here: answers to commands that other programs may send."""
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AsteriskCodec:
-    """One media leg's codec; it learns from MEDIA_START how the peer speaks."""
+    """The codec of one media leg. It learns the form of control messages from MEDIA_START."""
 
     def __init__(self, lead_ms: int = LEAD_MS) -> None:
         self._lead_ms = lead_ms
         self.is_json: bool | None = None
-        """None before MEDIA_START."""
+        """Whether control messages are JSON; None before MEDIA_START."""
         self._sample_bytes = 1
 
-    # ---------------------------------------------------------- media leg → us
+    # ---------------------------------------------------------- media leg → server
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
-        """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`."""
+        """Read one WebSocket message; None if it needs no action. Never raises: an unreadable message is `Invalid`."""
         if not is_text:
             if len(data) % self._sample_bytes:
                 return Invalid("bad_field", f"{len(data)} bytes are no whole number of samples of 2 bytes")
-            # Asterisk may send the caller's first frames before it has said who it is.
+            # Asterisk may send the caller's first frames before MEDIA_START.
             return MediaAudio(data) if want_audio and self.is_json is not None else NO_AUDIO
         text = decode_text(data)
         if isinstance(text, Invalid):
@@ -142,11 +142,14 @@ class AsteriskCodec:
         bulk_ms = self._lead_ms // _BULKS_IN_LEAD
         return MediaStart(call, str(channel_id or call), codec, rate_hz, variables, ptime_ms, self._lead_ms, bulk_ms)
 
-    # ---------------------------------------------------------- us → media leg
+    # ---------------------------------------------------------- server → media leg
 
     def encode(self, message: ToMedia) -> Wire:
-        """Spell one message for Asterisk. Raises RuntimeError before MEDIA_START, and ValueError for a mark with a name
-        that would make the message too long: Asterisk would drop it."""
+        """Encode one message for Asterisk.
+
+        Raises RuntimeError before MEDIA_START, and ValueError for a mark whose name makes the message too long:
+        Asterisk would drop it.
+        """
         if type(message) is Frame:
             return message.payload, False
         if isinstance(message, MediaMark):
@@ -154,7 +157,7 @@ class AsteriskCodec:
         return self.command("FLUSH_MEDIA")
 
     def command(self, name: str, correlation_id: str | None = None) -> Wire:
-        """A control message. Raises as `encode`."""
+        """Encode a control message. Raises like `encode`."""
         if self.is_json is None:
             raise RuntimeError("nothing can be sent to Asterisk before its MEDIA_START")
         if self.is_json:
@@ -168,7 +171,7 @@ class AsteriskCodec:
 
 
 def _plain(text: str) -> tuple[str, dict[str, Any]]:
-    """A plain line: its event, and `name:value` for each word; a word without a name is the correlation id."""
+    """Split a plain line into its event and its `name:value` words. A word without a name is the correlation id."""
     event, *words = text.split()[:64] or [""]
     fields: dict[str, Any] = {}
     for word in words:
@@ -181,14 +184,14 @@ def _plain(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _variables(value: Any) -> dict[str, str]:
-    """Channel variables as strings. The underscores by which Asterisk hands them down are not part of their names."""
+    """Channel variables as strings. Leading underscores mark inheritance in Asterisk and are not part of the name."""
     if not isinstance(value, dict):
         return {}
     return {clean(name.lstrip("_")): clean(item) for name, item in value.items() if isinstance(item, str)}
 
 
 def _whole(f: Fields, field: str) -> int | None:
-    """A count, a number in JSON and digits in a plain line; None for anything else."""
+    """A count: a number in JSON, digits in a plain line; None for anything else."""
     value = f.get(field)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         return int(value)

@@ -1,7 +1,7 @@
-"""A peer's JSON, read one checked field at a time; shared by the codecs that speak JSON.
+"""Reads a peer's JSON one checked field at a time; shared by the codecs that use JSON.
 
-Inside, a wrong field raises `BadField`; a codec's `decode` turns it into `Invalid`, so nothing a peer sends
-gets further as an exception. Messages say what was expected and echo at most 80 characters of the input.
+A wrong field raises `BadField`, and the codec's `decode` turns it into `Invalid`. So no input of a peer leaves this
+package as an exception. Messages say what was expected and echo at most 80 characters of the input.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 from telephony_tts.wire.messages import Invalid
 
 Wire = tuple[bytes, bool]
-"""What goes on the socket: the payload, and whether it travels as a text frame."""
+"""One WebSocket message: the payload, and whether it is a text frame."""
 
 CALL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
-"""A call's name on every leg (`fullmatch`): short enough and plain enough for any query string or header."""
+"""A call's name on every leg (`fullmatch`): short and plain enough for a query string or a header."""
 
 MAX_NAME_CHARS = 128
 MAX_MARK_CHARS = 256
-MAX_MS = 86_400_000  # one day: longer than any call, short enough for every integer the number meets later
-MAX_EXACT_INT = 2**53 - 1  # beyond it a JavaScript peer would read back another number
+MAX_MS = 86_400_000  # one day: longer than any call, and safe in every later integer computation
+MAX_EXACT_INT = 2**53 - 1  # JavaScript reads larger integers inexactly
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_ECHO_CHARS = 80
@@ -38,12 +38,12 @@ class BadField(Exception):
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates by U+FFFD: JSON can spell them, UTF-8 cannot carry them."""
+    """Replace lone surrogates by U+FFFD: JSON can express them, UTF-8 cannot."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def quote(value: object) -> str:
-    """Name a peer's value in a message: at most 80 characters, on one line, printable."""
+    """A peer's value for an error message: at most 80 printable characters on one line."""
     match value:
         case str():
             quoted = json.dumps(clean(value[:_MAX_ECHO_CHARS]), ensure_ascii=False)
@@ -60,7 +60,7 @@ def quote(value: object) -> str:
 
 
 def decode_text(data: str | bytes) -> str | Invalid:
-    """The characters of a text frame, a leading byte order mark dropped."""
+    """The text of a text frame, without a leading byte order mark."""
     if isinstance(data, str):
         return data.removeprefix("\ufeff")
     try:
@@ -70,7 +70,7 @@ def decode_text(data: str | bytes) -> str | Invalid:
 
 
 def parse_object(text: str) -> dict[str, Any] | Invalid:
-    """A JSON object (RFC 8259: no NaN, no raw control characters in strings; of repeated keys the last counts)."""
+    """A JSON object (RFC 8259: no NaN, no raw control characters in strings; the last of repeated keys counts)."""
     try:
         value = _JSON.decode(text)
     except json.JSONDecodeError as error:
@@ -85,7 +85,7 @@ def parse_object(text: str) -> dict[str, Any] | Invalid:
 
 
 class Fields:
-    """The fields of one message. `null` is the same as a field not given; fields nobody asks for are ignored."""
+    """The fields of one message. `null` is the same as a missing field; unknown fields are ignored."""
 
     __slots__ = ("_values",)
 
@@ -114,7 +114,7 @@ class Fields:
         return clean(value)
 
     def name(self, field: str, most: int = MAX_NAME_CHARS, *, printable: bool = True) -> str | None:
-        """A name that will be echoed exactly, so what cannot be echoed is refused rather than replaced."""
+        """A name that will be echoed exactly. Characters that cannot be echoed are an error; they are not replaced."""
         value = self._values.get(field)
         if value is None:
             return None
@@ -157,7 +157,7 @@ class Fields:
 
 
 def require(field: str, value: _T | None, expected: str) -> _T:
-    """The value of a field that must be there."""
+    """The value of a required field."""
     if value is None:
         raise BadField(f'"{field}" is missing; expected {expected}')
     return value

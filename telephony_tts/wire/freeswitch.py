@@ -1,8 +1,8 @@
-"""FreeSWITCH's mod_audio_stream and mod_audio_fork (PROTOCOL.md §9.6).
+"""FreeSWITCH's mod_audio_stream and mod_audio_fork (docs/protocol/freeswitch.md).
 
-Binary is the caller's audio, s16 little-endian. Neither module plays: what we say becomes a file there and an event,
-and whoever holds FreeSWITCH's event socket plays it and reports, through `send_text` of the module, in the words of
-`REPORTS`. What we have to say to that side travels as JSON that the module hands on.
+Binary messages are the caller's audio, s16 little-endian. Neither module plays audio: it writes speech into a file and
+raises an event. The client of FreeSWITCH's event socket plays the file and reports with `REPORTS`, through `send_text`
+of the module. Messages to that client are JSON, which the module passes on.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from telephony_tts.wire.messages import FromMedia, Invalid, MediaAudio, MediaDtm
 from telephony_tts.wire.native_media import DIGITS, NO_AUDIO, parameters
 
 FORK_PROTOCOL = "audio.drachtio.org"
-"""The subprotocol by which mod_audio_fork is known; mod_audio_stream names none."""
+"""The subprotocol of mod_audio_fork; mod_audio_stream has none."""
 
 CALL_HEADER = "X-Call"
-"""Where STREAM_EXTRA_HEADERS may name the call."""
+"""The header of STREAM_EXTRA_HEADERS that may name the call."""
 
 CALLER_HEADERS = {"X-From": "from", "X-To": "to"}
-"""What else these may tell, and what it is called among the call's parameters."""
+"""Other headers, and their names among the call's parameters."""
 
 CALL_FIELDS = ("call", "uuid", "callSid")
-"""Where the metadata may name it, in this order."""
+"""The fields of the metadata that may name the call, in this order."""
 
 RATES_HZ = (8000, 16000)
 LEAD_MS = 60_000
-"""The session holds nothing back: the leg decides when a file goes."""
+"""The session sends speech without pacing: the leg decides when to send a file."""
 
 AHEAD_MS = 8_000
-"""Speech is made at least so far ahead: FreeSWITCH loses 40 ms of the caller at each file's begin and end, and only
-sentences that are ready can share a file. A turn of ten seconds becomes two files."""
+"""Speech is synthesised at least so far ahead. FreeSWITCH loses 40 ms of the caller at the beginning and end of each
+file, and only sentences that are ready can share a file. A turn of ten seconds becomes two files."""
 
 REPORTS = ("playing", "played", "failed", "again", "dtmf")
-"""What the side that plays says, in the field `esl`."""
+"""The reports of the client that plays, in the field `esl`."""
 
 MAX_FILE_BYTES = 480_000
-"""Of PCM: 640 kB as base64, which modules are known to take. A longer sentence becomes two files."""
+"""The most PCM in one file: 640 kB as base64, which the modules accept. A longer sentence becomes two files."""
 
 
 class FreeSwitchCodec:
-    """One media leg's codec. `call`, `rate_hz` and `caller` are what the handshake has told."""
+    """The codec of one media leg. `call`, `rate_hz` and `caller` come from the handshake."""
 
     def __init__(
         self,
@@ -60,12 +60,13 @@ class FreeSwitchCodec:
         self._rate_hz = rate_hz
         self.start: MediaStart | None = None
 
-    # ---------------------------------------------------------- media leg → us
+    # ---------------------------------------------------------- media leg → server
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
-        """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`.
+        """Read one WebSocket message; None if it needs no action. Never raises: an unreadable message is `Invalid`.
 
-        The first one of a leg is its MediaStart: the metadata, or, where the handshake has named the call, anything.
+        The first message of a leg gives its MediaStart. It is the metadata, or any message if the handshake has named
+        the call.
         """
         try:
             if not is_text:
@@ -76,13 +77,13 @@ class FreeSwitchCodec:
             if self.start is None:
                 return self._metadata(text)
             message = parse_object(text)
-            # The module also sends what others give it (a last word at its stop, say): that is not for us.
+            # The module also sends text of other programs, for example when it stops: ignore it.
             return self._report(Fields(message)) if isinstance(message, dict) and "esl" in message else None
         except BadField as error:
             return error.invalid
 
     def begin(self, metadata: dict[str, Any] | None = None) -> MediaStart:
-        """The leg starts with what is known. Raises BadField where that is not enough."""
+        """Start the leg with what is known. Raises BadField if that is not enough."""
         given = {**self._caller, **(metadata or {})}
         fields = Fields(given)
         call = self._call or next((given[name] for name in CALL_FIELDS if given.get(name) is not None), None)
@@ -129,10 +130,10 @@ class FreeSwitchCodec:
             return MediaPlayback("again")
         return MediaPlayback(str(what), f.name("file") or "")
 
-    # ---------------------------------------------------------- us → media leg
+    # ---------------------------------------------------------- server → media leg
 
     def file(self, name: str, pcm: bytes) -> Wire:
-        """Speech to be played as one file; the module puts `name` (as "id") into its event."""
+        """Speech to play as one file. The module puts `name` (as "id") into its event."""
         assert self.start is not None
         kind, form, audio = ("playAudio", "audioContentType", "audioContent") if self.is_fork else (
             "streamAudio", "audioDataType", "audioData",
@@ -141,19 +142,22 @@ class FreeSwitchCodec:
         return b"".join((head.encode(), base64.b64encode(pcm), b'"}}')), True
 
     def clear(self, before: int) -> Wire:
-        """Whatever plays of the files before the number `before` stops, and the others of them are not played."""
+        """Do not play files before the number `before`, and stop the one that plays."""
         return _control({"tts": "clear", "before": before})
 
     def hello(self, next_number: int = 1) -> Wire:
-        """The call is ours: there may be others in the same FreeSWITCH. Said again in a call, it tells the number of
-        the file that would come next. A bridge that does not know the call then asks for what it has missed."""
+        """Claim the call: the same FreeSWITCH may have calls of other programs.
+
+        Sent again during a call, it tells the number of the next file. A bridge that does not know the call then asks
+        for the files that it has missed.
+        """
         return _control({"tts": "hello"} if next_number == 1 else {"tts": "hello", "next": next_number})
 
     def hang_up(self) -> Wire:
-        """The call is over for us."""
+        """The server has ended the call."""
         return _control({"tts": "hangup"})
 
 
 def _control(data: dict[str, Any]) -> Wire:
-    """Of this form both modules hand it on, as the body of their event ::json."""
+    """The form that both modules pass on, as the body of their event ::json."""
     return json.dumps({"type": "json", "data": data}, separators=(",", ":")).encode(), True

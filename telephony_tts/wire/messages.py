@@ -1,7 +1,7 @@
-"""All that can be said on any leg of a call, as plain data.
+"""Every message of any leg of a call, as plain data.
 
-Dialect codecs (`native.py`, `twilio.py`) turn bytes into these and back; the session knows nothing else.
-Field names are the native protocol's (PROTOCOL.md); times are in the unit their name ends with.
+The codecs of the dialects (`native.py`, `twilio.py`, …) turn bytes into these messages and back; the session knows only
+the messages. Field names are those of the native protocol (PROTOCOL.md). Times are in the unit of their name's suffix.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# ---------------------------------------------------------------- bot leg → us
+# ---------------------------------------------------------------- bot leg → server
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of a turn as the bot produces it; `last` closes the turn."""
+    """A piece of a turn's text, as the bot produces it; `last` closes the turn."""
 
     text: str
     turn: str | None = None
@@ -45,7 +45,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Barge-in. Without `turn` everything is cleared. `heard_ms` is the client's own measure, if it has one."""
+    """Barge-in. Without `turn` every turn is cleared. `heard_ms` is the client's own measurement, if it has one."""
 
     turn: str | None = None
     heard_ms: int | None = None
@@ -61,11 +61,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Settings for text that comes after; None leaves a setting as it is.
+    """Settings for text that comes later; None leaves a setting unchanged.
 
-    `inbound` is how the bot leg wants the caller's audio: "none", "base64" or "binary"; `inbound_codec` and
-    `inbound_rate_hz` in what, by default as the media leg has it. `barge_in` is "on" or "off": whether the caller's
-    voice interrupts, from `min_speech_ms` of speech on and not within `hold_off_ms` of our beginning to speak.
+    `inbound` is the form of the caller's audio on the bot leg: "none", "base64" or "binary". `inbound_codec` and
+    `inbound_rate_hz` are its codec and rate, by default those of the media leg. `barge_in`, "on" or "off", decides
+    whether the caller's voice interrupts: after `min_speech_ms` of speech, and not in the first `hold_off_ms` of the
+    server's speech.
     """
 
     voice: str | None = None
@@ -100,22 +101,22 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """What a decoder makes of input it cannot read; answered by a non-fatal error event."""
+    """Input that a decoder cannot read. The server answers with a non-fatal error event."""
 
     code: str
     message: str
 
 
-# -------------------------------------------------------------- media leg → us
+# -------------------------------------------------------------- media leg → server
 
 
 @dataclass(frozen=True, slots=True)
 class MediaStart:
-    """The telephone side is there. `call` is its name for the call, `stream` its name for this leg.
+    """The media leg has started. `call` is the peer's name for the call, `stream` its name for this leg.
 
-    `ptime_ms` and `lead_ms` are the leg's own, None where it takes the server's. `bulk_ms`: it takes frames together
-    that make up so much. `whole_sentences`: it gathers frames up to the mark that ends a sentence. `ahead_ms`: it wants
-    speech to be made at least so far ahead.
+    `ptime_ms` and `lead_ms` are settings of the leg, None for those of the server. `bulk_ms`: frames of so much audio
+    are sent together. `whole_sentences`: the leg collects frames up to the mark that ends a sentence. `ahead_ms`:
+    speech is synthesised at least so far ahead.
     """
 
     call: str
@@ -132,7 +133,7 @@ class MediaStart:
 
 @dataclass(frozen=True, slots=True)
 class MediaAudio:
-    """The caller's audio, in the leg's codec. `timestamp_ms` is the peer's media clock where it has one."""
+    """The caller's audio, in the leg's codec. `timestamp_ms` is the peer's media clock, if it has one."""
 
     payload: bytes
     timestamp_ms: int | None = None
@@ -140,10 +141,10 @@ class MediaAudio:
 
 @dataclass(frozen=True, slots=True)
 class MediaMark:
-    """A mark: sent to the peer to be placed in its playout, and received when it came back.
+    """A mark: sent to the peer for a place in its playout, and received when playout has reached that place.
 
-    Twilio also echoes marks when it clears; the session, not the codec, tells the two apart. `ends_sentence` is for a
-    peer that takes whole sentences, `ends_turn` for one that must be told where speech ends.
+    Twilio also echoes marks when it clears; the session, not the codec, distinguishes these. `ends_sentence` is for a
+    peer that takes whole sentences, `ends_turn` for a peer that must know where speech ends.
     """
 
     name: str
@@ -163,14 +164,14 @@ class MediaStop:
 
 @dataclass(frozen=True, slots=True)
 class MediaFlow:
-    """Whether the peer's buffer has room; frames wait here while it has none."""
+    """Whether the peer's buffer has room. The server holds frames back while it is full."""
 
     is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MediaBuffered:
-    """What the peer holds and has not played, on its own account. While it is paused it plays nothing."""
+    """How many frames the peer reports as not yet played. A paused peer plays nothing."""
 
     n_frames: int
     is_paused: bool = False
@@ -178,8 +179,8 @@ class MediaBuffered:
 
 @dataclass(frozen=True, slots=True)
 class MediaPlayback:
-    """A file of speech at a peer that plays files: it has begun, has ended, cannot be played, or (`again`) whatever was
-    not reported is to be sent once more."""
+    """A report about a file of speech: it plays, was played, or cannot be played. With `again`, every file without a
+    report must be sent again."""
 
     state: str
     file: str = ""
@@ -187,7 +188,7 @@ class MediaPlayback:
 
 @dataclass(frozen=True, slots=True)
 class MediaBegun:
-    """The peer begins to play at a place that is `n_samples` before the mark `mark`, which has not come back yet."""
+    """The peer begins to play `n_samples` before the mark `mark`, which it has not echoed yet."""
 
     mark: str
     n_samples: int
@@ -195,11 +196,10 @@ class MediaBegun:
 
 @dataclass(frozen=True, slots=True)
 class MediaLost:
-    """The peer has stopped playing. What it had and has not reported will be played later, from a place that
-    `MediaBegun` tells."""
+    """The peer has stopped playing. It will play the rest later, from the place that `MediaBegun` gives."""
 
 
-# ---------------------------------------------------------------- us → bot leg
+# ---------------------------------------------------------------- server → bot leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first frame of the turn is sent with this. `first_audio_ms`: first sentence complete → now."""
+    """Sent with the first frame of a turn. `first_audio_ms`: from the complete first sentence to now."""
 
     turn: str
     first_audio_ms: float = 0.0
@@ -226,7 +226,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SentenceSpoken:
-    """A sentence's place in the turn's audio, known once it is synthesised."""
+    """The place of a sentence in the turn's audio, known after its synthesis."""
 
     turn: str
     index: int
@@ -237,7 +237,7 @@ class SentenceSpoken:
 
 @dataclass(frozen=True, slots=True)
 class MarkReached:
-    """`state` is "played" or "cleared", never both, never neither."""
+    """The end of a mark: `state` is "played" or "cleared", exactly one of them for each mark."""
 
     name: str
     state: str
@@ -248,8 +248,8 @@ class MarkReached:
 class Cleared:
     """The turn was interrupted. `heard_text` is a prefix of the bot's own text and `unheard_text` the rest.
 
-    `basis` tells where the position comes from: "marks" (the peer reported), "clock" (our schedule) or
-    "client" (the bot sent heard_ms).
+    `basis` is the source of the position: "marks" (reports of the peer), "clock" (the server's schedule) or "client"
+    (the bot sent heard_ms).
     """
 
     turn: str
@@ -263,7 +263,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The turn was played to its end. Latencies are in milliseconds and None where they do not apply."""
+    """The turn was played to its end. Latencies are in milliseconds, None if they do not apply."""
 
     turn: str
     audio_ms: int
@@ -274,7 +274,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Text back-pressure: hold your text until `resume`; what was sent is kept."""
+    """Back-pressure on text: the bot must hold its text until `resume`. Text that was sent is kept."""
 
     buffered_chars: int
 
@@ -293,9 +293,9 @@ class WarningEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """With `turn`: that turn is over, this is its terminal event, and the heard fields are set.
+    """An error. With `turn` it is the last event of that turn, and the heard fields are set.
 
-    `about` names a turn the error concerns without ending it. `fatal` announces a close.
+    `about` names a turn that the error concerns but does not end. `fatal` announces a close.
     """
 
     code: str
@@ -328,7 +328,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """The media leg is there: who is calling, in the peer's words."""
+    """The media leg has started; the parameters are the peer's."""
 
     call: str
     stream: str
@@ -344,9 +344,9 @@ class Dtmf:
 
 @dataclass(frozen=True, slots=True)
 class CallerSpeech:
-    """`state` is "speaking" or "silent". `at_ms` is where that began, on the peer's media clock if it has one.
+    """`state` is "speaking" or "silent", since `at_ms` of the peer's media clock, if it has one.
 
-    With "silent": how long the caller spoke, and whether that interrupted our speech.
+    With "silent": how long the caller spoke, and whether that interrupted the server's speech.
     """
 
     state: str
@@ -368,12 +368,12 @@ class InboundAudio:
     timestamp_ms: int
 
 
-# -------------------------------------------------------------- us → media leg
+# -------------------------------------------------------------- server → media leg
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One ptime of encoded audio. `late_ns` is how long after its planned moment it left, for metrics."""
+    """One ptime of encoded audio. `late_ns` is how late it was sent by its schedule, for metrics."""
 
     payload: bytes
     late_ns: int = 0

@@ -1,6 +1,6 @@
 """The native dialect of the bot leg (PROTOCOL.md §4 and §5): JSON with a `type`, or a plain line of text.
 
-A text frame that does not begin with `{` is one spoken turn, so a person can type into wscat.
+A text frame that does not begin with `{` is one turn of plain text, so a developer can type into wscat.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MAX_SEED = 2**32 - 1
 MAX_INSTRUCT_CHARS = 1000
 SWITCH = ("on", "off")
 MIN_SPEECH_MS = (64, 2000)
-"""Least and most of `min_speech_ms`: two windows of the detector, and what nobody would wait for."""
+"""The limits of `min_speech_ms`: two windows of the detector, and a time beyond any useful one."""
 MAX_HOLD_OFF_MS = 10_000
 
 EVENT_TYPES: Mapping[type, str] = {
@@ -91,18 +91,18 @@ EVENT_TYPES: Mapping[type, str] = {
     CallerSpeech: "caller",
     Hangup: "hangup",
 }
-"""The `type` each event travels under; its other fields are the dataclass's own."""
+"""The `type` of each event; its other fields are those of the dataclass."""
 
 _FIELD_NAMES = {event: tuple(field.name for field in fields(event)) for event in EVENT_TYPES}
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class NativeCodec:
-    """One bot leg's codec.
+    """The codec of one bot leg.
 
-    `audio` is the form our speech takes on this leg, `inbound` the form of the caller's audio ("none" at first,
-    changed by a `config` message). `stream_id` is the `streamSid` of media events. `max_text_chars` is a guard on one
-    message; the limit on a turn is the session's, whose refusal can name the turn.
+    `audio` is the form of the server's speech on this leg, `inbound` that of the caller's audio ("none" at first; a
+    `config` message changes it). `stream_id` is the `streamSid` of media events. `max_text_chars` limits one message;
+    the session limits a turn, so that its refusal can name the turn.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class NativeCodec:
         self._media_head = b'{"event":"media","streamSid":' + clean(_to_json(stream_id)).encode()
         self._media_head += b',"media":{"payload":"'
 
-    # ------------------------------------------------------------ bot leg → us
+    # ------------------------------------------------------------ bot leg → server
 
     def decode(self, data: str | bytes, is_text: bool = True) -> FromBot:
-        """Read one WebSocket message. Never raises: what cannot be read is `Invalid`."""
+        """Read one WebSocket message. Never raises: an unreadable message is `Invalid`."""
         if not is_text:
             return Invalid("binary_not_expected", "binary messages are not read on this leg; send text or JSON")
         text = decode_text(data)
@@ -171,7 +171,7 @@ class NativeCodec:
     def _configure(self, f: Fields) -> Configure:
         settings = Configure(
             voice=f.name("voice"),
-            lang=f.name("lang", 35),  # the longest tag RFC 5646 §4.4.1 asks implementations to hold
+            lang=f.name("lang", 35),  # the longest tag that RFC 5646 §4.4.1 requires implementations to hold
             speed=f.number("speed", MIN_SPEED, MAX_SPEED),
             seed=f.whole("seed", MAX_SEED),
             instruct=f.text("instruct", MAX_INSTRUCT_CHARS),
@@ -193,10 +193,10 @@ class NativeCodec:
             self.inbound = settings.inbound
         return settings
 
-    # ------------------------------------------------------------ us → bot leg
+    # ------------------------------------------------------------ server → bot leg
 
     def encode(self, message: ToBot | Frame) -> Wire | None:
-        """Spell one event or frame of speech; None when this leg is not to carry it."""
+        """Encode one event or frame of speech; None if this leg does not carry it."""
         if type(message) is Frame:
             if self.audio == "base64":
                 return self._media_head + b2a_base64(message.payload, newline=False) + b'"}}', True
@@ -216,7 +216,7 @@ class NativeCodec:
             return None
         if self.inbound == "binary" and self.audio != "binary":
             return audio.payload, False
-        # Two kinds of binary frames on one leg could not be told apart; media events name their track.
+        # Two kinds of binary frames on one leg would be indistinguishable; media events name their track.
         head = b'{"event":"media","media":{"track":"inbound","timestamp":"%d","payload":"' % audio.timestamp_ms
         return head + b2a_base64(audio.payload, newline=False) + b'"}}', True
 
@@ -231,7 +231,7 @@ def _ping_id(f: Fields) -> str | int | None:
 
 
 def _without_gaps(value: Any) -> Any:
-    """Leave out what does not apply inside a field too: JSON has no word for NaN, and null means "not given"."""
+    """Leave out None and NaN inside a field too: JSON has no NaN, and null means "not given"."""
     if isinstance(value, dict):
         return {key: _without_gaps(v) for key, v in value.items() if not _is_gap(v)}
     if isinstance(value, list):

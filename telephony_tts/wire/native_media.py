@@ -1,6 +1,6 @@
-"""A media leg in our own words (PROTOCOL.md §9.4): binary audio, and JSON for all else.
+"""The native media leg (docs/protocol/native-media.md): binary audio, and JSON for everything else.
 
-For a process that holds the telephone leg itself, as our sip_bridge does. Any codec and rate a call can have.
+It is for a process that has the telephone's audio itself, like sip_bridge. It supports every codec and rate of a call.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ MAX_PARAMETERS = 64
 MAX_PARAMETER_CHARS = 1024
 
 NO_AUDIO = MediaAudio(b"")
-"""What every binary message becomes while nobody wants the caller's audio."""
+"""Every binary message decodes to this while the caller's audio is not wanted."""
 
 _CLEAR = b'{"type":"clear"}'
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class NativeMediaCodec:
-    """One media leg's codec."""
+    """The codec of one media leg."""
 
     def __init__(self) -> None:
         self._has_started = False
         self._sample_bytes = 1
 
-    # ---------------------------------------------------------- media leg → us
+    # ---------------------------------------------------------- media leg → server
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia:
-        """Read one WebSocket message. Never raises: what cannot be read is `Invalid`."""
+        """Read one WebSocket message. Never raises: an unreadable message is `Invalid`."""
         try:
             if not is_text:
                 return self._audio(data, want_audio)
@@ -114,7 +114,7 @@ class NativeMediaCodec:
         self._sample_bytes = 2 if codec == "pcm" else 1
         return start
 
-    # ---------------------------------------------------------- us → media leg
+    # ---------------------------------------------------------- server → media leg
 
     def encode(self, message: ToMedia) -> Wire:
         if type(message) is Frame:
@@ -124,13 +124,13 @@ class NativeMediaCodec:
         return _CLEAR, True
 
     def complaint(self, mistake: Invalid) -> Wire:
-        """Tell the peer which of its messages was not understood."""
+        """Encode an error for the peer about one of its messages."""
         error = ErrorEvent(mistake.code, mistake.message)
         return clean(_to_json({"type": "error", "code": error.code, "message": error.message})).encode(), True
 
 
 def parameters(value: Any) -> dict[str, str]:
-    """What a peer says of its call, as strings. Raises BadField for what is no flat object or far too much."""
+    """The parameters of a call, as strings. Raises BadField if they are not a flat object, or too many or too long."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

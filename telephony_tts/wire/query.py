@@ -1,4 +1,4 @@
-"""The options in the address of `/v1/stream` (PROTOCOL.md §3): text in, a frozen record or `Invalid` out."""
+"""Reads the options in the address of `/v1/stream` (PROTOCOL.md §3) into a frozen record, or `Invalid`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a client asked for. None is "not given": defaults belong to the server's configuration.
+    """The options of a client. None means "not given": the defaults are in the server's configuration.
 
-    `unknown` holds the names nobody knows, shortened, in order and once each; the server warns of them.
+    `unknown` has the names of unknown options, shortened, in order and once each; the server warns about them.
     """
 
     codec: str | None = None
@@ -41,7 +41,7 @@ class StreamOptions:
     lang: str | None = None
     speed: float | None = None
     call: str | None = None
-    token: str | None = field(default=None, repr=False)  # a secret: it must not reach a log by way of repr
+    token: str | None = field(default=None, repr=False)  # a secret: not in the repr, which may be logged
     inbound: str | None = None
     barge_in: str | None = None
     min_speech_ms: int | None = None
@@ -52,7 +52,7 @@ class StreamOptions:
 def parse_stream_query(path: str) -> StreamOptions | Invalid:
     """Read the options of a request target such as `/v1/stream?codec=alaw&lead_ms=60`. Never raises.
 
-    Of a repeated option the last counts. `+` is a space, as in every HTML form; write a plus as `%2B`.
+    The last of a repeated option counts. `+` is a space, as in HTML forms; write a plus as `%2B`.
     """
     query = path.partition("?")[2].partition("#")[0]
     try:
@@ -70,7 +70,7 @@ def parse_stream_query(path: str) -> StreamOptions | Invalid:
         try:
             given[attribute] = read(clean(raw))
         except BadField as error:
-            # Kept, not returned: a later value of the same option counts instead.
+            # Kept, not returned: a later value of the same option replaces it.
             shown = "(not shown)" if name == "token" else quote(raw)
             given[attribute] = Invalid("bad_option", f"{name}={shown}: expected {error}")
     for value in given.values():
@@ -80,7 +80,7 @@ def parse_stream_query(path: str) -> StreamOptions | Invalid:
 
 
 def token_in(path: str) -> str | None:
-    """The token of a request target whose other options may be anything."""
+    """The token of a request target, even if its other options are invalid."""
     options = parse_stream_query(path)
     if not isinstance(options, Invalid):
         return options.token
@@ -92,7 +92,7 @@ def token_in(path: str) -> str | None:
 
 
 def dial_in(path: str) -> str | None:
-    """The address that a request target such as `/media/asterisk?dial=ws://…` asks to be dialled; None for others."""
+    """The address to dial in a request target such as `/media/asterisk?dial=ws://…`; None for any other target."""
     address, _, query = path.partition("?")
     if address != "/media/asterisk":
         return None

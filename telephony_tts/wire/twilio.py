@@ -1,4 +1,4 @@
-"""Twilio Media Streams, with us as the WebSocket server (PROTOCOL.md §9).
+"""Twilio Media Streams; Twilio is the WebSocket client (docs/protocol/twilio.md).
 
 Twilio sends JSON text only; its numbers arrive as strings or integers. All audio is 8 kHz μ-law, base64 in JSON.
 """
@@ -43,11 +43,11 @@ EVENTS = ("connected", "start", "media", "dtmf", "mark", "stop")
 RATE_HZ = 8000
 
 NO_AUDIO = MediaAudio(b"")
-"""What every media message becomes while nobody wants the caller's audio."""
+"""Every media message decodes to this while the caller's audio is not wanted."""
 
-# Matches only where a full parse of a well-formed message must find "event": "media" at the top level: flat string
-# or number fields without escapes come first, none of them "event". All else falls through to the parse.
-# Possessive (`*+`), so a hostile message costs one pass.
+# Matches only if a full parse of a well-formed message would find "event": "media" at the top level: before it there
+# are only flat string or number fields without escapes, none of them "event". Everything else goes to the full parse.
+# Possessive quantifiers (`*+`), so a hostile message costs one pass.
 _CERTAINLY_MEDIA = re.compile(
     rb"""[ \t\r\n]*\{[ \t\r\n]*
     (?: "(?!event") [^"\\]*+ "[ \t\r\n]*:[ \t\r\n]* (?: "[^"\\]*+" | [0-9]++ ) [ \t\r\n]*,[ \t\r\n]* )*+
@@ -61,7 +61,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class TwilioCodec:
-    """One media leg's codec; it learns `stream_sid` from the peer's `start`."""
+    """The codec of one media leg. It learns `stream_sid` from the peer's `start`."""
 
     def __init__(self) -> None:
         self.stream_sid: str | None = None
@@ -69,13 +69,13 @@ class TwilioCodec:
         self._mark_head = ""
         self._clear = b""
 
-    # ---------------------------------------------------------- media leg → us
+    # ---------------------------------------------------------- media leg → server
 
     def decode(self, data: str | bytes, want_audio: bool = True, is_text: bool = True) -> FromMedia | None:
-        """Read one WebSocket message; None for what needs no answer. Never raises: the unreadable is `Invalid`.
+        """Read one WebSocket message; None if it needs no action. Never raises: an unreadable message is `Invalid`.
 
-        Without `want_audio` a media message is told by its first bytes and becomes `NO_AUDIO`; its payload is
-        not looked at.
+        Without `want_audio` a media message is recognised by its first bytes and becomes `NO_AUDIO`; its payload is
+        not read.
         """
         if not is_text:
             return Invalid("binary_not_expected", "Twilio media streams carry JSON text, not binary messages")
@@ -132,10 +132,10 @@ class TwilioCodec:
         self._mark_head = f'{{"event":"mark","streamSid":{sid},"mark":{{"name":'
         self._clear = f'{{"event":"clear","streamSid":{sid}}}'.encode()
 
-    # ---------------------------------------------------------- us → media leg
+    # ---------------------------------------------------------- server → media leg
 
     def encode(self, message: ToMedia) -> Wire:
-        """Spell one message for Twilio. Raises RuntimeError before `start`: there is no stream to name yet."""
+        """Encode one message for Twilio. Raises RuntimeError before `start`, which names the stream."""
         if self.stream_sid is None:
             raise RuntimeError('nothing can be sent to Twilio before its "start"')
         if type(message) is Frame:
@@ -148,7 +148,7 @@ class TwilioCodec:
 
 def _audio(media: Fields) -> MediaAudio | None:
     if media.get("track") not in ("inbound", "inbound_track", None):
-        return None  # our own speech, forked back to us
+        return None  # the server's own speech, sent back by Twilio
     payload = media.get("payload")
     if not isinstance(payload, str):
         raise BadField(f'"payload" must be base64 in a string, got {quote(payload)}')
@@ -160,7 +160,7 @@ def _audio(media: Fields) -> MediaAudio | None:
 
 
 def _timestamp_ms(value: Any) -> int | None:
-    """Twilio's media clock, a string of digits or a number; anything else is no clock."""
+    """Twilio's media clock, from a string of digits or a number; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(MAX_MS)):
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_MS else None
@@ -182,7 +182,7 @@ def _check_format(media_format: Fields) -> None:
 
 
 def _parameters(value: Any) -> dict[str, str]:
-    """customParameters as strings; a value that is no scalar has no string form in TwiML and is left out."""
+    """customParameters as strings. A value that is not a scalar is left out: TwiML has no form for it."""
     if not isinstance(value, dict):
         return {}
     return {
@@ -205,8 +205,8 @@ def signature(auth_token: str, url: str, params: Mapping[str, str] | None = None
 def verify(auth_token: str, url: str, header: str | None) -> bool:
     """Whether `header` signs the handshake for `url`, the public wss:// address Twilio dialled.
 
-    Twilio signs with or without the port, depending on the product, so both spellings of `url` are tried, as its
-    own libraries do. An empty token verifies nothing.
+    Twilio signs with or without the port, depending on the product. So both forms of `url` are tried, as in Twilio's
+    own libraries. With an empty token every signature is refused.
     """
     if not auth_token or not header:
         return False
@@ -216,7 +216,7 @@ def verify(auth_token: str, url: str, header: str | None) -> bool:
 
 
 def _spellings(url: str) -> tuple[str, ...]:
-    """`url` as it is, without its port, and with the scheme's own port."""
+    """`url` unchanged, without its port, and with the scheme's default port."""
     parts = _ADDRESS.fullmatch(url)
     if parts is None:
         return (url,)

@@ -16,7 +16,7 @@ import uvloop
 from asterisk_peer import Asterisk
 from peer_process import wait_until
 
-from sip_bridge.app import Bridge
+from sip_bridge.app import SipBridge
 from sip_bridge.config import load
 
 PATIENCE_S = 10.0
@@ -24,7 +24,7 @@ TOKEN = "who-may-call"
 
 
 class AriBridge:
-    def __init__(self, bridge: Bridge, http_port: int) -> None:
+    def __init__(self, bridge: SipBridge, http_port: int) -> None:
         self.http_port = http_port
         self._bridge = bridge
 
@@ -78,7 +78,7 @@ def ari_bridge(asterisk: Asterisk, server_port: int, **settings: Any) -> Iterato
     stop: list[Callable[[], None]] = []
 
     async def serve() -> None:
-        bridge = Bridge(load(None, given, {}))
+        bridge = SipBridge(load(None, given, {}))
         over = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with bridge.running() as listening:

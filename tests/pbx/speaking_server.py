@@ -253,7 +253,8 @@ def speaking_process() -> Iterator[tuple[str, Bots, int]]:
     """The address for Asterisk's media, the bots, and the number of the process."""
     bots = Bots()
     command = [sys.executable, str(Path(__file__).resolve()), bots.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can import
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=paths) as process:
         assert process.stdout is not None and process.stdin is not None
         try:
             yield f"ws://127.0.0.1:{int(process.stdout.readline())}/media/asterisk", bots, process.pid

@@ -18,7 +18,7 @@ from phones import calling
 from rtp_end import RtpExchange
 
 pytestmark = pytest.mark.peer
-HERE = Path(__file__).resolve().parent
+HERE = Path(asterisk_peer.__file__).resolve().parent
 
 
 def alive(pid: int) -> bool:

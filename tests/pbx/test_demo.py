@@ -1,4 +1,4 @@
-"""`make asterisk-demo` and `make asterisk-call`, as somebody meets them who has just got the project."""
+"""`make asterisk-demo` and `make asterisk-call`, as a new user runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from demo import GREETING, is_ready, why_taken, why_unanswered
 from peer_process import PeerProcess, wait_until
 from websockets.sync.client import connect
 
-DEMO = [sys.executable, str(Path(__file__).with_name("demo.py"))]
+DEMO = [sys.executable, str(Path(__file__).parents[2] / "examples" / "asterisk_demo" / "demo.py")]
 
 # What baresip 1.1.0 writes of a call.
 CONNECTING = "ua: using best effort AF: af=AF_INET\ncall: connecting to 'sip:700@127.0.0.1:5060'..\n"
@@ -29,10 +29,10 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_call_that_is_not_taken_is_told_in_a_line() -> None:
-    assert why_unanswered(REFUSED, "700", 5060) == "127.0.0.1:5060 does not take the call to 700: 404 Not Found"
+def test_why_a_call_was_not_answered_is_told_in_one_line() -> None:
+    assert why_unanswered(REFUSED, "700", 5060) == "127.0.0.1:5060 does not accept the call to 700: 404 Not Found"
     broken = why_unanswered("ua: init failed (Address already in use)", "700", 5060)
-    assert "does not work" in broken and "init failed" in broken
+    assert "has failed" in broken and "init failed" in broken
     long = why_unanswered("x" * 10_000 + "at last", "700", 5060)
     assert long.endswith("at last") and len(long) < 1000
 
@@ -46,7 +46,7 @@ def test_a_port_is_taken_or_free() -> None:
 
 
 @pytest.mark.timed
-def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_path: Path) -> None:
+def test_a_wrong_port_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -54,15 +54,15 @@ def test_ports_that_are_taken_or_empty_are_told_before_anything_is_begun(tmp_pat
         assert done.returncode == 1 and done.stdout == ""
         assert f"UDP port {port}" in done.stderr and f"--sip-port {port + 10}" in done.stderr
     done = demo("--call", "700", "--sip-port", str(port), "--wav", str(tmp_path / "heard.wav"))
-    assert done.returncode == 1 and f"nobody is at 127.0.0.1:{port}" in done.stderr
+    assert done.returncode == 1 and f"nothing listens at 127.0.0.1:{port}" in done.stderr
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         done = demo("--bot", str(port))
         assert done.returncode == 1 and f"port {port} of 127.0.0.1" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_server_that_listens_and_loads_is_not_ready() -> None:
-    """The demo asked to be called, and the first call was refused: `starting`."""
+def test_a_server_that_still_loads_is_not_ready() -> None:
+    """The demo once asked for calls too early, and the first call was refused with `starting`."""
     answers = iter([503, 200])
 
     class Server(BaseHTTPRequestHandler):
@@ -104,7 +104,7 @@ def test_the_bot_alone_greets_and_ends_at_the_star(tmp_path: Path) -> None:
 
 @pytest.mark.peer
 @pytest.mark.timed
-def test_the_demo_speaks_to_who_calls_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_demo_answers_calls_and_leaves_nothing_behind(tmp_path: Path) -> None:
     sip_port = free_port(socket.SOCK_DGRAM)
     process = PeerProcess("demo", [*DEMO, "--sip-port", str(sip_port)], tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""A whole bridge in this process on free ports, and a look at what it leaves behind."""
+"""A whole bridge in this process on free ports, and a check that it leaves no call behind."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from clean_run import run as run
 from clean_run import until as until
 
 from sip_bridge import metrics
-from sip_bridge.app import Bridge
+from sip_bridge.app import SipBridge
 from sip_bridge.config import load
 
 
 @dataclass
-class Rig:
-    bridge: Bridge
+class BridgeRig:
+    bridge: SipBridge
     port: int
     http_port: int
 
 
 @asynccontextmanager
-async def bridging(server_url: str, **settings: Any) -> AsyncIterator[Rig]:
-    """A bridge to that server. `settings` are dotted keys with "__" for the dot. After the body no call may be left."""
+async def bridging(server_url: str, **settings: Any) -> AsyncIterator[BridgeRig]:
+    """Run a bridge to that server. `settings` are keys with "__" for the dot. After the body no call may be left."""
     given = {
         "server.url": server_url,
         "audiosocket.port": 0,
@@ -36,15 +36,15 @@ async def bridging(server_url: str, **settings: Any) -> AsyncIterator[Rig]:
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     live = metrics.value("telephony_sip_bridge_calls_live")
-    bridge = Bridge(load(None, given, {}))
+    bridge = SipBridge(load(None, given, {}))
     async with bridge.running() as listening:
-        yield Rig(bridge, listening.audiosocket_port, listening.http_port)
+        yield BridgeRig(bridge, listening.audiosocket_port, listening.http_port)
     assert bridge.n_calls == 0
     assert metrics.value("telephony_sip_bridge_calls_live") == live
 
 
-class Ended:
-    """How many calls ended for each reason since this was made."""
+class EndReasons:
+    """Counts how many calls have ended for each reason since it was created."""
 
     def __init__(self) -> None:
         self._before = self._now()
@@ -59,13 +59,13 @@ class Ended:
 
 
 def noise(n_frames: int, seed: int, n_samples: int = 160) -> list[bytes]:
-    """Frames of sound of which no two are alike and none is silent."""
+    """Frames of noise: no two are the same, and none is silent."""
     samples = np.random.default_rng(seed).integers(-9000, 9000, (n_frames, n_samples)).astype("<i2")
     return [frame.tobytes() for frame in samples]
 
 
 async def get(port: int, path: str) -> tuple[int, str]:
-    """A plain HTTP request by hand: status and body."""
+    """Send a plain HTTP request; returns status and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Both sides of a call without sockets, for a virtual clock: what the call writes is kept with its time."""
+"""Both sides of a call without sockets, on a virtual clock: everything that the call writes is kept with its time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 import virtual_loop
 
 from sip_bridge import server_leg as s
-from sip_bridge.audiosocket.call import Call
+from sip_bridge.audiosocket.call import AudioSocketCall
 from sip_bridge.audiosocket.connection import CallerSocket, OnItems
-from sip_bridge.audiosocket.frames import Audio, FrameReader, Item, Named
+from sip_bridge.audiosocket.frames import AudioFrame, AudioSocketFrame, AudioSocketReader, UuidFrame
 from sip_bridge.config import load
 
 CALL = uuid.UUID("40325ec2-5efd-4bd3-805f-53576e581d13")
@@ -48,17 +48,17 @@ class PretendSocket:
     async def close(self) -> None:
         self.abort()
 
-    def says(self, *items: Item) -> None:
+    def says(self, *items: AudioSocketFrame) -> None:
         self._on_items(list(items), virtual_loop.clock())
 
     @property
-    def audio(self) -> list[Audio]:
-        """What was written, read back."""
-        reader = FrameReader()
+    def audio(self) -> list[AudioFrame]:
+        """The written frames, decoded."""
+        reader = AudioSocketReader()
         reader.feed(b"\x01\x00\x10" + CALL.bytes)
         items = [item for _, frame in self.written for item in reader.feed(frame)]
-        assert all(isinstance(item, Audio) for item in items), items
-        return cast(list[Audio], items)
+        assert all(isinstance(item, AudioFrame) for item in items), items
+        return cast(list[AudioFrame], items)
 
 
 class PretendLeg:
@@ -67,14 +67,14 @@ class PretendLeg:
 
     def __init__(self) -> None:
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.started: s.Start | None = None
+        self.started: s.LegStart | None = None
         self.has_started = asyncio.Event()
         self.told: list[tuple[float, tuple[str, Any]]] = []
         self.takes_audio = True
         self.close_code, self.close_reason = 1006, ""
         self.closed = False
 
-    def start(self, start: s.Start, on_message: Callable[[s.FromServer, int], None]) -> None:
+    def start(self, start: s.LegStart, on_message: Callable[[s.FromServer, int], None]) -> None:
         self.started = start
         self.has_started.set()
         self._on_message = on_message
@@ -114,8 +114,8 @@ class PretendLeg:
 
 
 @dataclass
-class Stage:
-    """A call between the two, on the clock of the running virtual loop."""
+class PretendCall:
+    """A call between the two sides, on the clock of the running virtual loop."""
 
     settings: dict[str, object] = field(default_factory=dict)
     join_takes_ms: float = 0
@@ -125,7 +125,7 @@ class Stage:
         self.socket = PretendSocket()
         self.leg = PretendLeg()
         config = load(None, self.settings, {})
-        self.call = Call(cast(CallerSocket, self.socket), config, cast(Any, self._join), virtual_loop.clock)
+        self.call = AudioSocketCall(cast(CallerSocket, self.socket), config, cast(Any, self._join), virtual_loop.clock)
         self.run: asyncio.Task[None] = asyncio.create_task(self.call.run())
 
     async def _join(self, _server: object) -> PretendLeg:
@@ -135,12 +135,12 @@ class Stage:
         return self.leg
 
     async def joined(self, rate_hz: int = 8000) -> None:
-        """Named, heard once, and started at the server; 0 ms have passed."""
-        self.socket.says(Named(CALL), Audio(rate_hz, bytes(rate_hz // 25)))
+        """Send the UUID and one frame of audio, and wait until the server has the start; no time passes."""
+        self.socket.says(UuidFrame(CALL), AudioFrame(rate_hz, bytes(rate_hz // 25)))
         await self.leg.has_started.wait()
 
     async def ended(self) -> None:
-        """Wait for the end, for a minute at most, then see that nothing is left."""
+        """Wait for the end, for at most a minute, and check that nothing is left."""
         async with asyncio.timeout(60):
             await self.run
         assert self.socket.closed_ms is not None
@@ -153,7 +153,7 @@ async def at(ms: float) -> None:
 
 
 def play(act: Callable[[], Awaitable[None]]) -> None:
-    """Run a test on a virtual clock; afterwards no task and no timer of it may be left."""
+    """Run a test on a virtual clock; afterwards no task and no timer may be left."""
 
     async def whole() -> None:
         await act()

@@ -1,8 +1,8 @@
-"""A telephone call as Asterisk's AudioSocket makes it, with the strictness observed on a real one (version 22).
+"""A stand-in for a call of Asterisk's AudioSocket, as strict as a real one was seen to be (version 22).
 
-It ends the call where a header and its payload are more than 5 ms apart, on audio of no length, on any kind but hang-up
-and audio, and (the application) when nothing has passed in either direction for 2 s. It has no buffer of its own: what
-it hears, and when, is what the phone would get.
+It ends the call if a header and its payload are more than 5 ms apart, on audio without a payload, on any frame except
+hang-up and audio, and (like the application) after 2 s without a frame in either direction. It has no buffer: the phone
+would get the audio exactly as received.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING_HEARD_S = 2.0
 _AUDIO_KINDS = range(0x10, 0x19)
 
 
-class Phone:
+class StandinPhone:
     """One call. `heard` is (when in s, kind, payload); `ended` says why it ended, None while it is up."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, call: uuid.UUID) -> None:
@@ -52,13 +52,13 @@ class Phone:
         self._writer.write(data)
 
     async def send_all(self, data: bytes) -> None:
-        """As much as the peer takes; a peer that has closed takes no more."""
+        """Send as much as the peer accepts; a closed peer accepts nothing."""
         with suppress(ConnectionError):
             self._writer.write(data)
             await self._writer.drain()
 
     async def talk(self, frames: list[bytes], kind: int = 0x10, every_s: float = 0.020) -> None:
-        """Send the caller's audio in its time."""
+        """Send the caller's audio in real time."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         for k, frame in enumerate(frames):
@@ -66,32 +66,32 @@ class Phone:
             self.send(kind, frame)
 
     async def hears(self, n_speech: int) -> None:
-        """Wait for so many frames of speech."""
+        """Wait until this many frames of speech have come."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.speech) < n_speech:
                 assert self.ended is None, f"ended ({self.ended}) after {len(self.speech)} frames of speech"
                 await self._change()
 
     async def hears_any(self, n_frames: int) -> None:
-        """Wait for so many frames, silence or not."""
+        """Wait until this many frames have come, silence included."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < n_frames:
                 assert self.ended is None, f"ended ({self.ended}) after {len(self.heard)} frames"
                 await self._change()
 
     async def is_over(self) -> str:
-        """Wait for the end; why it ended."""
+        """Wait for the end of the call; returns why it ended."""
         async with asyncio.timeout(PATIENCE_S):
             while self.ended is None:
                 await self._change()
         return self.ended
 
     def hang_up(self) -> None:
-        """As Asterisk does: it just closes."""
+        """Hang up as Asterisk does: close the connection."""
         self._writer.close()
 
     def vanish(self) -> None:
-        """A reset instead of a close."""
+        """Reset the connection instead of closing it."""
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
@@ -140,10 +140,10 @@ class Phone:
 
 
 @asynccontextmanager
-async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0.1") -> AsyncIterator[Phone]:
-    """A call that has said its UUID."""
+async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0.1") -> AsyncIterator[StandinPhone]:
+    """A call that has sent its UUID."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
-    up = Phone(reader, writer, call or uuid.uuid4())
+    up = StandinPhone(reader, writer, call or uuid.uuid4())
     up.send(0x01, up.call.bytes)
     try:
         yield up
@@ -153,7 +153,7 @@ async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0
 
 @asynccontextmanager
 async def stranger(port: int, receive_buffer: int | None = None) -> AsyncIterator[socket.socket]:
-    """A bare connection, which reads only what the test reads."""
+    """A bare connection that reads only when the test reads."""
     sock = socket.socket()
     try:
         if receive_buffer is not None:
@@ -166,7 +166,7 @@ async def stranger(port: int, receive_buffer: int | None = None) -> AsyncIterato
 
 
 async def read_to_end(sock: socket.socket) -> bytes:
-    """All that comes until the peer closes; a reset is an end as well."""
+    """Everything until the peer closes the connection; a reset ends it too."""
     data = b""
     async with asyncio.timeout(PATIENCE_S):
         while True:

@@ -1,4 +1,4 @@
-"""A server with nothing but /media/native, which writes down what a leg says and says what a test tells it to."""
+"""A server that has only /media/native. It records what a leg sends, and sends what a test asks for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ServedCall:
         return [event for _, event in self.events if event["type"] == kind]
 
     async def speak(self, frames: list[bytes], mark: str | None = None) -> None:
-        """Send frames as the server does: 40 ms ahead of one schedule of 20 ms."""
+        """Send frames like the server: one every 20 ms, 40 ms ahead of time."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         for k, frame in enumerate(frames):
@@ -53,7 +53,7 @@ class ServedCall:
         await self.socket.send('{"type":"clear"}')
 
     async def until(self, true: Callable[[], object], what: str) -> None:
-        """Wait for something the leg says."""
+        """Wait until the leg has sent something."""
         async with asyncio.timeout(PATIENCE_S):
             while not true():
                 assert self.closed is None or true(), f"closed before {what}: {self.closed}"
@@ -71,7 +71,7 @@ Script = Callable[[ServedCall], Awaitable[None]]
 
 
 class StandinServer:
-    """`script` is run for each call that starts; when it returns the call stays until the leg leaves."""
+    """`script` runs for each call that starts. When it returns, the call stays until the leg leaves."""
 
     def __init__(self, script: Script | None) -> None:
         self.script = script
@@ -108,7 +108,7 @@ class StandinServer:
             yield self
 
     def die(self) -> None:
-        """Every connection is reset, as by a killed process."""
+        """Reset every connection, as a killed process does."""
         for connection in list(self._listener.connections):
             connection.transport.abort()
 

@@ -1,87 +1,31 @@
-"""The bridge with the server it is made for: a bot's words reach the phone, the caller's voice and digits the bot."""
+"""The bridge with the real server: the phone hears the bot, and the bot gets the caller's voice and digits."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-import soxr
-from bridge_rig import Ended, bridging, noise, run
+from bridge_rig import EndReasons, bridging, noise, run
 from log_lines import lines
-from standin_asterisk import Phone, phone
-from websockets.asyncio.client import ClientConnection, connect
+from server_rig import TOKEN, bot_of, event, tones, tts_server
+from standin_asterisk import StandinPhone, phone
 
-from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
-from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 pytestmark = pytest.mark.timed
 
-TOKEN = "a-token"
-
-
-@asynccontextmanager
-async def tts_server(**settings: Any) -> AsyncIterator[Server]:
-    """The real server, with tones for a voice."""
-    catalog = Catalog([FakeEngine()])
-    await catalog.start()
-    given = TransportSettings(
-        speech=replace(SessionSettings(), first_clause_chars=0), host="127.0.0.1", port=0, tokens=(TOKEN,), drain_s=1.0,
-        max_frame_lateness_ms=60_000, **settings,
-    )  # fmt: skip
-    try:
-        async with Server(given, catalog).running() as server:
-            yield server
-    finally:
-        await catalog.close()
-
-
-@asynccontextmanager
-async def bot_of(server: Server, call: str, inbound: str = "none") -> AsyncIterator[ClientConnection]:
-    url = f"ws://127.0.0.1:{server.port}/v1/stream?call={call}&token={TOKEN}"
-    async with connect(url, compression=None, proxy=None, max_queue=None) as bot:
-        await event(bot, "ready")
-        if inbound != "none":
-            await bot.send(json.dumps({"type": "config", "inbound": inbound}))
-        yield bot
-
-
-async def event(bot: ClientConnection, kind: str, audio: bytearray | None = None) -> dict[str, Any]:
-    """The next event of a kind; the caller's audio that comes meanwhile goes into `audio`."""
-    async with asyncio.timeout(8):
-        while True:
-            data = await bot.recv()
-            if isinstance(data, bytes):
-                if audio is not None:
-                    audio += data
-            elif (told := json.loads(data)).get("type") == kind:
-                return dict(told)
-
-
-def heard_by(up: Phone) -> np.ndarray:
-    """All samples from the first that is not silence."""
+def heard_by(up: StandinPhone) -> np.ndarray:
+    """All samples from the first one that is not silent."""
     samples = np.frombuffer(b"".join(up.frames), "<i2").astype(float)
     return samples[int(np.argmax(samples != 0)) :]
 
 
-def tones(sentences: list[str], rate_hz: int) -> np.ndarray:
-    """What the engine makes of them."""
-    whole = np.concatenate([render(text) for text in sentences]).astype(np.float32)
-    resampled: np.ndarray = soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ")
-    return resampled
-
-
 def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
-    """Of the two at the place where they fit best, within 20 ms."""
+    """The correlation of the two at their best alignment within 20 ms."""
     wanted = wanted[int(np.argmax(np.abs(wanted) > 1)) :]
     best = 0.0
     for shift in range(-160, 160):
@@ -92,9 +36,9 @@ def correlation(heard: np.ndarray, wanted: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("kind", "rate_hz"), [(0x10, 8000), (0x12, 16_000)])
-def test_the_phone_hears_what_the_bot_says_and_the_bot_is_told_when(kind: int, rate_hz: int) -> None:
+def test_the_phone_hears_the_bot_and_the_bot_gets_reports(kind: int, rate_hz: int) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, phone(rig.port) as up:
@@ -113,7 +57,7 @@ def test_the_phone_hears_what_the_bot_says_and_the_bot_is_told_when(kind: int, r
     run(main)
 
 
-def test_a_barge_in_silences_the_phone_and_tells_what_was_heard() -> None:
+def test_a_barge_in_silences_the_phone_and_reports_the_heard_text() -> None:
     async def main() -> None:
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
@@ -134,7 +78,7 @@ def test_a_barge_in_silences_the_phone_and_tells_what_was_heard() -> None:
     run(main)
 
 
-def test_the_bot_hears_the_caller_and_his_digits() -> None:
+def test_the_bot_gets_the_callers_audio_and_digits() -> None:
     said = noise(50, 3)
 
     async def main() -> None:
@@ -154,7 +98,7 @@ def test_the_bot_hears_the_caller_and_his_digits() -> None:
 
 def test_a_bot_that_leaves_ends_the_call_at_the_phone() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, phone(rig.port, uuid.uuid4()) as up:
@@ -170,7 +114,7 @@ def test_a_bot_that_leaves_ends_the_call_at_the_phone() -> None:
 
 def test_a_wrong_token_ends_the_call_at_once() -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token="wrong") as rig, phone(rig.port) as up:
@@ -181,8 +125,8 @@ def test_a_wrong_token_ends_the_call_at_once() -> None:
 
 
 @asynccontextmanager
-async def speaking_beside(server: Server, port: int) -> AsyncIterator[Phone]:
-    """A call whose bot speaks during the body; the phone must have heard it whole, without a gap."""
+async def speaking_beside(server: Server, port: int) -> AsyncIterator[StandinPhone]:
+    """A call whose bot speaks during the body. The phone must hear all of it without a gap."""
     sentences = [f"Here is sentence {n} of it." for n in "abc"]
     async with phone(port) as up, bot_of(server, up.name) as bot:
         await bot.send(json.dumps({"type": "say", "text": " ".join(sentences), "turn": "t1"}))
@@ -193,9 +137,9 @@ async def speaking_beside(server: Server, port: int) -> AsyncIterator[Phone]:
         assert correlation(heard_by(up), tones(sentences, 8000)) >= 0.995
 
 
-def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_uuid_of_a_live_call_is_refused_and_the_live_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port) as up:
@@ -214,9 +158,9 @@ def test_the_uuid_of_a_live_call_is_refused_and_that_call_hears_on(caplog: pytes
     run(main)
 
 
-def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_uuid_that_no_bot_claims_is_hung_up_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with tts_server(call_claim_s=0.4) as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"
             async with bridging(url, server__token=TOKEN) as rig, speaking_beside(server, rig.port):
@@ -232,7 +176,7 @@ def test_a_uuid_nobody_expects_is_hung_up_and_told_by_name(caplog: pytest.LogCap
     run(main)
 
 
-def test_a_wrong_token_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_token_is_logged_with_the_setting_to_change(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with tts_server() as server:
             url = f"ws://127.0.0.1:{server.port}/media/native"

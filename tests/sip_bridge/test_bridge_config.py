@@ -1,4 +1,4 @@
-"""The bridge's settings: strict, complete in their complaints, silent about secrets."""
+"""The bridge's settings: strict, with every problem reported, and without secrets in messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sip_bridge.config import AudioSocket, Config, load
+from sip_bridge.config import AudioSocketConfig, BridgeConfig, load
 from telephony_tts.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "sip_bridge.yaml"
 
 
 def problems_of(text: str, folder: Path) -> list[str]:
-    """The lines, after the first, of the error that loading `text` ends in."""
+    """The lines after the first one of the error for `text`."""
     file = folder / "bridge.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -26,10 +26,10 @@ def problems_of(text: str, folder: Path) -> list[str]:
 
 
 def test_the_shipped_file_shows_every_setting_with_its_default() -> None:
-    assert load(str(SHIPPED), environ={}) == Config() == load(None, environ={})
+    assert load(str(SHIPPED), environ={}) == BridgeConfig() == load(None, environ={})
     tree = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
-    for item in dataclasses.fields(Config):
-        default = getattr(Config(), item.name)
+    for item in dataclasses.fields(BridgeConfig):
+        default = getattr(BridgeConfig(), item.name)
         if dataclasses.is_dataclass(default):
             assert list(tree[item.name]) == [key.name for key in dataclasses.fields(default)]
         else:
@@ -42,7 +42,7 @@ def test_each_line_of_the_shipped_file_says_what_it_sets() -> None:
     assert silent == []
 
 
-def test_all_that_is_wrong_is_told_at_once_with_what_was_meant(tmp_path: Path) -> None:
+def test_every_problem_is_listed_with_a_suggestion(tmp_path: Path) -> None:
     text = """
 server: {url: "http://x/media/native", lead: 40, token: "two words"}
 audiosocket: {port: 70000, allowed: ["10.0.0.0/33", "nobody"], rate_hz: 44100, uuid_timeout_s: soon}
@@ -66,14 +66,14 @@ drains: 3
     [
         ('audiosocket: {allowed: ["10.0.0.0/33"]}', "'10.0.0.0/33'"),
         ('audiosocket: {allowed: ["10.0.0.1/8"]}', "host bits"),
-        ("audiosocket: {allowed: []}", "nobody could call"),
+        ("audiosocket: {allowed: []}", "no call could come in"),
         ("audiosocket: {max_queue_ms: 200}", "at least server.lead_ms + 160 (260)"),
         ('server: {token: "two words"}', "without spaces"),
         ("drain_s: 1\ndrain_s: 2", "given twice"),
         ("log: {level: loud}", "debug, info, warning, error"),
     ],
 )
-def test_contradictions_are_told(text: str, says: str, tmp_path: Path) -> None:
+def test_contradictions_are_reported(text: str, says: str, tmp_path: Path) -> None:
     if "max_queue" in text:
         text += "\nserver: {lead_ms: 41}"
         says = "at least server.lead_ms + 160 (201)"
@@ -81,7 +81,7 @@ def test_contradictions_are_told(text: str, says: str, tmp_path: Path) -> None:
     assert says in problem
 
 
-def test_what_is_no_yaml_or_no_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_yaml_file_is_reported(tmp_path: Path) -> None:
     for text in ("a: [", "- 1", "just text"):
         file = tmp_path / "bridge.yaml"
         file.write_text(text, encoding="utf-8")
@@ -102,5 +102,5 @@ def test_a_token_comes_from_the_environment_and_is_never_shown(tmp_path: Path) -
     [("10.1.2.3", True), ("10.2.0.1", False), ("::ffff:10.1.0.9", True), ("fe80::1%eth0", True), ("fe81::1", False),
      ("192.0.2.1", True), ("", False), ("nonsense", False)],
 )  # fmt: skip
-def test_who_may_connect(peer: str, may: bool) -> None:
-    assert AudioSocket(allowed=("10.1.0.0/16", "fe80::/64", "192.0.2.1")).allows(peer) is may
+def test_which_addresses_may_connect(peer: str, may: bool) -> None:
+    assert AudioSocketConfig(allowed=("10.1.0.0/16", "fe80::/64", "192.0.2.1")).allows(peer) is may

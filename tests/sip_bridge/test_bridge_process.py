@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from bridge_rig import get, noise, run
+from process_rig import command, running
 from standin_asterisk import phone
 from standin_server import ServedCall, standin_server
 
 from sip_bridge.cli import _announce as announce
-from sip_bridge.config import Config, load
+from sip_bridge.config import BridgeConfig, load
 
 pytestmark = pytest.mark.timed
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-m", "sip_bridge.cli"]
-ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "default"}
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=ENVIRONMENT
-    )
-
-
-@asynccontextmanager
-async def running(url: str, *settings: str) -> AsyncIterator[tuple[Process, int, int]]:
-    """The process once it is ready, its AudioSocket port and its health port."""
-    flags = [f"server.url={url}", "audiosocket.port=0", "http.port=0", *settings]
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM, *[word for flag in flags for word in ("--set", flag)], stdout=PIPE, stderr=PIPE, cwd=ROOT,
-        env=ENVIRONMENT,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        told = ""
-        async with asyncio.timeout(20):
-            while "Ctrl-C" not in told:
-                line = await process.stdout.readline()
-                assert line, await process.communicate()
-                told += line.decode()
-        ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)(?= |/metrics)", told)]
-        yield process, ports[0], ports[-1]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 def test_sigterm_lets_calls_finish_and_exits_with_0() -> None:
@@ -90,13 +50,13 @@ def test_sigterm_lets_calls_finish_and_exits_with_0() -> None:
     run(main)
 
 
-def test_a_second_signal_cuts_at_once() -> None:
+def test_a_second_signal_ends_live_calls_at_once() -> None:
     async def main() -> None:
         async with standin_server() as server, running(server.url) as (process, port, _), phone(port) as up:
             call = await server.call(up.name)
             process.send_signal(signal.SIGINT)
             await up.hears_any(len(up.heard) + 3)
-            process.send_signal(signal.SIGINT)  # within 0.3 s: make's or a shell's echo of the first
+            process.send_signal(signal.SIGINT)  # within 0.3 s: make or a shell sends the first one again
             await up.hears_any(len(up.heard) + 20)
             assert process.returncode is None
             process.send_signal(signal.SIGINT)
@@ -108,7 +68,7 @@ def test_a_second_signal_cuts_at_once() -> None:
     run(main)
 
 
-def test_sigterm_again_and_again_in_the_middle_of_a_drain_is_one_end() -> None:
+def test_repeated_sigterm_during_a_drain_ends_it_once() -> None:
     async def main() -> None:
         async with standin_server() as server, running(server.url) as (process, port, http_port), phone(port) as up:
             call = await server.call(up.name)
@@ -132,7 +92,7 @@ def test_sigterm_again_and_again_in_the_middle_of_a_drain_is_one_end() -> None:
     run(main)
 
 
-def test_a_port_in_use_is_told_with_its_setting() -> None:
+def test_a_port_in_use_is_reported_with_its_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for section, other in (("audiosocket", "http"), ("http", "audiosocket")):
@@ -142,7 +102,7 @@ def test_a_port_in_use_is_told_with_its_setting() -> None:
             assert "Traceback" not in done.stderr
 
 
-def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
+def test_check_prints_the_configuration_without_secrets() -> None:
     url = "wss://user:s3cret@voice.example.com/media/native?token=s3cret"
     done = command("--config", "configs/sip_bridge.yaml", "--check", "--set", f"server.url={url}")
     assert done.returncode == 0 and done.stderr == ""
@@ -150,10 +110,10 @@ def test_check_tells_what_the_configuration_means_and_no_secret() -> None:
     assert "s3cret" not in done.stdout
 
 
-def test_who_starts_it_is_told_of_each_way_in_and_where_to_ask_whether_it_is_open(
+def test_the_start_message_lists_every_way_in_and_the_readiness_url(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announce(1, 2, Config())
+    announce(1, 2, BridgeConfig())
     alone = capsys.readouterr().out
     assert "127.0.0.1:1" in alone and "http://127.0.0.1:2/metrics" in alone
     assert "readyz" not in alone, "AudioSocket is open as soon as it is said"

@@ -1,5 +1,4 @@
-"""Connections that are not what they should be, and many of them: live calls hear on, new ones still come in, and the
-log says what it was without being filled."""
+"""Many connections that are not AudioSocket calls: live calls go on, new calls come in, and the log stays bounded."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
-from bridge_rig import Ended, Rig, bridging, noise, run, until
+from bridge_rig import BridgeRig, EndReasons, bridging, noise, run, until
 from log_lines import lines
-from standin_asterisk import Phone, phone, read_to_end, stranger
+from standin_asterisk import StandinPhone, phone, read_to_end, stranger
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import app, metrics
@@ -25,8 +24,8 @@ UUID_HEADER = b"\x01\x00\x10"
 
 
 @asynccontextmanager
-async def beside(server: StandinServer, rig: Rig) -> AsyncIterator[None]:
-    """A call that is up during the body. Each frame of it must arrive in both directions, to the byte and in order."""
+async def beside(server: StandinServer, rig: BridgeRig) -> AsyncIterator[None]:
+    """A call that is up during the body. Each of its frames must arrive in both directions, exactly and in order."""
     async with phone(rig.port) as up:
         call = await server.call(up.name)
         n, stop = 0, asyncio.Event()
@@ -49,8 +48,8 @@ async def beside(server: StandinServer, rig: Rig) -> AsyncIterator[None]:
         assert bytes(call.audio) == b"".join(said), "what the server heard"
 
 
-async def both(call: ServedCall, up: Phone, seed: int, said: list[bytes]) -> None:
-    """Five frames each way."""
+async def both(call: ServedCall, up: StandinPhone, seed: int, said: list[bytes]) -> None:
+    """Send five frames in each direction."""
     frames, own = noise(5, seed), noise(5, seed + 1000)
     said += own
     n_heard = len(up.speech)
@@ -60,7 +59,7 @@ async def both(call: ServedCall, up: Phone, seed: int, said: list[bytes]) -> Non
     await call.until(lambda: len(call.audio) >= 320 * len(said), "the caller's audio")
 
 
-async def new_call_works(server: StandinServer, rig: Rig, seed: int) -> None:
+async def new_call_works(server: StandinServer, rig: BridgeRig, seed: int) -> None:
     async with phone(rig.port) as up:
         await both(await server.call(up.name), up, seed, [])
 
@@ -69,7 +68,7 @@ async def new_call_works(server: StandinServer, rig: Rig, seed: int) -> None:
 
 
 async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
-    """Connections that say nothing, the latest 400 of them held."""
+    """Open connections that send nothing, and hold the latest 400 of them."""
     while True:
         sock = socket.socket()
         sock.setblocking(False)
@@ -80,12 +79,12 @@ async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
             held.popleft().close()
 
 
-def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFixture) -> None:
-    """They once counted as calls: 200 of them, and the telephone was engaged until they had timed out."""
+def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """They once counted as calls: with 200 of them, calls were refused as busy until they timed out."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig):
             held: deque[socket.socket] = deque()
             flooding = [asyncio.create_task(connect_for_ever(rig.port, held)) for _ in range(4)]
@@ -93,7 +92,7 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
                 await until(lambda: len(held) >= 400, "400 connections without a word")
                 for seed in range(3):
                     await new_call_works(server, rig, seed)
-                assert rig.bridge.n_calls <= app._MAX_NAMELESS + 60, "those that wait, and those just being ended"
+                assert rig.bridge.n_calls <= app._MAX_WITHOUT_UUID + 60, "those that wait, and those just being ended"
             finally:
                 for each in flooding:
                     each.cancel()
@@ -105,15 +104,15 @@ def test_connections_without_a_uuid_keep_no_call_out(caplog: pytest.LogCaptureFi
 
     run(main, within_s=60)
     told = lines(caplog, "no_uuid")
-    assert told[0] == {"peer": "127.0.0.1", "why": "256 connections have not said a UUID: are they Asterisk's?"}
-    # 20 at once and one a second, of two kinds; four calls say three lines each.
+    assert told[0] == {"peer": "127.0.0.1", "why": "256 connections have sent no UUID: are they Asterisk's?"}
+    # 20 at once and one per second, of two kinds; four calls log three lines each.
     assert len(caplog.records) < 20 + 60 + 4 * 3 + 10
     assert sum(line.get("left_out", 0) for line in [*told, *lines(caplog, "call_ended")]) > 50
 
 
-def test_one_call_too_many_is_refused_when_it_says_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_over_the_limit_is_refused_after_its_uuid(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
             loop = asyncio.get_running_loop()
             async with stranger(rig.port) as first, stranger(rig.port) as second:
@@ -134,11 +133,11 @@ def test_one_call_too_many_is_refused_when_it_says_its_name(caplog: pytest.LogCa
     run(main)
 
 
-def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> None:
-    """Half a header, then the other, then half a UUID: the time for it runs from the beginning."""
+def test_single_bytes_do_not_extend_the_time_for_the_uuid(caplog: pytest.LogCaptureFixture) -> None:
+    """Half a header, the other half, then half a UUID: the timeout runs from the connection's start."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         how = {"audiosocket__uuid_timeout_s": 0.4}
         async with (
             standin_server() as server, bridging(server.url, **how) as rig, beside(server, rig),
@@ -161,7 +160,7 @@ def test_a_byte_now_and_then_is_no_uuid(caplog: pytest.LogCaptureFixture) -> Non
     assert line == {"peer": "127.0.0.1", "why": "no UUID within 0.4 s: is this Asterisk?"}
 
 
-def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_addresses_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -182,8 +181,8 @@ def test_who_is_not_allowed_cannot_fill_the_log(caplog: pytest.LogCaptureFixture
     assert len(told) + last["lines_left_out"] == 300
 
 
-def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Each has a name, and none is a call: two lines each, of which 20 come at once and then one a second."""
+def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has a UUID and none becomes a call. They log two lines each: 20 at once, then one per second."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -205,7 +204,7 @@ def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.Log
     assert 20 <= len(told) <= 40 and len(told) + last["lines_left_out"] == 120
 
 
-# -------------------------------------------------------------------- garbage and halves
+# -------------------------------------------------------------------- garbage and incomplete frames
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_calls_for_which_there_is_no_room_cannot_fill_the_log(caplog: pytest.Log
     ],
     ids=["http", "tls", "ff", "half a header", "audio first", "a short UUID"],
 )
-def test_the_log_says_what_garbage_it_was(data: bytes, says: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_quotes_the_beginning_of_garbage(data: bytes, says: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=0.3) as rig:
             async with beside(server, rig), stranger(rig.port) as sock:
@@ -233,11 +232,11 @@ def test_the_log_says_what_garbage_it_was(data: bytes, says: str, caplog: pytest
     assert len(told) == 1 and told[0]["why"].endswith(says) and told[0]["peer"] == "127.0.0.1"
 
 
-def test_half_a_frame_that_is_never_finished_leaves_its_call_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A caller who is muted says nothing either. What the phone hears goes on."""
+def test_an_incomplete_frame_leaves_its_call_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A muted caller sends nothing either. The phone still hears the bot."""
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             up.send_bytes(b"\x10\x01")
@@ -273,9 +272,9 @@ def test_unknown_kinds_are_named_in_the_log_and_their_call_goes_on(caplog: pytes
     run(main)
 
 
-def test_fifty_in_a_row_are_no_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_fifty_bad_frames_in_a_row_end_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             await up.send_all(b"\x42\x00\x01x" * 50)
@@ -289,11 +288,11 @@ def test_fifty_in_a_row_are_no_call(caplog: pytest.LogCaptureFixture) -> None:
     run(main)
 
 
-# ------------------------------------------------------------------ nobody who reads
+# ------------------------------------------------------------------ peers that do not read
 
 
-def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    """2,000 frames for an Asterisk that reads none of them, and 2,000 for a server that does not."""
+def test_a_peer_that_reads_nothing_is_logged_with_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    """2,000 frames for an Asterisk that does not read, and 2,000 for a server that does not."""
     name, unheard = uuid.uuid4(), uuid.uuid4()
 
     async def script(call: ServedCall) -> None:
@@ -301,7 +300,7 @@ def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> 
             call.stop_reading()
 
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         how = {"audiosocket__slow_reader_s": 0.4, "server__slow_reader_s": 0.4}
         async with (
             StandinServer(script).running(receive_buffer=4096) as server, bridging(server.url, **how) as rig,
@@ -324,9 +323,9 @@ def test_who_reads_nothing_is_told_by_name(caplog: pytest.LogCaptureFixture) -> 
     assert lost["call"] == str(unheard) and lost["why"] == "the connection broke"
 
 
-def test_a_message_of_the_servers_that_is_too_long_is_told_as_that(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_too_long_message_of_the_server_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             await call.socket.send(bytes(1_000_000))
@@ -341,7 +340,7 @@ def test_a_message_of_the_servers_that_is_too_long_is_told_as_that(caplog: pytes
 
 def test_2000_frames_of_speech_at_once_end_their_call(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        ended = Ended()
+        ended = EndReasons()
         async with standin_server() as server, bridging(server.url) as rig, beside(server, rig), phone(rig.port) as up:
             call = await server.call(up.name)
             for frame in noise(2000, 1):

@@ -78,3 +78,14 @@ def test_the_limits_are_where_they_are_said_to_be(data: bytes, status: HTTPStatu
             protocol = ServerProtocol()
             protocol.receive_data(head.whole)
             assert len(protocol.events_received()) == 1, "the library's limit is lower"
+
+
+def test_any_method_lets_a_body_pass_and_tells_what_the_head_says() -> None:
+    data = b"POST /originate?x=1 HTTP/1.1\r\nContent-Length: 2\r\nX-A: 1\r\nx-a:\t\xe92 \r\n\r\n{}"
+    refused, head = RequestHead(), RequestHead(any_method=True)
+    assert refused.feed(data) and refused.flaw is not None and refused.flaw.status is HTTPStatus.METHOD_NOT_ALLOWED
+    assert head.feed(data) and head.flaw is None and head.behind == b"{}"
+    assert (head.method, head.target) == ("POST", "/originate?x=1")
+    assert head.values("x-a") == ["1", "\u00e92"] and head.values("content-length") == ["2"] and not head.values("host")
+    broken = RequestHead(any_method=True)
+    assert broken.feed(b"POST / HTTP/1.1\r\nno header\r\n") and broken.flaw is not None

@@ -1,4 +1,4 @@
-"""chan_websocket: what Asterisk 22 was seen to send, in both of its ways of writing, and what it must be sent."""
+"""chan_websocket: messages that Asterisk 22 was seen to send, in both forms, and those that it must get."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_the_dialplan_may_name_the_call() -> None:
 
 
 @pytest.mark.parametrize("name", ["opus", "", None, 7, ["ulaw"], "slin12"])
-def test_a_format_that_cannot_be_spoken_is_refused_with_those_that_can(name: Any) -> None:
+def test_an_unsupported_format_is_refused_with_the_supported_ones(name: Any) -> None:
     refused = AsteriskCodec().decode(json.dumps(JSON_START | {"format": name}).encode())
     assert isinstance(refused, Invalid) and refused.code == "unsupported_codec" and "c(slin16)" in refused.message
 
 
 @pytest.mark.parametrize("ptime", [25, 0, 1000])
-def test_frames_of_a_length_there_is_not_are_refused(ptime: int) -> None:
+def test_unsupported_frame_lengths_are_refused(ptime: int) -> None:
     refused = AsteriskCodec().decode(json.dumps(JSON_START | {"ptime": ptime}).encode())
     assert isinstance(refused, Invalid) and "ptime must be one of" in refused.message
 
@@ -131,14 +131,14 @@ def test_json_events(event: dict[str, Any], message: Any) -> None:
         (json.dumps(JSON_START).encode(), "bad_order"),
     ],
 )
-def test_what_cannot_be_understood_is_told_and_the_call_goes_on(data: bytes, code: str) -> None:
+def test_an_unknown_message_is_reported_and_the_call_goes_on(data: bytes, code: str) -> None:
     codec = in_json()
     refused = codec.decode(data)
     assert isinstance(refused, Invalid) and refused.code == code
     assert codec.decode(b'{"event":"MEDIA_XON"}') == MediaFlow(True)
 
 
-def test_nothing_is_believed_before_the_start() -> None:
+def test_messages_before_the_start_are_refused() -> None:
     codec = AsteriskCodec()
     early = codec.decode(b"MEDIA_XON")
     assert isinstance(early, Invalid) and early.code == "bad_order"
@@ -153,7 +153,7 @@ def test_the_callers_audio_is_passed_on_if_it_is_wanted() -> None:
     assert codec.decode(b"\x7f" * 160, False, is_text=False) is NO_AUDIO
 
 
-def test_half_a_sample_is_refused_where_samples_have_two_bytes() -> None:
+def test_half_a_sample_is_refused_if_samples_have_two_bytes() -> None:
     for data in (b"\x01", b"\x01" * 641):
         refused = in_json().decode(data, True, is_text=False)
         assert isinstance(refused, Invalid) and refused.code == "bad_field"
@@ -169,7 +169,7 @@ def test_a_queue_is_no_longer_than_asterisks(n_frames: int, is_believed: bool) -
         assert read == MediaBuffered(n_frames) if is_believed else isinstance(read, Invalid)
 
 
-def test_it_is_answered_in_its_own_kind() -> None:
+def test_the_answer_has_the_form_of_the_start() -> None:
     frame = Frame(b"\xff" * 160)
     assert plain().encode(frame) == in_json().encode(frame) == (b"\xff" * 160, False)
     assert plain().encode(MediaMark("1.2")) == (b"MARK_MEDIA 1.2", True)
@@ -179,7 +179,7 @@ def test_it_is_answered_in_its_own_kind() -> None:
 
 
 @pytest.mark.parametrize("codec", [plain, in_json])
-def test_a_command_that_asterisk_would_drop_without_a_word_is_never_sent(codec: Any) -> None:
+def test_a_command_that_asterisk_would_drop_is_never_sent(codec: Any) -> None:
     name = "x" * 80
     assert len(codec().encode(MediaMark(name))[0]) <= MAX_CONTROL_BYTES
     with pytest.raises(ValueError, match="Asterisk drops"):

@@ -1,7 +1,7 @@
-"""FreeSWITCH's modules, by what they were seen to send, and by what a broken peer may.
+"""FreeSWITCH's modules: messages that they were seen to send, and those of a broken peer.
 
-The conversation below was recorded of mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12; that of
-mod_audio_fork is its own page's. Neither is run here.
+The conversation below was recorded from mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12. That of
+mod_audio_fork is from its page. Neither module runs here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAME = bytes(range(160)) * 2
 
 
 def test_the_recorded_conversation_is_read() -> None:
-    """Metadata as it was given, 320 bytes each 20 ms, a last word of the stop."""
+    """Metadata, 320 bytes every 20 ms, and the text of the stop."""
     codec = FreeSwitchCodec(is_fork=False, call=UUID)
     start = codec.decode(b'{"caller":"phone"}')
     assert isinstance(start, m.MediaStart)
@@ -33,7 +33,7 @@ def test_the_recorded_conversation_is_read() -> None:
     assert codec.decode(b'{"bye":1}') is None
 
 
-def test_what_the_module_needs_to_make_a_file_is_there() -> None:
+def test_a_message_of_speech_has_what_the_module_needs() -> None:
     codec = FreeSwitchCodec(is_fork=False, call=UUID, rate_hz=16000)
     codec.decode(FRAME, True, False)
     payload, is_text = codec.file("3", FRAME)
@@ -41,17 +41,17 @@ def test_what_the_module_needs_to_make_a_file_is_there() -> None:
     assert is_text and said["type"] == "streamAudio"
     audio = base64.b64decode(said["data"].pop("audioData"), validate=True)
     assert audio == FRAME
-    # What is left of the data comes back in the event mod_audio_stream::play; a rate that is text would be 0 there.
+    # The event mod_audio_stream::play has the rest of the data; a rate that is text would be 0 there.
     assert said["data"] == {"audioDataType": "raw", "sampleRate": 16000, "id": "3"}
 
 
-def test_the_longest_file_is_no_longer_than_what_modules_are_known_to_take() -> None:
+def test_the_longest_file_is_within_what_the_modules_accept() -> None:
     codec = FreeSwitchCodec(is_fork=True, call=UUID)
     codec.decode(FRAME, True, False)
     assert len(codec.file("999999", bytes(MAX_FILE_BYTES))[0]) < 650_000
 
 
-def test_audio_alone_begins_a_call_that_the_handshake_has_named() -> None:
+def test_audio_alone_starts_a_call_that_the_handshake_has_named() -> None:
     codec = FreeSwitchCodec(is_fork=False, call="c1", rate_hz=16000)
     start = codec.decode(FRAME, True, False)
     assert isinstance(start, m.MediaStart) and (start.call, start.rate_hz, start.parameters) == ("c1", 16000, {})
@@ -59,7 +59,7 @@ def test_audio_alone_begins_a_call_that_the_handshake_has_named() -> None:
 
 
 @pytest.mark.parametrize("field", ["call", "uuid", "callSid"])
-def test_the_metadata_names_the_call_where_the_handshake_does_not(field: str) -> None:
+def test_the_metadata_names_the_call_if_the_handshake_does_not(field: str) -> None:
     metadata = {field: "c7", "sampleRate": 16000, "to": "100", "deep": {"a": 1}, "list": [1]}
     start = FreeSwitchCodec(is_fork=True).decode(json.dumps(metadata).encode())
     assert isinstance(start, m.MediaStart) and (start.call, start.rate_hz) == ("c7", 16000)
@@ -80,12 +80,12 @@ def test_the_metadata_names_the_call_where_the_handshake_does_not(field: str) ->
         (b"\xff\xfe", True, "bad_utf8", "UTF-8"),
     ],
 )
-def test_a_leg_that_cannot_begin_says_what_is_needed(said: bytes, is_text: bool, code: str, hint: str) -> None:
+def test_a_leg_without_a_name_is_refused_with_what_is_needed(said: bytes, is_text: bool, code: str, hint: str) -> None:
     answer = FreeSwitchCodec(is_fork=False).decode(said, True, is_text)
     assert isinstance(answer, m.Invalid) and answer.code == code and hint in answer.message
 
 
-def test_any_text_is_metadata_where_the_name_is_known() -> None:
+def test_any_text_is_metadata_if_the_name_is_known() -> None:
     start = FreeSwitchCodec(is_fork=False, call="c1").decode(b"plain words")
     assert isinstance(start, m.MediaStart) and start.parameters == {"metadata": "plain words"}
 
@@ -100,7 +100,7 @@ def test_any_text_is_metadata_where_the_name_is_known() -> None:
         (b'{"esl":"played","file":{"a":1}}', "bad_field"),
     ],
 )
-def test_a_report_that_is_none_is_told_apart(said: bytes, code: str) -> None:
+def test_a_bad_report_is_refused(said: bytes, code: str) -> None:
     codec = FreeSwitchCodec(is_fork=False, call="c1")
     codec.decode(FRAME, True, False)
     answer = codec.decode(said)
@@ -114,7 +114,7 @@ def test_half_a_sample_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=60) | st.text(max_size=60).map(str.encode), st.booleans()), max_size=6))
-def test_whatever_is_sent_nothing_is_raised(messages: list[tuple[bytes, bool]]) -> None:
+def test_no_input_raises(messages: list[tuple[bytes, bool]]) -> None:
     for call in (None, "c1"):
         codec = FreeSwitchCodec(is_fork=False, call=call)
         for data, is_text in messages:
@@ -122,7 +122,7 @@ def test_whatever_is_sent_nothing_is_raised(messages: list[tuple[bytes, bool]]) 
             assert answer is None or isinstance(answer, m.Invalid | m.MediaStart | m.MediaAudio | m.MediaPlayback)
 
 
-def test_a_mark_is_no_different_for_peers_that_know_nothing_of_sentences() -> None:
+def test_a_mark_is_the_same_for_peers_without_sentences() -> None:
     codec = TwilioCodec()
     codec.decode('{"event":"start","streamSid":"MZ1","start":{"streamSid":"MZ1","callSid":"CA1"}}')
     assert codec.encode(m.MediaMark("1.1", ends_sentence=True)) == codec.encode(m.MediaMark("1.1"))

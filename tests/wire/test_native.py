@@ -55,7 +55,7 @@ def event(message: messages.ToBot, **settings: Any) -> dict[str, Any]:
     return value
 
 
-# ------------------------------------------------------------------- bot leg → us
+# ------------------------------------------------------------------- bot leg → server
 
 READABLE = [
     ('{"type":"say","text":"Hello."}', Say("Hello.")),
@@ -162,7 +162,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("data", "code", "part_of_message"), UNREADABLE)
-def test_what_cannot_be_read_is_named(data: str, code: str, part_of_message: str) -> None:
+def test_an_unreadable_message_is_refused_with_the_reason(data: str, code: str, part_of_message: str) -> None:
     answer = decode(data)
     assert isinstance(answer, Invalid)
     assert code == answer.code
@@ -180,7 +180,7 @@ def _is_unknown(message: dict[str, str]) -> bool:
     return isinstance(answer, Invalid) and answer.code == "unknown_type"
 
 
-def test_binary_is_refused_whatever_is_in_it() -> None:
+def test_every_binary_message_is_refused() -> None:
     answer = NativeCodec().decode(b'{"type":"status"}', is_text=False)
     assert isinstance(answer, Invalid)
     assert answer.code == "binary_not_expected"
@@ -207,7 +207,7 @@ def test_text_over_the_limit_is_refused_and_at_the_limit_is_not(data: str) -> No
     [
         ('{"type":"say","text":"a\\ud800b"}', "a\ufffdb"),
         ('{"type":"say","text":"\\udc00\\ud800"}', "\ufffd\ufffd"),
-        ('{"type":"say","text":"\\ud83d\\ude00"}', "😀"),  # a pair is one character, not two lone halves
+        ('{"type":"say","text":"\\ud83d\\ude00"}', "😀"),  # a surrogate pair is one character
         ("plain \ud800", "plain \ufffd"),
     ],
 )
@@ -249,7 +249,7 @@ NEAR_MESSAGES = st.dictionaries(
 def test_decode_never_raises_and_gives_only_what_can_be_passed_on(data: str | bytes, is_text: bool) -> None:
     message = NativeCodec().decode(data, is_text)
     assert isinstance(message, messages.FromBot)
-    repr(message).encode()  # nothing in it that a log or a socket could not carry
+    repr(message).encode()  # a log and a socket can carry all of it
     match message:
         case Say(text=text, turn=turn) | Text(text=text, turn=turn):
             text.encode()
@@ -268,7 +268,7 @@ def test_plain_text_arrives_unchanged(text: str) -> None:
     assert Say(text) == decode(text.encode())
 
 
-# ------------------------------------------------------------------- us → bot leg
+# ------------------------------------------------------------------- server → bot leg
 
 WRITTEN = [
     (
@@ -330,7 +330,7 @@ def test_a_frame_as_binary_is_its_own_bytes() -> None:
     assert NativeCodec("binary").encode(Frame(ULAW_20_MS)) == (ULAW_20_MS, False)
 
 
-def test_a_frame_is_not_sent_where_no_audio_was_asked_for() -> None:
+def test_a_frame_is_not_sent_if_audio_is_off() -> None:
     assert NativeCodec("none").encode(Frame(ULAW_20_MS)) is None
 
 
@@ -355,7 +355,7 @@ def test_the_callers_audio_comes_only_after_it_was_asked_for() -> None:
     assert codec.encode(INBOUND) is None
 
 
-def test_a_refused_config_leaves_the_inbound_form_as_it_was() -> None:
+def test_a_refused_config_does_not_change_the_inbound_form() -> None:
     codec = NativeCodec("none", inbound="binary")
     codec.decode('{"type":"config","inbound":"none","speed":9}')
     assert codec.encode(INBOUND) == (ULAW_20_MS, False)

@@ -1,4 +1,4 @@
-"""The media leg in our own words: what is read, what is refused and how, what is written."""
+"""The native media leg: what is read, what is refused with which message, and what is written."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def started(**fields: Any) -> NativeMediaCodec:
     return codec
 
 
-def test_a_start_needs_nothing_but_the_calls_name() -> None:
+def test_a_start_needs_only_the_calls_name() -> None:
     assert told(NativeMediaCodec(), type="start", call="c1") == MediaStart("c1", "c1", "ulaw", 8000, {})
 
 
-def test_a_start_says_how_the_leg_speaks() -> None:
+def test_a_start_sets_codec_rate_and_timing() -> None:
     start = told(
         NativeMediaCodec(),
         type="start", call="a.b:c-1", stream="s", codec="pcm", rate_hz=48000, ptime_ms=30, lead_ms=0,
@@ -61,14 +61,14 @@ def test_a_start_says_how_the_leg_speaks() -> None:
         ({"call": "c", "parameters": {str(i): "" for i in range(65)}}, "bad_field", "has 65 fields; the limit is 64"),
     ],
 )  # fmt: skip
-def test_a_start_that_cannot_be_served_says_why_and_another_may_come(fields: Any, code: str, word: str) -> None:
+def test_a_refused_start_says_why_and_another_may_follow(fields: Any, code: str, word: str) -> None:
     codec = NativeMediaCodec()
     refused = told(codec, type="start", **fields)
     assert isinstance(refused, Invalid) and refused.code == code and word in refused.message
     assert isinstance(told(codec, type="start", call="c1"), MediaStart)
 
 
-def test_what_comes_before_the_start_is_refused_and_so_is_a_second_one() -> None:
+def test_messages_before_the_start_and_a_second_start_are_refused() -> None:
     codec = NativeMediaCodec()
     for early in (codec.decode(b"\xff", is_text=False), told(codec, type="mark", name="1"), told(codec, type="stop")):
         assert isinstance(early, Invalid) and early.code == "bad_order"

@@ -15,7 +15,7 @@ def parse(query: str) -> StreamOptions | Invalid:
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/v1/stream?", "", "//[", "/v1/stream#codec=alaw"])
-def test_nothing_given_is_nothing_set(path: str) -> None:
+def test_without_options_nothing_is_set(path: str) -> None:
     assert StreamOptions() == parse_stream_query(path)
 
 

@@ -51,7 +51,7 @@ def start_with(**changes: Any) -> str:
     return json.dumps({**START, "start": inner})
 
 
-# ---------------------------------------------------------------- media leg → us
+# ---------------------------------------------------------------- media leg → server
 
 
 def test_connected_needs_no_answer() -> None:
@@ -74,7 +74,7 @@ def test_start_tells_the_call_the_stream_and_the_parameters() -> None:
         ),
     ],
 )
-def test_start_is_read_without_what_we_do_not_need(data: str) -> None:
+def test_start_is_read_without_unused_fields(data: str) -> None:
     assert MediaStart("CA1", "MZ0001", "ulaw", 8000, {}) == TwilioCodec().decode(data)
 
 
@@ -91,7 +91,7 @@ def test_start_is_read_without_what_we_do_not_need(data: str) -> None:
         (start_with(mediaFormat="ulaw"), "bad_field", "an object"),
     ],
 )
-def test_a_start_we_cannot_serve_is_refused_and_the_stream_stays_unstarted(
+def test_an_unsupported_start_is_refused_and_the_stream_stays_unstarted(
     data: str, code: str, part_of_message: str
 ) -> None:
     codec = TwilioCodec()
@@ -153,7 +153,7 @@ def test_a_message_after_start_is_read(
         ("", "bad_json", "expected one JSON object"),
     ],
 )
-def test_what_cannot_be_read_is_named(data: str, code: str, part_of_message: str) -> None:
+def test_an_unreadable_message_is_refused_with_the_reason(data: str, code: str, part_of_message: str) -> None:
     answer = started().decode(data)
     assert isinstance(answer, Invalid)
     assert code == answer.code
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_is_named(data: str, code: str, part_of_message: str
 
 @pytest.mark.parametrize("want_audio", [False, True])
 @pytest.mark.parametrize("kind", ["media", "dtmf", "mark", "stop"])
-def test_nothing_counts_before_start(kind: str, want_audio: bool) -> None:
+def test_messages_before_start_are_refused(kind: str, want_audio: bool) -> None:
     data = json.dumps({"event": kind, kind: {"payload": PAYLOAD, "digit": "1", "name": "m"}}).encode()
     answer = TwilioCodec().decode(data, want_audio)
     assert answer == Invalid("bad_order", f'"{kind}" came before "start"')
@@ -174,7 +174,7 @@ def test_binary_is_refused() -> None:
     assert answer.code == "binary_not_expected"
 
 
-# --------------------------------------------------- media nobody listens to, told by its first bytes
+# --------------------------------------------------- unwanted media, recognised by its first bytes
 
 MEDIA = {"track": "inbound", "chunk": "1", "timestamp": "20", "payload": PAYLOAD}
 
@@ -234,12 +234,12 @@ BODIES = st.dictionaries(st.sampled_from(["streamSid", "sequenceNumber", "even",
 @given(BODIES, st.sampled_from(["media", "stop", "mark", "medial", ""]), st.booleans(), st.booleans())
 @example([("event", "media"), ("media", {})], "medial", False, False)
 @example([("event", "media"), ("media", {})], "media", True, True)
-def test_the_short_way_says_what_the_long_way_says(
+def test_the_fast_path_decodes_like_the_full_parse(
     body: list[tuple[str, Any]], kind: str, spaced: bool, escaped: bool
 ) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
     data = json.dumps({**dict(body), "event": kind}, separators=separators, ensure_ascii=escaped)
-    long_way = started().decode(data, want_audio=False)  # a str takes no short way
+    long_way = started().decode(data, want_audio=False)  # a str always gets the full parse
     assert long_way == started().decode(data.encode("utf-8", "replace"), want_audio=False)
     assert (kind == "media") == (long_way is NO_AUDIO)
 
@@ -280,7 +280,7 @@ def test_decode_never_raises(data: str | bytes, want_audio: bool, has_started: b
         json.dumps(message.parameters, ensure_ascii=False).encode()
 
 
-# ---------------------------------------------------------------- us → media leg
+# ---------------------------------------------------------------- server → media leg
 
 
 def test_speech_marks_and_clear_in_twilios_form() -> None:
@@ -294,7 +294,7 @@ def test_speech_marks_and_clear_in_twilios_form() -> None:
     ]
 
 
-def test_nothing_is_sent_to_a_stream_without_a_name() -> None:
+def test_encoding_before_start_raises() -> None:
     with pytest.raises(RuntimeError, match="start"):
         TwilioCodec().encode(Frame(b""))
 
@@ -364,7 +364,7 @@ def test_a_signature_holds_with_and_without_the_port(signed: str, seen: str) -> 
         ("", "wss://a.example/m", signature("", "wss://a.example/m")),
     ],
 )
-def test_a_signature_of_anything_else_does_not_hold(token: str, url: str, header: str | None) -> None:
+def test_a_signature_of_anything_else_is_refused(token: str, url: str, header: str | None) -> None:
     assert not verify(token, url, header)
 
 

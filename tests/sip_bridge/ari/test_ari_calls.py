@@ -1,0 +1,226 @@
+"""ARI calls over RTP with stand-ins on both sides: what is heard, reported and left over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ari_rig import HEADER, packet, sides, sound, ulaw
+from bridge_rig import EndReasons, get, noise, run, until
+from standin_ari import StandinAri
+from standin_server import ServedCall
+
+from sip_bridge import metrics
+
+pytestmark = pytest.mark.timed
+
+
+async def spoken_to(asterisk: StandinAri, media: str, n_bytes: int) -> bytes:
+    """The speech that has come to Asterisk, as mu-law on one timeline, without the silence around it."""
+    packets = asterisk.ports[media].packets
+    await until(lambda: sum(set(each[12:]) != {0xFF} for each in packets) >= n_bytes // 160, "the speech has come")
+    await asyncio.sleep(0.06)
+    first, *rest = [HEADER.unpack(each[:12]) for each in packets]
+    for n, (_, kind, sequence, timestamp, ssrc) in enumerate(rest, 1):
+        assert (kind, ssrc) == (0, first[4])
+        assert (sequence - first[2]) & 0xFFFF == n
+        assert (timestamp - first[3]) & 0xFFFFFFFF >= 160 * n
+    assert first[1] == 0x80, "the first has the marker"
+    return b"".join(each[12:] for each in packets if set(each[12:]) != {0xFF})
+
+
+def test_both_sides_hear_each_other_and_the_server_gets_the_callers_number() -> None:
+    frames, said = noise(30, 1), noise(20, 2)
+
+    async def main() -> None:
+        async with sides(ari__variables=["LANG_OF_CALLER"]) as (asterisk, server, _):
+            await asterisk.call("c-1", "4930123", TTS_CALL="order-9", LANG_OF_CALLER="de", OTHER="x")
+            await asterisk.bridged()
+            call = await server.call("order-9")
+            assert call.start["parameters"] == {
+                "LANG_OF_CALLER": "de", "TTS_CALL": "order-9", "TTS_CHANNEL": "c-1", "TTS_FROM": "4930123",
+                "TTS_TO": "702", "TTS_DIRECTION": "in",
+            }  # fmt: skip
+            media = asterisk.media_of()
+            assert set(*asterisk.bridges.values()) == {"c-1", media}
+            await call.speak(frames, mark="end")
+            assert await spoken_to(asterisk, media, 160 * 30) == ulaw(frames)
+            await call.until(lambda: call.of("mark"), "the mark")
+            port = asterisk.ports[media]
+            for n, frame in enumerate(said):
+                port.transport.sendto(packet(n, ulaw([frame])), asterisk.bridge_ports[media])
+            await call.until(lambda: len(call.audio) == 320 * 20, "the caller is heard")
+            assert bytes(call.audio) == sound(said)
+            assert port.come_from == {asterisk.bridge_ports[media]}, "symmetric: sent from where it is heard"
+            await asterisk.hang_up("c-1")
+            await call.gone()
+            assert call.of("stop") == [{"type": "stop", "reason": "hangup"}]
+            await asterisk.empty()
+
+    run(main)
+
+
+def test_digits_arrive_once_and_in_order_early_ones_included() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            for digit in "12":
+                await asterisk.event("ChannelDtmfReceived", "c-1", digit=digit)
+            call = await server.call("c-1")
+            await asterisk.bridged()
+            await asterisk.event("ChannelDtmfReceived", asterisk.media_of(), digit="7")
+            await asterisk.event("ChannelDtmfReceived", "c-1", digit="#")
+            await call.until(lambda: len(call.of("dtmf")) == 3, "three digits")
+            await asyncio.sleep(0.05)
+            assert [event["digit"] for event in call.of("dtmf")] == ["1", "2", "#"]
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+def test_clear_silences_within_a_frame() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            for frame in noise(20, 3):  # far ahead, so that the queue is long
+                await call.socket.send(frame)
+            await call.mark("never")
+            await asyncio.sleep(0.1)
+            await call.clear()
+            await asyncio.sleep(0.02)
+            packets = asterisk.ports[asterisk.media_of()].packets
+            n = len(packets)
+            await until(lambda: len(packets) > n + 8, "more packets")
+            assert {each[12:] for each in packets[n + 1 :]} == {b"\xff" * 160}
+            assert call.of("mark") == []
+            await asterisk.hang_up("c-1")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("after", "request_of_it"), [("continue", "POST channels/c-1/continue"), ("hangup", "DELETE channels/c-1")]
+)
+def test_queued_speech_is_played_when_the_bot_leaves_and_the_caller_is_released(after: str, request_of_it: str) -> None:
+    frames = noise(10, 4)
+
+    async def main() -> None:
+        ended = EndReasons()
+        async with sides(ari__after_bot=after) as (asterisk, server, rig):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            media = asterisk.media_of()
+            packets = asterisk.ports[media].packets
+            call = await server.call("c-1")
+            for frame in frames:
+                await call.socket.send(frame)
+            await call.socket.close(1000)
+            await asterisk.empty()
+            assert b"".join(each[12:] for each in packets if set(each[12:]) != {0xFF}) == ulaw(frames)
+            assert request_of_it in asterisk.asked
+            await until(lambda: not rig.bridge.n_calls, "the call is over")
+        assert ended.counts == {"finished": 1}
+
+    run(main)
+
+
+def test_packets_from_other_addresses_are_dropped_and_counted() -> None:
+    async def main() -> None:
+        before = metrics.value("telephony_sip_bridge_bad_input_total", kind="rtp_stranger")
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            media = asterisk.media_of()
+            target = asterisk.bridge_ports[media]
+            await until(lambda: asterisk.ports[media].packets, "RTP flows")
+            loop = asyncio.get_running_loop()
+            stranger, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
+            loud, own = noise(1, 5), noise(1, 6)
+            try:
+                for n in range(5):
+                    stranger.sendto(packet(n, ulaw(loud)), target)
+                asterisk.ports[media].transport.sendto(packet(0, ulaw(own)), target)
+                await call.until(lambda: call.audio, "the caller's own")
+                await asyncio.sleep(0.05)
+            finally:
+                stranger.close()
+            assert bytes(call.audio) == sound(own)
+            assert metrics.value("telephony_sip_bridge_bad_input_total", kind="rtp_stranger") == before + 5
+            await asterisk.hang_up("c-1")
+
+    run(main)
+
+
+def test_a_channel_that_returns_by_its_dialplan_is_a_new_call() -> None:
+    async def main() -> None:
+        async with sides(ari__request_timeout_s=1) as (asterisk, server, rig):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            asterisk.mute.add("DELETE bridges")  # the cleanup of the first call takes time
+            (await server.call("c-1")).socket.transport.abort()  # the server is lost and the caller goes on
+            await until(lambda: "c-1" not in asterisk.channels, "the caller is let go")
+            server.calls.clear()
+            await asterisk.call("c-1")
+            again = await server.call("c-1")
+            await asterisk.bridged()
+            assert rig.bridge.n_calls == 2
+            asterisk.mute.clear()
+            await until(lambda: rig.bridge.n_calls == 1, "the first call is over")
+            asterisk.bridges = {key: ids for key, ids in asterisk.bridges.items() if ids}
+            await asterisk.hang_up("c-1")
+            await again.gone()
+            await asterisk.empty()
+            await until(lambda: not rig.bridge.n_calls, "the calls are over")
+
+    run(main)
+
+
+@pytest.mark.alone
+def test_40_calls_at_once_hear_their_own_speech_and_leave_nothing() -> None:
+    async def main() -> None:
+        ended = EndReasons()
+        async with sides() as (asterisk, server, rig):
+            names = [f"c-{n}" for n in range(40)]
+            for name in names:
+                await asterisk.call(name)
+            await asterisk.bridged(40)
+            calls: list[ServedCall] = [await server.call(name) for name in names]
+            speech = {name: noise(5, seed) for seed, name in enumerate(names)}
+            await asyncio.gather(*(call.speak(speech[call.name]) for call in calls))
+            for caller, media in asterisk.bridges.values():
+                assert await spoken_to(asterisk, media, 800) == ulaw(speech[caller])
+            for name in names:
+                await asterisk.hang_up(name)
+            await asterisk.empty()
+            await until(lambda: not rig.bridge.n_calls, "the calls are over")
+        assert ended.counts == {"hangup": 40}
+
+    run(main)
+
+
+def test_readyz_reports_asterisk_and_a_drain_lets_callers_go_on() -> None:
+    async def main() -> None:
+        async with sides(drain_s=5) as (asterisk, server, rig):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            assert await get(rig.http_port, "/readyz") == (200, "ready\n")
+            call = await server.call("c-1")
+
+            async def later() -> None:
+                await until(lambda: rig.bridge.draining, "draining")
+                assert await get(rig.http_port, "/readyz") == (503, "draining\n")
+                await asterisk.call("c-2")
+                await until(lambda: "c-2" not in asterisk.channels, "the second is let go")
+                assert "POST channels/c-2/continue" in asterisk.asked and "c-2" not in server.calls
+                assert "c-1" in asterisk.channels
+                await call.socket.close(1000)
+                await asterisk.empty()
+
+            leaving = asyncio.create_task(later())
+        await leaving
+
+    run(main)
