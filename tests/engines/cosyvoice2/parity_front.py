@@ -13,10 +13,10 @@ from typing import Any
 from parity_rows import EXACT, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import byte_letters
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import TOKENIZER_DIR, tensor_problems
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import tensor_problems
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     BLOCK_TOKENS,
@@ -29,6 +29,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     TOKENS_PER_S,
     ModelConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.file_names import TOKENIZER_DIR
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import UPSTREAM_FRAMES, UPSTREAM_SAMPLES
 from telephony_tts.engines.cosyvoice2.text import text_rules
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
@@ -91,9 +92,15 @@ def at(settings: Any, path: str) -> Any:
 def check_sizes(directory: Path) -> Iterator[Row]:
     """Sizes read from the tensors give the very names and shapes of the files."""
     states = read_states(directory)
-    shapes = checkpoint_shapes(read_config(directory, states))
-    for name, state in states.items():
-        problems = tensor_problems({key: value for key, value in state.items() if key != LM_HEAD}, shapes[name])
+    config = read_config(directory, states)
+    lm, flow, hift = states["llm.pt"], states["flow.pt"], states["hift.pt"]
+    outlines = {
+        "llm.pt": lm_outline(config.lm, lm),
+        "flow.pt": flow_outline(config.flow_encoder, config.flow_decoder, flow),
+        "hift.pt": vocoder_outline(config.vocoder, hift),
+    }
+    for name, outline in outlines.items():
+        problems = tensor_problems(outline, states[name])
         yield Stage("; ".join([f"sizes of {name}", *problems]), float(len(problems)), EXACT)
 
 

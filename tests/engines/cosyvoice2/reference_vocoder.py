@@ -136,3 +136,11 @@ def fade(new: Tensor, tail: Tensor, window: np.ndarray) -> Tensor:
     out = new.numpy().copy()
     out[:, :n] = new.numpy()[:, :n] * window[:n] + tail.numpy() * window[n:]
     return torch.from_numpy(out)
+
+
+def stretch_mel(mel: Tensor, speed: float) -> Tensor:
+    """A whole utterance `speed` times as fast: [B, 80, L] -> [B, 80, int(L / speed)], linear (specification 6.1)."""
+    n_frames = int(mel.shape[2] / speed)
+    if speed == 1 or not n_frames:
+        return mel[:, :, :n_frames]
+    return F.interpolate(mel, size=n_frames, mode="linear")

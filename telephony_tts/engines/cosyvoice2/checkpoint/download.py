@@ -19,25 +19,34 @@ from typing import BinaryIO, TextIO
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}
 
 NEEDED = (
-    "cosyvoice2.yaml",
-    "CosyVoice-BlankEN/config.json",
-    "CosyVoice-BlankEN/generation_config.json",
-    "CosyVoice-BlankEN/merges.txt",
-    "CosyVoice-BlankEN/tokenizer_config.json",
-    "CosyVoice-BlankEN/vocab.json",
-    "campplus.onnx",
-    "hift.pt",
-    "flow.pt",
-    "speech_tokenizer_v2.onnx",
-    "llm.pt",
-)
-IF_THERE = ("spk2info.pt",)
-DISPENSABLE = ("CosyVoice-BlankEN/generation_config.json", "CosyVoice-BlankEN/tokenizer_config.json")
+    SETTINGS_NAMES[0],
+    *(f"{TOKENIZER_DIR}/{name}" for name in (
+        "config.json", "generation_config.json", "merges.txt", "tokenizer_config.json", "vocab.json"
+    )),
+    SPEAKER_ONNX,
+    VOCODER_FILE,
+    FLOW_FILE,
+    TOKENS_ONNX,
+    LM_FILE,
+)  # fmt: skip
+IF_THERE = (SPEAKERS_FILE,)
+DISPENSABLE = (f"{TOKENIZER_DIR}/generation_config.json", f"{TOKENIZER_DIR}/tokenizer_config.json")
 """Part of the official directory, but one speaks without them: a fine-tuned repository may lack them."""
 
 # Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, the one in use since 2025. Sizes and hashes of the
@@ -64,7 +73,6 @@ KNOWN: dict[str, tuple[int, str]] = {
     "llm.pt": (2_023_316_821, "b144ef55b51ce8cfb79a73c90dbba0bdaba4e451c0ebcfab20f769264f84a608"),
 }
 
-RANDOM_MARK = "random.json"
 SPARE_BYTES = 50_000_000
 """Disk space that is to be left over."""
 READ_BYTES = 1 << 20

@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, WEIGHT_G, WEIGHT_V, Shape, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.standin_onnx import speaker_graph, token_graph
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK, SPEAKER_ONNX, TOKENIZER_DIR, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.model.config import (
     EOS,
     FILL,
@@ -29,6 +28,20 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelConfig,
     VocoderConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
+from telephony_tts.engines.cosyvoice2.model.state import Shape
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS
 from telephony_tts.errors import ConfigError
 
@@ -80,11 +93,11 @@ def write_random_checkpoint(
     special = {"endless": True, "prompt_tokens": prompt_tokens} if endless else {}
     _write_json(path / RANDOM_MARK, {"random": True, "size": size, "seed": seed, **special})
     (path / "README.md").write_text(README.format(size=size, seed=seed), encoding="utf-8")
-    (path / "cosyvoice2.yaml").write_text(_settings(config), encoding="utf-8")
+    (path / SETTINGS_NAMES[0]).write_text(_settings(config), encoding="utf-8")
     write_tokenizer(path / TOKENIZER_DIR, config.lm)
     (path / SPEAKER_ONNX).write_bytes(speaker_graph(seed))
     (path / TOKENS_ONNX).write_bytes(token_graph(seed))
-    torch.save(_speakers(config, seed, prompt_tokens), path / "spk2info.pt")
+    torch.save(_speakers(config, seed, prompt_tokens), path / SPEAKERS_FILE)
     for name, shapes in checkpoint_shapes(config).items():
         torch.save(random_state(name, shapes, seed, endless=endless), path / name)
 
@@ -98,14 +111,14 @@ def random_state(file: str, shapes: dict[str, Shape], seed: int, *, endless: boo
         if name.endswith(WEIGHT_G):
             direction = state[name.removesuffix(WEIGHT_G) + WEIGHT_V]
             state[name] = direction.flatten(1).norm(dim=1)[:, None, None]
-    if file == "llm.pt":
-        state[LM_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, and in the official file too
+    if file == LM_FILE:
+        state[TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, and in the official file too
         state["llm_decoder.weight"][EOS] *= 0.1  # so that the bias decides when to end
         stops = [NEVER_AT_ALL] * 3 if endless else [EOS_BIAS, NEVER, NEVER]
         state["llm_decoder.bias"][[EOS, UNUSED_STOP, FILL]] = torch.tensor(stops)
-    if file == "flow.pt":
+    if file == FLOW_FILE:
         state["decoder.estimator.final_proj.bias"] += LOG_MEL
-    if file == "hift.pt":
+    if file == VOCODER_FILE:
         state["conv_post.bias"][: len(state["conv_post.bias"]) // 2] = LOG_MAGNITUDE
         state["f0_predictor.classifier.bias"][:] = F0_HZ
     return state
@@ -150,7 +163,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 def _speakers(config: ModelConfig, seed: int, n_prompt: int) -> dict[str, dict[str, Tensor]]:
     """A preset speaker and, if `n_prompt` is not 0, one with a prompt: layouts (a) and (b) of specification 3.4."""
-    random = _generator(seed, "spk2info.pt")
+    random = _generator(seed, SPEAKERS_FILE)
     embedding = torch.randn(1, config.flow_encoder.d_speaker, generator=random)
     tokens = torch.randint(N_SPEECH_TOKENS, (1, n_prompt), generator=random, dtype=torch.int32)
     feat = torch.randn(1, 2 * n_prompt, config.flow_encoder.d_out, generator=random).mul_(2.0).sub_(5.0)

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import WEIGHT_V
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -30,6 +29,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SamplingConfig,
     VocoderConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_V
 
 Settings = Mapping[str, Any]
 State = Mapping[str, Tensor]

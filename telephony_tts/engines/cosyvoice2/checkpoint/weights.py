@@ -20,15 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import (
-    LM_HEAD,
-    WEIGHT_G,
-    WEIGHT_V,
-    Shape,
-    flow_shapes,
-    hift_shapes,
-    lm_shapes,
-)
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     constant_problems,
     decoder_config,
@@ -41,6 +33,21 @@ from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     vocoder_config,
 )
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENIZER_FILES,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
+from telephony_tts.engines.cosyvoice2.model.state import StateReader
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
 from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
@@ -49,21 +56,13 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 T = TypeVar("T")
 Look = Callable[[], object]
 
-SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-"""Today's name and that of the first months (December 2024 to April 2025)."""
-TOKENIZER_DIR = "CosyVoice-BlankEN"
-TOKENIZER_FILES = ("config.json", "merges.txt", "vocab.json")
-SPEAKER_ONNX = "campplus.onnx"
-TOKENS_ONNX = "speech_tokenizer_v2.onnx"
-SPEAKERS_FILE = "spk2info.pt"
-RANDOM_MARK = "random.json"
-"""Present where the weights are random: the model makes noises, not speech."""
-
 _OTHERS = {
     "cosyvoice3.yaml": "CosyVoice3",
     "speech_tokenizer_v3.onnx": "CosyVoice3",
     "speech_tokenizer_v1.onnx": "CosyVoice 1",
 }
+_TRAINING_STATE = ("epoch", "step")
+"""Entries of a vocoder that was trained further, beside its tensors."""
 _MAX_NAMED = 4
 """Tensors named per kind of problem; the rest is a number."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -144,26 +143,26 @@ def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[C
     for name in (SPEAKER_ONNX, TOKENS_ONNX):
         problems += _file_problems(directory / name, name)
 
-    lm = _state(directory / "llm.pt", checking, problems, look)
-    flow = _state(directory / "flow.pt", checking, problems, look)
-    hift = _vocoder_names(_state(directory / "hift.pt", checking, problems, look))
-    lm.pop(LM_HEAD, None)
+    lm = _state(directory / LM_FILE, checking, problems, look)
+    flow = _state(directory / FLOW_FILE, checking, problems, look)
+    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, look))
+    lm.pop(TEXT_HEAD, None)
 
     if settings is None:
         return None, problems  # what does not fit the defaults is no problem of the other files
     lm_sizes = None
     if qwen is not None:
-        lm_sizes = _sized("llm.pt", lm, lambda: lm_config(lm, settings, qwen), lm_shapes, checking, problems)
+        lm_sizes = _sized(LM_FILE, lm, lambda: lm_config(lm, settings, qwen), lm_outline, checking, problems)
     sampling = _noted(SETTINGS_NAMES[0], lambda: sampling_config(settings), problems)
     flow_sizes = _sized(
-        "flow.pt",
+        FLOW_FILE,
         flow,
         lambda: (encoder_config(flow, settings), decoder_config(flow, settings)),
-        lambda sizes: flow_shapes(*sizes),
+        lambda sizes, state: flow_outline(*sizes, state),
         checking,
         problems,
     )
-    vocoder = _sized("hift.pt", hift, lambda: vocoder_config(hift, settings), hift_shapes, checking, problems)
+    vocoder = _sized(VOCODER_FILE, hift, lambda: vocoder_config(hift, settings), vocoder_outline, checking, problems)
     if lm_sizes is None or sampling is None or flow_sizes is None or vocoder is None:
         return None, problems
     config = ModelConfig(lm_sizes, sampling, flow_sizes[0], flow_sizes[1], vocoder)
@@ -284,7 +283,7 @@ def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[st
 # ------------------------------------------------------------------------------ names
 
 
-def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """hift.pt under today's names: GAN checkpoints prefix the vocoder and add discriminators, older torch wrote
     weight_g and weight_v, and exports fold the two into one weight (specification 2.3)."""
     prefix = "generator."
@@ -292,6 +291,8 @@ def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     named: dict[str, Tensor] = {}
     for name, value in state.items():
+        if name in _TRAINING_STATE:
+            continue
         if name.endswith(".weight_g"):
             named[name.removesuffix(".weight_g") + WEIGHT_G] = value
         elif name.endswith(".weight_v"):
@@ -317,7 +318,7 @@ def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _noted(name: str, read: Callable[[], T], problems: list[str]) -> T | None:
     try:
         return read()
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         problems.append(f"{name}: {error}")
         return None
 
@@ -326,7 +327,7 @@ def _sized(
     name: str,
     state: Mapping[str, Tensor],
     sizes: Callable[[], T],
-    shapes: Callable[[T], Mapping[str, Shape]],
+    outline: Callable[[T, Mapping[str, Tensor]], StateReader],
     checking: bool,
     problems: list[str],
 ) -> T | None:
@@ -334,11 +335,14 @@ def _sized(
     if not state:
         return None
     config = _noted(name, sizes, problems)
-    if config is not None:
-        wanted = shapes(config)
-        problems += [f"{name}: {problem}" for problem in tensor_problems(state, wanted)]
-        endless = [item for item in wanted if item in state and not _is_finite(state[item])] if checking else []
-        problems += [f"{name}: {_named(endless, 'tensors hold values that are not finite')}"] if endless else []
+    if config is None:
+        return None
+    reader = _noted(name, lambda: outline(config, state), problems)
+    if reader is None:
+        return None
+    problems += [f"{name}: {problem}" for problem in tensor_problems(reader, state)]
+    endless = [item for item in state if item in reader.shapes and not _is_finite(state[item])] if checking else []
+    problems += [f"{name}: {_named(endless, 'tensors hold values that are not finite')}"] if endless else []
     return config
 
 
@@ -350,22 +354,15 @@ def _is_finite(value: Tensor) -> bool:
     return math.isfinite(float(low)) and math.isfinite(float(high))
 
 
-def tensor_problems(state: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> list[str]:
+def tensor_problems(reader: StateReader, state: Mapping[str, Tensor]) -> list[str]:
     """Missing, foreign and mis-shaped tensors, and such that are no floating point numbers."""
-    missing = [name for name in shapes if name not in state]
-    foreign = [name for name in state if name not in shapes]
-    misshaped = [
-        f"{name} is {list(state[name].shape)} and should be {list(shape)}"
-        for name, shape in shapes.items()
-        if name in state and tuple(state[name].shape) != shape
-    ]
-    kinds = [name for name in shapes if name in state and not state[name].is_floating_point()]
+    kinds = [name for name in reader.shapes if name in state and not state[name].is_floating_point()]
     return [
         _named(names, what)
         for names, what in (
-            (missing, "tensors are missing"),
-            (foreign, "tensors are not of CosyVoice2"),
-            (misshaped, "tensors have a wrong shape"),
+            (reader.missing, "tensors are missing"),
+            (reader.unexpected, "tensors are not of CosyVoice2"),
+            (reader.misshaped, "tensors have a wrong shape"),
             (kinds, "tensors are not of floating point"),
         )
         if names

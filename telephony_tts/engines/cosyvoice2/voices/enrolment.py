@@ -15,8 +15,14 @@ from pathlib import Path
 
 import torch
 
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import SPEAKER_ONNX, SPEAKERS_FILE, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENS_ONNX,
+)
 from telephony_tts.engines.cosyvoice2.voices.voice import (
     SPEAKER_INPUTS,
     TOKENS_INPUTS,
@@ -218,13 +224,13 @@ class ModelSizes:
         if model_dir is None:
             self.n_embedding = ModelConfig().flow_encoder.d_speaker
         else:
-            self.n_embedding = _shape(model_dir, "flow.pt", "spk_embed_affine_layer.weight")[1]
+            self.n_embedding = _shape(model_dir, FLOW_FILE, "spk_embed_affine_layer.weight")[1]
 
     @cached_property
     def n_text_rows(self) -> int:
         if self._model_dir is None:
             return ModelConfig().lm.n_text_rows
-        return _shape(self._model_dir, "llm.pt", "llm.model.model.embed_tokens.weight")[0]
+        return _shape(self._model_dir, LM_FILE, "llm.model.model.embed_tokens.weight")[0]
 
 
 def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from telephony_tts.engines.cosyvoice2.checkpoint import download, weights
+from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import KNOWN, NEEDED, ProgressLine
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    TOKENIZER_DIR,
+    TOKENIZER_FILES,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
 
 # ---------------------------------------------------------------------------- progress
 
@@ -47,10 +57,8 @@ def test_in_a_log_a_large_file_has_a_line_for_each_tenth() -> None:
 
 
 def test_what_is_known_covers_what_the_check_wants() -> None:
-    tokenizer = {f"{weights.TOKENIZER_DIR}/{name}" for name in weights.TOKENIZER_FILES}
-    checked = {*tokenizer, weights.SETTINGS_NAMES[0], weights.SPEAKER_ONNX, weights.TOKENS_ONNX,
-               "llm.pt", "flow.pt", "hift.pt"}  # fmt: skip
+    tokenizer = {f"{TOKENIZER_DIR}/{name}" for name in TOKENIZER_FILES}
+    checked = {*tokenizer, SETTINGS_NAMES[0], SPEAKER_ONNX, TOKENS_ONNX, LM_FILE, FLOW_FILE, VOCODER_FILE}
     assert checked <= set(NEEDED) == set(KNOWN) and not checked & set(download.DISPENSABLE)
-    assert download.RANDOM_MARK == weights.RANDOM_MARK
     assert all(len(sha256) == 64 and int(sha256, 16) for _, sha256 in KNOWN.values())
     assert sum(size for size, _ in KNOWN.values()) == pytest.approx(3.09e9, rel=0.01), "as the help says"

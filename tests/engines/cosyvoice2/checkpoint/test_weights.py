@@ -2,6 +2,8 @@ import gzip
 import importlib.util
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,14 @@ import torch
 from parity_front import read_config
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, WEIGHT_G, WEIGHT_V, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES, write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config, read_settings
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, load_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.errors import EngineUnavailable
 
@@ -51,12 +54,37 @@ def meta_state(config: ModelConfig) -> dict[str, dict[str, Tensor]]:
 # --------------------------------------------------------------------------- the list
 
 
-def test_the_list_of_tensors_is_the_official_one_in_names_shapes_and_order() -> None:
+def test_the_networks_take_the_official_tensors_by_name_and_shape() -> None:
     official = json.loads(gzip.decompress(OFFICIAL.read_bytes()))
     ours = checkpoint_shapes(ModelConfig())
     for file in TENSORS:
-        theirs = [(name, tuple(shape)) for name, shape in official[file].items() if name != LM_HEAD]
-        assert list(ours[file].items()) == theirs
+        theirs = {name: tuple(shape) for name, shape in official[file].items() if name != TEXT_HEAD}
+        assert ours[file] == theirs
+    assert sum(map(len, ours.values())) == 1743, "and the text head"
+
+
+def test_shapes_of_a_network_take_no_memory_and_no_code_of_torch_that_is_loaded_late() -> None:
+    """Otherwise each command about models would start seconds later."""
+    program = """
+import resource, sys, torch
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+before = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checkpoint_shapes(ModelConfig())
+print(len(set(sys.modules) - before[0]), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1]) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    n_modules, megabytes = map(int, done.stdout.split())
+    assert n_modules == 0 and megabytes < 30
+
+
+@pytest.mark.parametrize("rates", [[0, 5, 3], [-8, 5, 3], [8, 10**12, 10**12]])
+def test_rates_that_no_network_can_have_are_a_problem_of_the_file(directory: Path, rates: list[int]) -> None:
+    path = directory / "cosyvoice2.yaml"
+    path.write_text(path.read_text().replace("upsample_rates: [8, 5, 3]", f"upsample_rates: {rates}"))
+    problems = check_model_directory(directory)
+    assert all(problem.startswith("hift.pt: ") for problem in problems)
+    assert problems or rates[0] < 1, "the first rate is in no shape"
 
 
 @pytest.mark.parametrize("config", SIZES.values(), ids=SIZES)
@@ -88,7 +116,7 @@ def test_a_model_directory_is_read(directory: Path) -> None:
     assert checkpoint.config == SIZES["tiny"] and checkpoint.is_random
     assert check_model_directory(directory) == []
     assert_same(checkpoint.flow, read(directory / "flow.pt"))
-    assert LM_HEAD not in checkpoint.lm and LM_HEAD in read(directory / "llm.pt")
+    assert TEXT_HEAD not in checkpoint.lm and TEXT_HEAD in read(directory / "llm.pt")
     assert checkpoint.spk2info is not None and checkpoint.tokenizer_dir.is_dir()
     assert checkpoint.speaker_onnx.is_file() and checkpoint.tokens_onnx.is_file()
 
@@ -111,7 +139,7 @@ def test_fine_tuned_files_have_entries_that_are_no_tensors(directory: Path) -> N
 
 def test_the_text_head_may_be_missing(directory: Path) -> None:
     state = read(directory / "llm.pt")
-    del state[LM_HEAD]
+    del state[TEXT_HEAD]
     torch.save(state, directory / "llm.pt")
     assert check_model_directory(directory) == []
 

@@ -37,7 +37,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
-from telephony_tts.engines.cosyvoice2.model.vocoder.layers import Conv, Linear, Reader, ResBlock, Up
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
+    ResBlock,
+    UpsampleConv,
+    VocoderConv,
+    VocoderLinear,
+    VocoderReader,
+)
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import (
     EDGE_KERNEL,
     F0_KERNEL,
@@ -59,14 +65,26 @@ Noise = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class UpsampleStage:
     """Up-sampling, the source's part, and the mean of three residual blocks."""
 
-    up: Up
-    source_down: Conv
+    up: UpsampleConv
+    source_down: VocoderConv
     """One for 15, 3, 1 columns of the source's spectrum."""
     source_block: ResBlock
     blocks: tuple[ResBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderLayers:
+    """All weights, in the order in which the graph uses them."""
+
+    pitch: tuple[VocoderLinear, ...]
+    pitch_out: VocoderLinear
+    mix: VocoderLinear
+    pre: VocoderConv
+    stages: tuple[UpsampleStage, ...]
+    post: VocoderConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,40 +100,30 @@ class Carry:
 class Vocoder:
     """Weights and the steps of the graph. Nothing here changes after loading."""
 
-    def __init__(
-        self,
-        config: VocoderConfig,
-        f0: tuple[Linear, ...],
-        f0_out: Linear,
-        mix: Linear,
-        pre: Conv,
-        stages: tuple[Stage, ...],
-        post: Conv,
-    ) -> None:
+    def __init__(self, config: VocoderConfig, layers: VocoderLayers) -> None:
         self.config = config
         self.reach = Reach.of(config)
-        self._f0, self._f0_out, self._mix = f0, f0_out, mix
-        self._pre, self._stages, self._post = pre, stages, post
-        self._forward, self._inverse, self._window2 = _transforms(config.n_fft, f0_out.weight)
+        self._layers = layers
+        self._forward, self._inverse, self._window2 = _transforms(config.n_fft, layers.pitch_out.weight)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the convolutions in the residual blocks, which are the work."""
-        return self._stages[0].source_block.steps[0].conv1.weight.dtype
+        return self._layers.stages[0].source_block.steps[0].conv1.weight.dtype
 
     @property
     def sums(self) -> torch.dtype:
         """Of what these convolutions are added up in, and of everything between them."""
-        return self._pre.weight.dtype
+        return self._layers.pre.weight.dtype
 
     @property
     def wide(self) -> torch.dtype:
         """Of the pitch, the source and the transforms: float32 or float64."""
-        return self._f0_out.weight.dtype
+        return self._layers.pitch_out.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._pre.weight.device
+        return self._layers.pre.weight.device
 
     @torch.inference_mode()
     def vocode(self, mel: Tensor, noise: Noise) -> Tensor:
@@ -129,9 +137,9 @@ class Vocoder:
     def f0(self, mel: Tensor) -> Tensor:
         """[B, 80, L] -> [B, L] in Hz (specification 6.1)."""
         x = mel.to(self.wide)
-        for layer in self._f0:
+        for layer in self._layers.pitch:
             x = F.elu(F.conv1d(x, layer.weight, layer.bias, padding=F0_KERNEL // 2))
-        return self._f0_out(x.transpose(1, 2))[:, :, 0].abs()
+        return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
 
     @torch.inference_mode()
     def excite(self, f0: Tensor, first: int, carry: Carry | None, noise: Noise, *, last: bool) -> tuple[Tensor, Carry]:
@@ -184,7 +192,7 @@ class Vocoder:
     @torch.inference_mode()
     def mix(self, sines: Tensor) -> Tensor:
         """[B, n, H] -> source [B, 1, n]."""
-        return torch.tanh(self._mix(sines)).transpose(1, 2)
+        return torch.tanh(self._layers.mix(sines)).transpose(1, 2)
 
     @torch.inference_mode()
     def decode(
@@ -200,19 +208,20 @@ class Vocoder:
         spectrum = self.stft(source).to(self.sums).transpose(1, 2)  # [B, 120 L + 1, 18]
         pre = needs.stages[0].before
         x = mel[:, :, needs.mel.first : needs.mel.until].to(self.sums).transpose(1, 2)
-        x = self._pre(x, *missing(needs.mel, pre, self._pre.reach))
+        x = self._layers.pre(x, *missing(needs.mel, pre, self._layers.pre.reach))
         if trace is not None:
             trace["conv_pre"] = x.transpose(1, 2)
-        for i, (stage, need) in enumerate(zip(self._stages, needs.stages, strict=True)):
+        for i, (stage, need) in enumerate(zip(self._layers.stages, needs.stages, strict=True)):
             x = stage.up(F.leaky_relu(x, self.config.leaky_slope), need.before.first, need.up.first, need.up.until)
-            if i == len(self._stages) - 1 and need.inside.first == 0:
+            if i == len(self._layers.stages) - 1 and need.inside.first == 0:
                 x = torch.cat([x[:, 1:2], x], 1)  # 120 L columns of signal, 120 L + 1 of spectrum
             x = x[:, : len(need.inside)]
             if trace is not None:
                 trace[f"ups{i}"] = x.transpose(1, 2)
             x = self._blocks(stage, need, x + self._source_part(stage, need, spectrum))
         x = F.leaky_relu(x, LAST_SLOPE)
-        x = self._post(x, *missing(needs.stages[-1].out, needs.post, self._post.reach)).to(self.wide).transpose(1, 2)
+        post = self._layers.post
+        x = post(x, *missing(needs.stages[-1].out, needs.post, post.reach)).to(self.wide).transpose(1, 2)
         log_magnitude, phase = x.chunk(2, 1)  # [B, 9, n] each
         magnitude, phase = log_magnitude.exp(), phase.sin()
         if trace is not None:
@@ -222,7 +231,7 @@ class Vocoder:
         begin = first * SAMPLES_PER_FRAME - needs.post.first * self.config.hop
         return audio[:, begin : begin + (until - first) * SAMPLES_PER_FRAME].float()
 
-    def _source_part(self, stage: Stage, need: StageSpans, spectrum: Tensor) -> Tensor:
+    def _source_part(self, stage: UpsampleStage, need: StageSpans, spectrum: Tensor) -> Tensor:
         """Spectrum [B, 120 L + 1, 18] -> what the stage adds, [B, n, C] of the columns `need.inside`."""
         down = stage.source_down
         kernel, stride = down.weight.shape[3], down.stride
@@ -232,7 +241,7 @@ class Vocoder:
         part = down(spectrum[:, seen.first : seen.until], seen.first - begin, end - seen.until)
         return stage.source_block(part, *need.source.margins(need.inside))
 
-    def _blocks(self, stage: Stage, need: StageSpans, x: Tensor) -> Tensor:
+    def _blocks(self, stage: UpsampleStage, need: StageSpans, x: Tensor) -> Tensor:
         """[B, n, C] of the columns `need.inside` -> those of `need.out`: each block is given what it can see."""
         total: Tensor | None = None
         for block in stage.blocks:
@@ -269,23 +278,31 @@ class Vocoder:
         wide: torch.dtype = torch.float32,
         sums: torch.dtype | None = None,
     ) -> Self:
-        """Read `hift.pt` (specification 2.3): weight norm old, new or folded, with or without the prefix `generator.`.
+        """Reads `hift.pt` under today's names (specification 2.3); `checkpoint.weights` turns older names into them.
 
-        `dtype` is that of the convolutions, by default the file's, and `sums` that of what is between them, by default
-        the same. `wide` float64 costs a CPU 4 % and makes the phase
-        the same for any chunks: in float32 they round the pitch differently, and 1e-4 Hz is 0.006 rad in the ninth
-        harmonic after a second: not heard, but not equal either. ValueError lists every key that does not fit.
+        `dtype` is the number type of the residual blocks' convolutions, by default that of the file. `sums` is that of
+        what lies between them, by default `dtype`. `wide` float64 costs a CPU 4 % and gives the same phase for any
+        chunks. In float32 different chunks round the pitch differently. An error of 1e-4 Hz is 0.006 rad in the ninth
+        harmonic after a second, which is not audible but is not equal either.
+        Raises ValueError that names every missing, unexpected or mis-shaped tensor.
         """
-        read = Reader(state, dtype, sums, wide)
+        reader = VocoderReader(state, dtype, sums, wide)
+        vocoder = cls(config, cls.read(config, reader))
+        reader.finish("hift.pt")
+        return vocoder
+
+    @staticmethod
+    def read(config: VocoderConfig, read: VocoderReader) -> VocoderLayers:
+        """All layers out of the reader's state."""
         c = config
         n_spectrum, n_kernels = c.n_fft + 2, len(c.res_kernels)
-        f0 = tuple(
+        pitch = tuple(
             read.pitch_layer(f"f0_predictor.condnet.{2 * i}", (c.d_f0, c.d_f0 if i else c.d_mel, F0_KERNEL))
             for i in range(N_F0_LAYERS)
         )
-        f0_out = read.linear("f0_predictor.classifier", (1, c.d_f0))
+        pitch_out = read.linear("f0_predictor.classifier", (1, c.d_f0))
         mix = read.linear("m_source.l_linear", (1, c.n_harmonics + 1))
-        pre = read.conv("conv_pre", (c.d_base, c.d_mel, EDGE_KERNEL))
+        pre = read.normed_conv("conv_pre", (c.d_base, c.d_mel, EDGE_KERNEL))
         stages = []
         for i, (rate, kernel) in enumerate(zip(c.up_rates, c.up_kernels, strict=True)):
             d_in, d = c.d_base >> i, c.d_base >> (i + 1)
@@ -296,20 +313,9 @@ class Vocoder:
             blocks = tuple(
                 read.block(f"resblocks.{i * n_kernels + j}", d, k, c.res_dilations) for j, k in enumerate(c.res_kernels)
             )
-            stages.append(Stage(up, down, source_block, blocks))
-        post = read.conv("conv_post", (n_spectrum, c.d_base >> len(c.up_rates), EDGE_KERNEL))
-        read.finish()
-        return cls(c, f0, f0_out, mix, pre, tuple(stages), post)
-
-
-def stretch_mel(mel: Tensor, speed: float) -> Tensor:
-    """A whole utterance, `speed` times as fast: [B, 80, L] -> [B, 80, int(L / speed)], linear (specification 6.1)."""
-    if not speed > 0:
-        raise ValueError(f"speed must be above 0, not {speed}")
-    n_frames = int(mel.shape[2] / speed)
-    if speed == 1 or not n_frames:
-        return mel[:, :, :n_frames]
-    return F.interpolate(mel, size=n_frames, mode="linear")
+            stages.append(UpsampleStage(up, down, source_block, blocks))
+        post = read.normed_conv("conv_post", (n_spectrum, c.d_base >> len(c.up_rates), EDGE_KERNEL))
+        return VocoderLayers(pitch, pitch_out, mix, pre, tuple(stages), post)
 
 
 def _transforms(n_fft: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
