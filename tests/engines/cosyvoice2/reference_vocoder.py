@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, push_chunks
+from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, Vocoder
+
 HOP = 480
 CACHE = 8
 
@@ -136,6 +139,33 @@ def fade(new: Tensor, tail: Tensor, window: np.ndarray) -> Tensor:
     out = new.numpy().copy()
     out[:, :n] = new.numpy()[:, :n] * window[:n] + tail.numpy() * window[n:]
     return torch.from_numpy(out)
+
+
+def raise_failure(_: int, error: Exception) -> None:
+    """For `push_chunks` where no chunk may fail."""
+    raise error
+
+
+def push(joint: Joint, mel: Tensor, *, last: bool = False) -> Tensor:
+    """The next chunk of one utterance, mel [1, 80, n] -> audio [1, samples]."""
+    (audio,) = push_chunks([joint], [mel], [last], raise_failure)
+    assert audio is not None
+    return audio
+
+
+def n_bytes(joint: ContinuousJoint) -> int:
+    """Bytes that the joint holds between chunks, but for the phases and voicing of its sines."""
+    tensors = [joint._mel, joint._source] + ([joint._tail] if joint._tail is not None else [])
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+@torch.inference_mode()
+def whole_audio(vocoder: Vocoder, mel: Tensor, noise: Noise) -> Tensor:
+    """A whole utterance without chunks: [B, 80, L] -> [B, 480 L]."""
+    if not mel.shape[2]:
+        return mel.new_zeros(mel.shape[0], 0, dtype=torch.float32)
+    source, _ = vocoder.excite(vocoder.f0(mel), 0, None, noise, last=True)
+    return vocoder.decode(mel, source, 0, mel.shape[2])
 
 
 def stretch_mel(mel: Tensor, speed: float) -> Tensor:

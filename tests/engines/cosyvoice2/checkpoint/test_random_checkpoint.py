@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from reference_vocoder import whole_audio
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
@@ -96,7 +97,7 @@ def test_activations_stay_finite_and_of_the_scale_of_speech(seed: int) -> None:
     def noise(_first: int, n: int) -> Tensor:
         return torch.randn(1, n, 9, generator=random)
 
-    audio = vocoder.vocode(mel, noise)
+    audio = whole_audio(vocoder, mel, noise)
     assert 50.0 < float(vocoder.f0(mel).mean()) < 300.0
     assert 0.01 < float(audio.square().mean().sqrt()) < 0.3
 

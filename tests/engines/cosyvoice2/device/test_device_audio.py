@@ -14,7 +14,7 @@ from pretend_device import Pretence
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
-from telephony_tts.engines.cosyvoice2.model.vocoder import work as vocoder_work
+from telephony_tts.engines.cosyvoice2.model.vocoder import steps as vocoder_steps
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
 
 READ = {"border.py:read"}
@@ -34,17 +34,17 @@ def hold_mels(tracks: Sequence[Track], turn: int, device: torch.device) -> None:
 
 
 def voiced(place: Place, tracks: Sequence[Track], turn: int) -> list[Sound | None]:
-    """On the CPU one by one."""
+    """On a CPU each track alone; on a device in batches."""
     hold_mels(tracks, turn, place.model.device)
-    return [*place.runner.vocode(tracks)] if place.model.device.type == "cpu" else together(place, tracks)
+    return vocode(place, tracks)
 
 
-def together(place: Place, tracks: Sequence[Track], blamed: dict[int, str] | None = None) -> list[Sound | None]:
+def vocode(place: Place, tracks: Sequence[Track], blamed: dict[int, str] | None = None) -> list[Sound | None]:
     def failed(i: int, error: Exception) -> None:
         assert blamed is not None and i not in blamed, error
         blamed[i] = str(error)
 
-    return place.runner.vocode_together(tracks, failed)
+    return place.runner.vocode(tracks, failed)
 
 
 def audio_of(sound: Sound | None) -> Tensor:
@@ -78,8 +78,8 @@ def test_works_that_are_alike_but_in_one_thing_are_not_confused(here: Place, the
             for i, n in chunks.items():
                 mel = torch.randn(1, 80, n, generator=torch.Generator().manual_seed(10 * turn + i))
                 tracks[i].mels.append((mel.to(place.model.device), n == 45))
-        sounds = together(there, [ours[i] for i in chunks])
-        assert_sounds_alike(sounds, here.runner.vocode([theirs[i] for i in chunks]))
+        sounds = vocode(there, [ours[i] for i in chunks])
+        assert_sounds_alike(sounds, vocode(here, [theirs[i] for i in chunks]))
 
 
 def test_networks_of_many_joints_are_as_many_launches_as_of_two(there: Place, pretence: Pretence) -> None:
@@ -92,7 +92,7 @@ def test_networks_of_many_joints_are_as_many_launches_as_of_two(there: Place, pr
                 mel = torch.randn(1, 80, 50, generator=torch.Generator().manual_seed(i))
                 track.mels.append((mel.to(there.model.device), False))
             pretence.clear()
-            together(there, some)
+            vocode(there, some)
             counted.append((pretence.launches.copy(), len(pretence.sent)))
         (of_two, n_sent), (of_six, n_sent_of_six) = counted
         more = of_six - of_two
@@ -121,7 +121,7 @@ def test_only_what_cannot_be_voiced_fails(here: Place, there: Place, monkeypatch
         raise RuntimeError(f"no stretch, {last=}")
 
     # Records of a log that a test captures hold the error.
-    monkeypatch.setattr(vocoder_work.log, "warning", lambda *_, **__: None)
+    monkeypatch.setattr(vocoder_steps.log, "warning", lambda *_, **__: None)
     monkeypatch.setattr(vocoder, "decode", fails_for_one)
     monkeypatch.setattr(ours[4].stretch, "push", no_stretch)
     for tracks, place in ((ours, there), (theirs, here)):
@@ -130,11 +130,11 @@ def test_only_what_cannot_be_voiced_fails(here: Place, there: Place, monkeypatch
         mel[0, 3, 20] = 1000.0
     ours[3].mels[0] = (ours[3].mels[0][0][:, :, :7], False)
     blamed: dict[int, str] = {}
-    sounds = together(there, ours, blamed)
+    sounds = vocode(there, ours, blamed)
     assert blamed.keys() == {1, 3, 4} and [i for i, sound in enumerate(sounds) if sound is None] == [1, 3, 4]
     assert "for this one" in blamed[1] and "8 mel frames" in blamed[3] and "no stretch" in blamed[4]
     good = [0, 2]
-    assert_sounds_alike([sounds[i] for i in good], here.runner.vocode([theirs[i] for i in good]))
+    assert_sounds_alike([sounds[i] for i in good], vocode(here, [theirs[i] for i in good]))
     for turn in (1, 2, 3):
         after = voiced(there, [ours[i] for i in good], turn)
         assert_sounds_alike(after, voiced(here, [theirs[i] for i in good], turn))
@@ -145,6 +145,6 @@ def test_audio_that_is_no_number_is_told_of_its_own_track_alone(here: Place, the
     for tracks, place in ((ours, there), (theirs, here)):
         hold_mels(tracks, 0, place.model.device)
     ours[1].mels[0][0][0, 3, 12] = math.nan
-    sounds = together(there, ours)
+    sounds = vocode(there, ours)
     assert sounds[1] is not None and sounds[1].read() is None
-    assert_sounds_alike(sounds[::2], here.runner.vocode(theirs[::2]))
+    assert_sounds_alike(sounds[::2], vocode(here, theirs[::2]))

@@ -12,11 +12,13 @@ import numpy as np
 import parity_vocoder as parity
 import pytest
 import torch
+from reference_vocoder import n_bytes, push, whole_audio
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import vocoder_names
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME, VocoderConfig
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Reach, Vocoder
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "hift"
@@ -73,9 +75,9 @@ def stream(joint: ContinuousJoint | UpstreamJoint, mel: Tensor, sizes: list[int]
     """The mel in chunks of `sizes`, the rest as the last one."""
     parts, start = [], 0
     for size in sizes:
-        parts.append(joint.push(mel[:, :, start : start + size]))
+        parts.append(push(joint, mel[:, :, start : start + size]))
         start += size
-    parts.append(joint.push(mel[:, :, start:], last=True))
+    parts.append(push(joint, mel[:, :, start:], last=True))
     return torch.cat(parts, 1)
 
 
@@ -174,10 +176,10 @@ def test_the_stated_reach_is_what_the_graph_sees(exact: Vocoder) -> None:
 def test_no_audio_waits_longer_than_the_lookahead_and_some_waits_as_long(exact: Vocoder) -> None:
     n, at = 60, 40
     mel = random_mel(n).double()
-    known = exact.vocode(mel, noise())
+    known = whole_audio(exact, mel, noise())
     other = mel.clone()
     other[:, :, at:] += 5
-    first, _ = changed_frames(known, exact.vocode(other, noise()), SAMPLES_PER_FRAME)
+    first, _ = changed_frames(known, whole_audio(exact, other, noise()), SAMPLES_PER_FRAME)
     assert at - first in (19, 20)
     assert at - first <= exact.reach.lookahead
     short = ContinuousJoint(exact, noise(), exact.reach.lookahead - 1)
@@ -209,32 +211,33 @@ def test_any_chunks_give_the_whole_utterance(exact: Vocoder, seed: int) -> None:
         sizes.pop()
     mel = random_mel(n_frames, seed).double()
     got = stream(ContinuousJoint(exact, noise()), mel, sizes)
-    assert parity.error(got, exact.vocode(mel, noise())) < 2e-7
+    assert parity.error(got, whole_audio(exact, mel, noise())) < 2e-7
 
 
 def test_chunks_in_float32_differ_by_rounding(steady: Vocoder, vocoder: Vocoder) -> None:
     mel = random_mel(150)
-    assert parity.error(stream(ContinuousJoint(steady, noise()), mel, [50, 50]), steady.vocode(mel, noise())) < 2e-4
+    whole = whole_audio(steady, mel, noise())
+    assert parity.error(stream(ContinuousJoint(steady, noise()), mel, [50, 50]), whole) < 2e-4
     narrow = stream(ContinuousJoint(vocoder, noise()), mel, [50, 50])
-    assert parity.error(narrow, vocoder.vocode(mel, noise())) < 5e-2  # the phase drifts by the pitch's rounding
-    assert parity.error(narrow, steady.vocode(mel, noise())) < 5e-2
+    assert parity.error(narrow, whole_audio(vocoder, mel, noise())) < 5e-2  # the phase drifts by the pitch's rounding
+    assert parity.error(narrow, whole) < 5e-2
 
 
 def test_audio_comes_as_soon_as_it_is_final(steady: Vocoder) -> None:
     joint = ContinuousJoint(steady, noise())
-    counts = [joint.push(random_mel(n)).shape[1] // SAMPLES_PER_FRAME for n in (20, 1, 50, 0)]
+    counts = [push(joint, random_mel(n)).shape[1] // SAMPLES_PER_FRAME for n in (20, 1, 50, 0)]
     assert counts == [0, 1, 50, 0]
-    assert joint.push(random_mel(0), last=True).shape == (1, 20 * SAMPLES_PER_FRAME)
+    assert push(joint, random_mel(0), last=True).shape == (1, 20 * SAMPLES_PER_FRAME)
 
 
 def test_nothing_and_one_frame(steady: Vocoder) -> None:
     for joint in (ContinuousJoint(steady, noise()), UpstreamJoint(steady, noise())):
-        assert joint.push(random_mel(0), last=True).shape == (1, 0)
-    assert steady.vocode(random_mel(0), noise()).shape == (1, 0)
+        assert push(joint, random_mel(0), last=True).shape == (1, 0)
+    assert whole_audio(steady, random_mel(0), noise()).shape == (1, 0)
     one = random_mel(1)
-    want = steady.vocode(one, noise())
+    want = whole_audio(steady, one, noise())
     assert want.shape == (1, SAMPLES_PER_FRAME)
-    assert parity.error(ContinuousJoint(steady, noise()).push(one, last=True), want) < 1e-5
+    assert parity.error(push(ContinuousJoint(steady, noise()), one, last=True), want) < 1e-5
 
 
 def test_work_and_memory_per_chunk_do_not_grow(steady: Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,8 +252,8 @@ def test_work_and_memory_per_chunk_do_not_grow(steady: Vocoder, monkeypatch: pyt
     joint = ContinuousJoint(steady, noise())
     held = []
     for i in range(12):
-        joint.push(random_mel(25, i))
-        held.append(joint.n_bytes)
+        push(joint, random_mel(25, i))
+        held.append(n_bytes(joint))
     assert widths[-1] == 25 + 2 * steady.reach.decode
     assert len(set(widths[2:])) == 1 and len(set(held[2:])) == 1
     assert held[-1] < 150_000
@@ -270,18 +273,18 @@ def test_two_interleaved_streams_are_each_as_alone_and_leave_the_model_as_it_was
         parts: list[list[Tensor]] = [[], []]
         for start, end in ((0, 30), (30, 50), (50, 70)):
             for i in (1, 0):
-                parts[i].append(joints[i].push(mels[i][:, :, start:end], last=end == 70))
+                parts[i].append(push(joints[i], mels[i][:, :, start:end], last=end == 70))
         for i in (0, 1):
             assert torch.equal(torch.cat(parts[i], 1), alone[i])
     fresh = Vocoder.from_state(CONFIG, state, wide=torch.float64)
-    assert torch.equal(fresh.vocode(mels[0], noise()), steady.vocode(mels[0], noise()))
+    assert torch.equal(whole_audio(fresh, mels[0], noise()), whole_audio(steady, mels[0], noise()))
 
 
 def test_a_batch_is_its_rows(steady: Vocoder) -> None:
     mel = torch.cat([random_mel(20, 1), random_mel(20, 2)])
-    both = steady.vocode(mel, lambda first, n: noise()(first, n).expand(2, -1, -1))
+    both = whole_audio(steady, mel, lambda first, n: noise()(first, n).expand(2, -1, -1))
     for row in (0, 1):
-        assert parity.error(both[row : row + 1], steady.vocode(mel[row : row + 1], noise())) < 2e-4
+        assert parity.error(both[row : row + 1], whole_audio(steady, mel[row : row + 1], noise())) < 2e-4
 
 
 # --- less look-ahead
@@ -289,7 +292,7 @@ def test_a_batch_is_its_rows(steady: Vocoder) -> None:
 
 def test_a_shorter_hold_deviates_within_bounds_and_only_near_the_joints(exact: Vocoder) -> None:
     mel = random_mel(160).double()
-    whole = exact.vocode(mel, noise())
+    whole = whole_audio(exact, mel, noise())
     for hold, bound_db in ((8, -17), (12, -27), (16, -60), (18, -100)):
         difference = stream(ContinuousJoint(exact, noise(), hold), mel, [50, 50]) - whole
         assert level_db(difference, whole) < bound_db
@@ -303,8 +306,8 @@ def test_a_shorter_hold_fades_from_the_old_guess_to_the_new_one(exact: Vocoder) 
     mel = random_mel(90).double()
     got = stream(ContinuousJoint(exact, noise(), 8), mel, [50])
     fade = slice(42 * SAMPLES_PER_FRAME, 43 * SAMPLES_PER_FRAME)
-    old = ContinuousJoint(exact, noise(), 7).push(mel[:, :, :50])[:, fade]
-    new = exact.vocode(mel, noise())[:, fade]
+    old = push(ContinuousJoint(exact, noise(), 7), mel[:, :, :50])[:, fade]
+    new = whole_audio(exact, mel, noise())[:, fade]
     assert parity.error(old, new) > 1e-3
     weight = (torch.arange(SAMPLES_PER_FRAME) + 0.5) / SAMPLES_PER_FRAME
     assert parity.error(got[:, fade], old * (1 - weight) + new * weight) < 1e-6
@@ -313,12 +316,12 @@ def test_a_shorter_hold_fades_from_the_old_guess_to_the_new_one(exact: Vocoder) 
 def test_the_hold_may_change_on_the_way(exact: Vocoder) -> None:
     mel = random_mel(100).double()
     joint = ContinuousJoint(exact, noise(), 8)
-    first = joint.push(mel[:, :, :20])
+    first = push(joint, mel[:, :, :20])
     assert first.shape == (1, 12 * SAMPLES_PER_FRAME)
     joint.hold_frames = None
-    rest = [joint.push(mel[:, :, 20:28]), joint.push(mel[:, :, 28:60]), joint.push(mel[:, :, 60:], last=True)]
+    rest = [push(joint, mel[:, :, 20:28]), push(joint, mel[:, :, 28:60]), push(joint, mel[:, :, 60:], last=True)]
     assert [part.shape[1] // SAMPLES_PER_FRAME for part in rest] == [0, 28, 60]
-    difference = torch.cat([first, *rest], 1) - exact.vocode(mel, noise())
+    difference = torch.cat([first, *rest], 1) - whole_audio(exact, mel, noise())
     assert difference[:, 13 * SAMPLES_PER_FRAME :].abs().max() < 2e-7
 
 
@@ -335,9 +338,9 @@ def test_the_phase_is_as_good_after_a_minute(steady: Vocoder) -> None:
     hz, n_frames = 217.3, 3000
     quiet = lambda first, n: torch.zeros(1, n, N_CHANNELS)  # noqa: E731
     f0 = torch.full((1, 50), hz, dtype=torch.float64)
-    carry = None
+    sines = None
     for first in range(0, n_frames, 50):
-        source, carry = steady.excite(f0, first, carry, quiet, last=False)
+        source, sines = steady.excite(f0, first, sines, quiet, last=False)
     n = source.shape[2]
     # The phase at a frame's centre counts the whole frame, hence the shift by half of one; see `excite`.
     at = torch.arange(n_frames * 480 - 240 - n, n_frames * 480 - 240, dtype=torch.float64) + 240.5
@@ -371,7 +374,7 @@ def test_half_precision_stays_near_and_keeps_the_pitch(
     assert level_db(got - offline["audio"], offline["audio"]) < bound_db
     mel = random_mel(60)
     streamed = stream(ContinuousJoint(half, noise()), mel, [30])
-    assert level_db(streamed - half.vocode(mel, noise()), streamed) < bound_db
+    assert level_db(streamed - whole_audio(half, mel, noise()), streamed) < bound_db
 
 
 # --- upstream's joint
@@ -404,4 +407,4 @@ def test_upstreams_joint_is_the_specified_recipe(vocoder: Vocoder) -> None:
 
 def test_upstreams_joint_refuses_a_chunk_it_cannot_cut(vocoder: Vocoder) -> None:
     with pytest.raises(ValueError, match="8 mel frames"):
-        UpstreamJoint(vocoder, noise()).push(random_mel(7))
+        push(UpstreamJoint(vocoder, noise()), random_mel(7))

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from reference_vocoder import raise_failure
 from test_vocoder import CONFIG, VECTORS, noise, parity, random_mel, stream
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, UpstreamJoint, push_together
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 
 State = dict[str, Tensor]
@@ -65,7 +66,8 @@ def together(joints: list[Joint], mels: list[Tensor], sizes: tuple[tuple[int, ..
         starts = [sum(of[:turn]) for of in sizes]
         chunks = [mel[:, :, at : at + of[turn]] for mel, at, of in zip(mels, starts, sizes, strict=True)]
         lasts = [turn == len(of) - 1 for of in sizes]
-        for i, audio in enumerate(push_together(joints, chunks, lasts, **how)):
+        for i, audio in enumerate(push_chunks(joints, chunks, lasts, raise_failure, **how)):
+            assert audio is not None
             parts[i].append(audio)
     return [torch.cat(of, 1) for of in parts]
 
@@ -114,13 +116,13 @@ def test_equal_shapes_are_one_batch_and_others_run_one_by_one(
         monkeypatch.setattr(model, "decode", counted)
     joints = [*joints_of(vocoder, "continuous", 4), *joints_of(other, "continuous", 2)]
     mels = [random_mel(n, i) for i, n in enumerate((40, 40, 33, 12, 40, 33))]
-    audios = push_together(joints, mels, [False] * 6, batched=True)
+    audios = push_chunks(joints, mels, [False] * 6, raise_failure, batched=True)
     assert sorted((of is other, n) for of, n in rows) == [(False, 1), (False, 2), (True, 1), (True, 1)]
-    assert [audio.shape for audio in audios] == [(1, 480 * n) for n in (20, 20, 13, 0, 20, 13)]
+    assert [audio.shape for audio in audios if audio is not None] == [(1, 480 * n) for n in (20, 20, 13, 0, 20, 13)]
     rows.clear()
-    push_together(joints, [random_mel(0)] * 6, [True] * 6)
+    push_chunks(joints, [random_mel(0)] * 6, [True] * 6, raise_failure)
     assert [n for _, n in rows] == [1] * 6
-    assert push_together([], [], []) == []
+    assert push_chunks([], [], [], raise_failure) == []
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -142,11 +144,11 @@ def test_a_call_that_is_refused_changes_nothing(vocoder: Vocoder) -> None:
     first, second = joints = joints_of(vocoder, "upstream", 2)
     mel = random_mel(30)
     with pytest.raises(ValueError, match="8 mel frames"):
-        push_together(joints, [mel, mel[:, :, :7]], [False, False])
+        push_chunks(joints, [mel, mel[:, :, :7]], [False, False], raise_failure)
     with pytest.raises(ValueError, match="one chunk at a time"):
-        push_together([first, second, first], [mel] * 3, [False] * 3)
+        push_chunks([first, second, first], [mel] * 3, [False] * 3, raise_failure)
     with pytest.raises(ValueError, match="shorter"):
-        push_together(joints, [mel], [False])
+        push_chunks(joints, [mel], [False], raise_failure)
     got = together(joints, [mel, mel], ((10, 20), (10, 20)))
     assert torch.equal(got[1], stream(joints_of(vocoder, "upstream", 2)[1], mel, [10]))
 
@@ -158,10 +160,10 @@ def test_a_joint_is_gone_when_its_utterance_lets_go_of_it(vocoder: Vocoder, kind
     gc.disable()
     try:
         joints = joints_of(vocoder, kind, 2)
-        audios = push_together(joints, [random_mel(40)] * 2, [False] * 2, batched=True)
+        audios = push_chunks(joints, [random_mel(40)] * 2, [False] * 2, raise_failure, batched=True)
         gone = [weakref.ref(joint) for joint in joints]
         del joints
         assert [ref() for ref in gone] == [None, None]
-        assert audios[0].shape[1]
+        assert audios[0] is not None and audios[0].shape[1]
     finally:
         gc.enable()

@@ -10,7 +10,7 @@ from test_vocoder import CONFIG, VECTORS, noise, parity, random_mel
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME, VocoderConfig
-from telephony_tts.engines.cosyvoice2.model.vocoder.reach import Span, spans
+from telephony_tts.engines.cosyvoice2.model.vocoder.reach import ColumnSpan, spans
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 
 N_FRAMES = 60
@@ -56,7 +56,7 @@ def test_nothing_beside_the_spans_is_read_and_their_ends_are(
     need = spans(CONFIG, N_FRAMES, first, until)
     want = exact.decode(mel, source, first, until)
 
-    def only(whole: Tensor, span: Span, inner: int) -> Tensor:
+    def only(whole: Tensor, span: ColumnSpan, inner: int) -> Tensor:
         kept = torch.full_like(whole, torch.nan)
         begin, end = span.first + inner * (span.first > 0), span.until - inner * (span.until < span.n)
         kept[:, :, begin:end] = whole[:, :, begin:end]
@@ -81,7 +81,7 @@ def test_a_second_in_the_middle_costs_little_more_than_a_second() -> None:
 
 def test_the_whole_utterance_needs_each_column_once() -> None:
     need = spans(VocoderConfig(), 7, 0, 7)
-    assert need.mel == Span(0, 7, 7) and need.samples == Span(0, 3360, 3360)
+    assert need.mel == ColumnSpan(0, 7, 7) and need.samples == ColumnSpan(0, 3360, 3360)
     for stage, n in zip(need.stages, (56, 280, 841), strict=True):
-        assert stage.inside == stage.source == stage.out == Span(0, n, n)
-    assert need.post == Span(0, 841, 841)
+        assert stage.inside == stage.source == stage.out == ColumnSpan(0, n, n)
+    assert need.post == ColumnSpan(0, 841, 841)

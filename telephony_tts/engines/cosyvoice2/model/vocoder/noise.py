@@ -34,7 +34,7 @@ class CounterNoise:
         return _normal(bits, _signed(self._key2)).view(1, n, self._n_channels)
 
     @staticmethod
-    def together(noises: Sequence[CounterNoise], firsts: Sequence[int], n: int) -> Tensor:
+    def batch(noises: Sequence[CounterNoise], firsts: Sequence[int], n: int) -> Tensor:
         """[B, n, channels]: of each, from a place of its own on, what it gives alone. All on one device."""
         n_channels, device = noises[0]._n_channels, noises[0]._device
         keyed = [(first * n_channels, each._key1, each._key2) for each, first in zip(noises, firsts, strict=True)]

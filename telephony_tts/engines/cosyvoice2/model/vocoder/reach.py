@@ -20,7 +20,7 @@ HALF_FRAME = SAMPLES_PER_FRAME // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ColumnSpan:
     """Columns first .. until of a layer of `n`. Beyond its ends are zeros, which count as known."""
 
     first: int
@@ -30,55 +30,55 @@ class Span:
     def __len__(self) -> int:
         return self.until - self.first
 
-    def within(self, outer: Span) -> slice:
+    def within(self, outer: ColumnSpan) -> slice:
         """Its place in a tensor that begins where `outer` does."""
         return slice(self.first - outer.first, self.until - outer.first)
 
-    def around(self, reach: int) -> Span:
+    def around(self, reach: int) -> ColumnSpan:
         """With the columns of the same layer that lie up to `reach` to either side."""
-        return Span(max(0, self.first - reach), min(self.n, self.until + reach), self.n)
+        return ColumnSpan(max(0, self.first - reach), min(self.n, self.until + reach), self.n)
 
-    def margins(self, wanted: Span) -> tuple[int, int]:
+    def margins(self, wanted: ColumnSpan) -> tuple[int, int]:
         """How many columns it has before the wanted ones, and after them."""
         return wanted.first - self.first, self.until - wanted.until
 
 
-def missing(given: Span, wanted: Span, reach: int) -> tuple[int, int]:
+def missing(given: ColumnSpan, wanted: ColumnSpan, reach: int) -> tuple[int, int]:
     """Columns of zeros that a convolution of this reach needs before and after the given ones for the wanted ones."""
     return given.first - (wanted.first - reach), wanted.until + reach - given.until
 
 
-def needed(low: int, high: int, n: int) -> Span:
+def needed(low: int, high: int, n: int) -> ColumnSpan:
     """Of a layer of `n` columns those from `low` up to, not including, `high`; both may lie outside."""
-    return Span(max(0, low), min(n, high), n)
+    return ColumnSpan(max(0, low), min(n, high), n)
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpans:
-    before: Span
+    before: ColumnSpan
     """Of what is up-sampled: 50, 400, 2,000 a second."""
-    up: Span
+    up: ColumnSpan
     """Of what comes out of the transposed convolution."""
-    inside: Span
+    inside: ColumnSpan
     """Of the stage's own columns where the source is added: one more than `up` in all of the last stage."""
-    source: Span
+    source: ColumnSpan
     """Of the source's part before its residual block."""
-    spectrum: Span
+    spectrum: ColumnSpan
     """Of the source's spectrum."""
-    out: Span
+    out: ColumnSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    mel: Span
+class DecodeSpans:
+    mel: ColumnSpan
     stages: tuple[StageSpans, ...]
-    post: Span
+    post: ColumnSpan
     """Columns of the inverse transform."""
-    samples: Span
+    samples: ColumnSpan
     """Of the source."""
 
 
-def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans:
+def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> DecodeSpans:
     """What the audio of the frames first .. until of `n_frames` is made of."""
     half, hop = config.n_fft // 2, config.hop
     n_columns = n_frames * SAMPLES_PER_FRAME // hop + 1
@@ -102,7 +102,7 @@ def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans
         stages.append(StageSpans(before, up, inside, source, spectrum, out))
         out = before
     samples = needed(low * hop - half, (high - 1) * hop + half, n_frames * SAMPLES_PER_FRAME)
-    return Spans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
+    return DecodeSpans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
 
 
 @dataclass(frozen=True, slots=True)

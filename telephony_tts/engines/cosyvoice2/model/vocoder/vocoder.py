@@ -88,8 +88,8 @@ class VocoderLayers:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
-    """Where the sines stand at the centre of the last frame: what `excite` needs to go on without a seam."""
+class SineState:
+    """The phase of the sines at the centre of the last frame, from which `excite` continues."""
 
     cycles: Tensor
     """[B, harmonics + 1] float64 in [0, 1)."""
@@ -126,14 +126,6 @@ class Vocoder:
         return self._layers.pre.weight.device
 
     @torch.inference_mode()
-    def vocode(self, mel: Tensor, noise: Noise) -> Tensor:
-        """A whole utterance: [B, 80, L] -> [B, 480 L]."""
-        if not mel.shape[2]:
-            return mel.new_zeros(mel.shape[0], 0, dtype=torch.float32)
-        source, _ = self.excite(self.f0(mel), 0, None, noise, last=True)
-        return self.decode(mel, source, 0, mel.shape[2])
-
-    @torch.inference_mode()
     def f0(self, mel: Tensor) -> Tensor:
         """[B, 80, L] -> [B, L] in Hz (specification 6.1)."""
         x = mel.to(self.wide)
@@ -142,33 +134,35 @@ class Vocoder:
         return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
 
     @torch.inference_mode()
-    def excite(self, f0: Tensor, first: int, carry: Carry | None, noise: Noise, *, last: bool) -> tuple[Tensor, Carry]:
+    def excite(
+        self, f0: Tensor, first: int, state: SineState | None, noise: Noise, *, last: bool
+    ) -> tuple[Tensor, SineState]:
         """Frames first .. first + L of the pitch, [B, L] in Hz -> source [B, 1, n], and where the next call goes on.
 
         The phase is known at frame centres and linear between them (specification 6.3), so each frame completes the 480
-        samples that end at its centre: those from 480 first - 240 on. Without a carry the sound begins here: its first
+        samples that end at its centre: those from 480 first - 240 on. Without a state the sound begins here: its first
         half frame stands at the first phase. `last` adds the half frame after the last centre, where it stands again.
         The phase is float64 modulo one cycle: as precise after an hour as in the first second.
         """
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=torch.float64)
         step = (f0.double()[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)  # [B, L, H] cycles per sample
-        begin = torch.zeros_like(step[:, :1]) if carry is None else carry.cycles[:, None]
+        begin = torch.zeros_like(step[:, :1]) if state is None else state.cycles[:, None]
         ends = (begin + (SAMPLES_PER_FRAME * step).cumsum(1)).remainder(1.0)
         starts = torch.cat([begin, ends[:, :-1]], 1)
         ramp = torch.arange(SAMPLES_PER_FRAME, device=f0.device, dtype=torch.float64)[:, None] + 0.5
         cycles = (starts[:, :, None] + ramp * step[:, :, None]).flatten(1, 2)  # [B, 480 L, H]
-        if carry is None:
+        if state is None:
             cycles = torch.cat([ends[:, :1].expand(-1, HALF_FRAME, -1), cycles[:, SAMPLES_PER_FRAME:]], 1)
         if last:
             cycles = torch.cat([cycles, ends[:, -1:].expand(-1, HALF_FRAME, -1)], 1)
         voiced = f0 > self.config.voiced_above_hz
-        skip = 0 if carry is None else HALF_FRAME
-        frames = voiced if carry is None else torch.cat([carry.voiced, voiced], 1)
+        skip = 0 if state is None else HALF_FRAME
+        frames = voiced if state is None else torch.cat([state.voiced, voiced], 1)
         n = cycles.shape[1]
         is_voiced = frames.repeat_interleave(SAMPLES_PER_FRAME, 1)[:, skip : skip + n]
         phase = (2 * math.pi * cycles.remainder(1.0)).to(self.wide)
         sines = self._noisy_sines(phase, is_voiced, noise(SAMPLES_PER_FRAME * first - skip, n))
-        return self.mix(sines), Carry(ends[:, -1], voiced[:, -1:])
+        return self.mix(sines), SineState(ends[:, -1], voiced[:, -1:])
 
     @torch.inference_mode()
     def restarted_sines(self, f0: Tensor, first: int, noise: Noise) -> Tensor:
