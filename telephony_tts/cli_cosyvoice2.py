@@ -303,13 +303,13 @@ def _random(arguments: argparse.Namespace) -> int:
 
 def _pull(arguments: argparse.Namespace) -> int:
     """Exit status 0 if the directory is complete and good, 130 if broken off by Ctrl-C."""
-    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, ProgressLine, pull
+    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, DownloadProgress, pull
     from telephony_tts.engines.cosyvoice2.checkpoint.hubs import open_hub
 
     directory = Path(arguments.dir)
     repo = arguments.repo or OFFICIAL_REPOS[arguments.source]
     try:
-        with ProgressLine(sys.stderr) as progress:
+        with DownloadProgress(sys.stderr) as progress:
             pulled = pull(directory, open_hub(arguments.source), repo, arguments.revision, progress)
     except KeyboardInterrupt:
         print("telephony-tts: broken off; the same command goes on from here", file=sys.stderr)

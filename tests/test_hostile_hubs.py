@@ -15,7 +15,7 @@ from hub_rig import FakeHub, serving
 
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
-from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, ProgressLine, pull
+from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, DownloadProgress, pull
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
@@ -50,7 +50,7 @@ class Hub:
 
 
 def pulled(hub: Hub, directory: Path) -> None:
-    pull(directory, hub, "a/b", None, ProgressLine(io.StringIO()))
+    pull(directory, hub, "a/b", None, DownloadProgress(io.StringIO()))
 
 
 def whole(data: bytes, sink: Sink, offset: int) -> None:

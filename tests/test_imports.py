@@ -71,7 +71,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.checkpoint": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.checkpoint.sizes": row("errors metrics clock", "torch yaml"),
     "telephony_tts.engines.cosyvoice2.checkpoint.hubs": row("errors metrics clock", "huggingface_hub modelscope_hub"),
-    "telephony_tts.engines.cosyvoice2.checkpoint.download": row("errors metrics clock"),
+    "telephony_tts.engines.cosyvoice2.checkpoint.download": row("errors metrics clock", "tqdm"),
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.transport": row("errors metrics clock wire session engines.api logs", "websockets"),

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
 from telephony_tts.engines.cosyvoice2.model.file_names import (
     FLOW_FILE,
@@ -95,7 +94,7 @@ class Pulled:
     warnings: tuple[str, ...]
 
 
-def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: ProgressLine) -> Pulled:
+def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> Pulled:
     """Make `directory` hold the files of the repository that the engine needs.
 
     Raises ConfigError for a directory that cannot be used, EngineUnavailable where the hub lacks something, cannot be
@@ -158,7 +157,7 @@ def _check_space(directory: Path, missing: list[HubFile]) -> None:
 # ------------------------------------------------------------------------------- fetch
 
 
-def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: ProgressLine) -> None:
+def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: DownloadProgress) -> None:
     """Fetch one file, going on where an earlier pull broke off, and put it in its place if it is right."""
     path, part = directory / file.name, _part_path(directory, file)
     if path.exists():
@@ -235,7 +234,7 @@ class _Counted:
     """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them, and
     whether they sent more than `most` bytes: those are not written."""
 
-    def __init__(self, file: BinaryIO, progress: ProgressLine, most: int) -> None:
+    def __init__(self, file: BinaryIO, progress: DownloadProgress, most: int) -> None:
         self._file, self._progress, self._most = file, progress, most
         self.failure: OSError | None = None
         self.overflowed = False
@@ -267,11 +266,11 @@ class _Counted:
 # ------------------------------------------------------------------------------ verify
 
 
-def _is_right(path: Path, file: HubFile, progress: ProgressLine) -> bool:
+def _is_right(path: Path, file: HubFile, progress: DownloadProgress) -> bool:
     return path.is_file() and not _problem(path, file, progress)
 
 
-def _problem(path: Path, file: HubFile, progress: ProgressLine) -> str:
+def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
     """How a file on disk differs from what the hub, or else the known release, says of it; "" where it does not."""
     known_size, known_sha256 = KNOWN.get(file.name, (None, None))
     size = file.size if file.size is not None else known_size
@@ -306,7 +305,7 @@ def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> l
     return [f"another release than the one this was made for: {names}{hint}"]
 
 
-def _sha256(path: Path, progress: ProgressLine | None = None) -> str:
+def _sha256(path: Path, progress: DownloadProgress | None = None) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(READ_BYTES):
@@ -326,64 +325,74 @@ def _part_path(directory: Path, file: HubFile) -> Path:
 # ---------------------------------------------------------------------------- progress
 
 
-class ProgressLine:
-    """On a terminal one line that moves; else a line per file, of a large one also when it begins and at each tenth."""
+class DownloadProgress:
+    """On a terminal, tqdm's bar for the current file. Elsewhere one line per file.
 
-    LARGE = 100_000_000
+    Elsewhere a large file also has a line when it begins and one for each tenth, so that a log shows that it goes on.
+    """
+
+    LARGE_BYTES = 100_000_000
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._moves = stream.isatty()
-        self._name, self._verb, self._size = "", "", 0
-        self._n, self._n_start, self._start_ns, self._step = 0, 0, 0, -1
+        self._is_terminal = stream.isatty()
+        self._bar: Any = None
+        self._name, self._size, self._n, self._n_tenths = "", 0, 0, 0
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> DownloadProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self._close_bar()
 
     def start(self, name: str, size: int | None, n: int, verb: str = "fetching") -> None:
-        self._name, self._verb, self._size = name, verb, size or 0
-        self._n = self._n_start = n
-        self._start_ns, self._step = monotonic_ns(), -1
-        if not self._moves and self._size >= self.LARGE:
-            going_on = f", going on at {_size(n)}" if n else ""
-            self._line(f"{verb} {name} ({_size(self._size)}){going_on}")
+        """A new file of `size` bytes, of which `n` are there already."""
+        self._close_bar()
+        self._name, self._size, self._n = name, size or 0, n
+        self._n_tenths = self._tenths()
+        if self._is_terminal:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=f"{verb} {name}", total=size, initial=n, unit="B", unit_scale=True, leave=False,
+                file=self._stream, dynamic_ncols=True,
+            )  # fmt: skip
+        elif self._size >= self.LARGE_BYTES:
+            continued = f", continued from {_size(n)}" if n else ""
+            self._line(f"{verb} {name} ({_size(self._size)}){continued}")
 
     def advance(self, n: int) -> None:
+        """`n` more bytes."""
         self._n += n
-        share = self._n / self._size if self._size else 0.0
-        step = int(share * (200 if self._moves else 10))
-        if step == self._step:
-            return
-        self._step = step
-        if self._moves:
-            n_full = int(30 * share)
-            seconds = max((monotonic_ns() - self._start_ns) / 1e9, 1e-3)
-            speed = f"{(self._n - self._n_start) / seconds / 1e6:.0f} MB/s"
-            bar = "█" * n_full + "·" * (30 - n_full)
-            self._clear()
-            self._stream.write(f"  {bar} {share:4.0%} of {_size(self._size)}  {self._verb} {self._name}  {speed}")
-            self._stream.flush()
-        elif self._size >= self.LARGE and 0 < step < 10:
-            self._line(f"  {self._name} {10 * step} %")
+        if self._bar is not None:
+            self._bar.update(n)
+        elif self._size >= self.LARGE_BYTES and self._tenths() != self._n_tenths:
+            self._n_tenths = self._tenths()
+            if self._n_tenths < 10:
+                self._line(f"  {self._name} {10 * self._n_tenths} %")
 
     def restart(self) -> None:
-        self._n = self._n_start = 0
+        """The file begins again at its first byte."""
+        self._n = self._n_tenths = 0
+        if self._bar is not None:
+            self._bar.reset()
 
     def note(self, text: str) -> None:
-        self._clear()
+        """A line that stays."""
+        self._close_bar()
         self._line(text)
+
+    def _tenths(self) -> int:
+        return 10 * self._n // self._size if self._size else 0
 
     def _line(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
-    def _clear(self) -> None:
-        if self._moves:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 def _size(n: int) -> str:
