@@ -90,7 +90,7 @@ def test_a_model_is_fetched_checked_and_speaks(
     told = capsys.readouterr()
     assert contents(model) == wanted(hub)
     assert told.out.splitlines()[-1] == f"{model}: complete and compatible"
-    assert f"{len(wanted(hub))} files fetched, 0 were there" in told.out
+    assert f"{len(wanted(hub))} files fetched, 0 were already there" in told.out
     assert "llm.pt (3.8 MB) fetched and verified" in told.err.splitlines()
     assert "\r" not in told.err, "no moving line where nobody looks"
     say = ["say", "Hi.", str(tmp_path / "a.wav"), "--engine", "cosyvoice2", "--model", str(model)]
@@ -112,7 +112,7 @@ def test_what_is_there_and_right_is_not_fetched_again(
     told = capsys.readouterr()
     assert sorted(name for name, _ in hub.requests) == ["campplus.onnx", "cosyvoice2.yaml", "hift.pt"]
     assert "hift.pt differs from the hub's and is replaced" in told.err
-    assert f"3 files fetched, {len(wanted(hub)) - 3} were there" in told.out
+    assert f"3 files fetched, {len(wanted(hub)) - 3} were already there" in told.out
     assert contents(tmp_path / "m") == wanted(hub)
 
 
@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_a_directory_that_the_next_pull_continues(
         finally:
             pull.kill()
             pull.wait()
-        assert pull.returncode == 130 and error.splitlines()[-1].endswith("the same command goes on from here")
+        assert pull.returncode == 130 and error.splitlines()[-1].endswith("repeat the command to continue")
         assert not (tmp_path / "llm.pt").exists()
         hub.stall.clear()
         hub.requests.clear()
@@ -348,7 +348,7 @@ def test_a_disk_that_fills_up_is_not_taken_for_the_network(
     assert "cannot be written to (No space left on device)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "words"), [("file", "is no directory"), ("random", "or delete it")])
+@pytest.mark.parametrize(("kind", "words"), [("file", "is not a directory"), ("random", "or delete it")])
 def test_a_directory_that_is_something_else_is_left_alone(
     kind: str, words: str, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
-"""Fetching a model directory: only what the engine reads, resumable, and every file compared with its hash.
+"""Downloads a model directory: only the files that the engine reads, resumable, each compared with its hash.
 
-A file is fetched into a `.part` beside it that is named by its hash, and takes its place when it is whole and right. So
-whatever breaks off, the directory holds only right files and the next pull goes on.
+A file is fetched into a `.part` beside it, which is named after its hash, and is renamed when it is complete and right.
+So the directory never holds a wrong file, and an interrupted pull continues.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NEEDED = (
 )  # fmt: skip
 IF_THERE = (SPEAKERS_FILE,)
 DISPENSABLE = (f"{TOKENIZER_DIR}/generation_config.json", f"{TOKENIZER_DIR}/tokenizer_config.json")
-"""Part of the official directory, but one speaks without them: a fine-tuned repository may lack them."""
+"""Files that the official directory has and a fine-tuned repository may lack: speech does not need them."""
 
-# Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, the one in use since 2025. Sizes and hashes of the
-# .pt and .onnx files are those of the hub's LFS metadata as several public lock files quote them (read 2026-11-20);
-# those of the small files were computed by the owners of such lock files and agree among at least two of them.
+# Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, in use since 2025. Sizes and hashes of the .pt and
+# .onnx files are from the hub's LFS metadata, as several public lock files quote them (read 2026-11-20). Those of the
+# small files were computed by the owners of such lock files; at least two of them agree.
 KNOWN_REVISION = "eec1ae6c79877dbd9379285cf8789c9e0879293d"
 KNOWN: dict[str, tuple[int, str]] = {
     "cosyvoice2.yaml": (7_330, "0af2c0d010c477187c39f3e8fd5f1ae2e4e6f90ad03ba37c10ed6c6a87b05959"),
@@ -73,20 +73,20 @@ KNOWN: dict[str, tuple[int, str]] = {
 }
 
 SPARE_BYTES = 50_000_000
-"""Disk space that is to be left over."""
+"""Disk space that a pull leaves free."""
 READ_BYTES = 1 << 20
 MAX_NAMED = 4
 MAX_FRUITLESS = 3
-"""Attempts in a row that bring less than a chunk, and not the end, before a file is given up. One that brings more is
-free, so the longest file has a bounded number of them."""
+"""Attempts in a row that bring less than a chunk and not the end, after which a file is given up. Attempts that bring
+more do not count, but the size of the file bounds their number."""
 UNANNOUNCED_BYTES = 1_000_000_000
-"""The most that is taken of a file whose size nobody knows."""
+"""The most bytes of a file whose size is unknown."""
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What came of a pull."""
+    """The result of a pull."""
 
     revision: str
     n_fetched: int
@@ -95,13 +95,13 @@ class Pulled:
 
 
 def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> Pulled:
-    """Make `directory` hold the files of the repository that the engine needs.
+    """Fetches the files of the repository that the engine needs into `directory`.
 
-    Raises ConfigError for a directory that cannot be used, EngineUnavailable where the hub lacks something, cannot be
-    reached or gives other bytes than it says.
+    Raises ConfigError for a directory that cannot be used. Raises EngineUnavailable if the hub lacks a file, cannot be
+    reached or sends other bytes than it announced.
     """
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory: give the name of a new one")
+        raise ConfigError(f"{directory} is not a directory: give the name of a new one")
     if (directory / RANDOM_MARK).exists():
         raise ConfigError(f"{directory} holds a random checkpoint: give another directory, or delete it")
     listing = hub.listing(repo, revision)
@@ -121,25 +121,25 @@ def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: D
 
 
 def _wanted(listing: Listing) -> list[HubFile]:
-    """The files to fetch, small ones first: what is wrong with a repository shows before gigabytes have come."""
+    """The files to fetch, small ones first: a wrong repository shows before gigabytes are fetched."""
     absent = [name for name in NEEDED if name not in listing.files and name not in DISPENSABLE]
     if absent:
         raise EngineUnavailable(
-            f"{listing.repo} at {listing.revision} is no CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
+            f"{listing.repo} at {listing.revision} is not a CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
         )
     files = [listing.files[name] for name in (*NEEDED, *IF_THERE) if name in listing.files]
     for file in files:
         said = [digest for digest in (file.sha256, file.git_sha1) if digest is not None]
         if (file.size is not None and file.size < 0) or not all(_HASH.fullmatch(digest) for digest in said):
             raise EngineUnavailable(
-                f"the hub says of {file.name} a size or hash that cannot be ({file.size}, {', '.join(said)[:80]}): "
+                f"the hub gives an impossible size or hash for {file.name} ({file.size}, {', '.join(said)[:80]}): "
                 "use another --source"
             )
     return sorted(files, key=lambda file: file.size or 0)
 
 
 def _check_space(directory: Path, missing: list[HubFile]) -> None:
-    """Raises ConfigError where the disk is too small for what is still to come."""
+    """Raises ConfigError if the disk is too small for the bytes that are still to be fetched."""
     parts = [_part_path(directory, file) for file in missing]
     there = sum(part.stat().st_size for part in parts if part.is_file() and not part.is_symlink())
     needed = sum(file.size or 0 for file in missing) - there + SPARE_BYTES
@@ -158,15 +158,15 @@ def _check_space(directory: Path, missing: list[HubFile]) -> None:
 
 
 def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: DownloadProgress) -> None:
-    """Fetch one file, going on where an earlier pull broke off, and put it in its place if it is right."""
+    """Fetches one file, continuing an earlier pull, and puts it in its place if it is right."""
     path, part = directory / file.name, _part_path(directory, file)
     if path.exists():
         progress.note(f"{file.name} differs from the hub's and is replaced")
     part.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(part) as opened:
+    with _locked(part) as opened:
         if file.size is None or part.stat().st_size > file.size:
             opened.truncate(0)
-        sink = _Counted(opened, progress, _most(file))
+        sink = _CountedSink(opened, progress, _most(file))
         progress.start(file.name, file.size, part.stat().st_size)
         _read_all(hub, listing, file, sink)
         opened.flush()
@@ -175,22 +175,22 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     if problem:
         part.unlink()
         raise EngineUnavailable(
-            f"{file.name}: {problem}; what came was removed. Pull again, and if it happens again use another --source"
+            f"{file.name}: {problem}; the file was removed. Pull again, and if it happens again use another --source"
         )
     part.replace(path)
     for stale in path.parent.glob(f".{path.name}.*.part"):
-        stale.unlink()  # of other releases
+        stale.unlink()  # a part of another release
     is_verified = file.sha256 or file.git_sha1 or file.name in KNOWN
     progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched" + (" and verified" if is_verified else ""))
 
 
 def _most(file: HubFile) -> int:
-    """Bytes a file may have: what its hub says, or else the known release."""
+    """The most bytes of a file: its size in the hub, else in the known release."""
     known = KNOWN.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
     return file.size if file.size is not None else known
 
 
-def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None:
+def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _CountedSink) -> None:
     fruitless = 0
     while file.size is None or sink.tell() < file.size:
         before = sink.tell()
@@ -209,16 +209,16 @@ def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None
             return
         if fruitless >= MAX_FRUITLESS or (failure is not None and not failure.retryable):
             raise failure or EngineUnavailable(
-                f"{file.name} could not be fetched: the hub ends it after a few bytes each time; pull again later, or "
+                f"{file.name} could not be fetched: the hub stops after a few bytes each time; pull again later or "
                 "use another --source"
             )
 
 
 @contextmanager
-def _alone(part: Path) -> Iterator[BinaryIO]:
-    """The part, open at its end. What is no file of its own, such as a link to another, is removed and not written to.
+def _locked(part: Path) -> Iterator[BinaryIO]:
+    """The part, open for appending and locked. If it is not a plain file, for example a link, it is removed first.
 
-    Raises ConfigError where another pull writes it.
+    Raises ConfigError if another pull has locked it.
     """
     if part.is_symlink() or (part.exists() and not part.is_file()):
         part.unlink()
@@ -226,13 +226,12 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{part.parent} is being fetched by another pull: wait for it") from None
+            raise ConfigError(f"another pull is fetching {part.parent}: wait for it") from None
         yield file
 
 
-class _Counted:
-    """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them, and
-    whether they sent more than `most` bytes: those are not written."""
+class _CountedSink:
+    """A `Sink`. It keeps the error of a failed write, and refuses and notes more than `most` bytes."""
 
     def __init__(self, file: BinaryIO, progress: DownloadProgress, most: int) -> None:
         self._file, self._progress, self._most = file, progress, most
@@ -258,7 +257,7 @@ class _Counted:
         return self._file.seek(offset)
 
     def truncate(self) -> int:
-        """Cut at the position: the hub begins anew, whatever was asked of it."""
+        """Cuts the file at the position: the hub starts again instead of continuing."""
         self._progress.restart()
         return self._file.truncate()
 
@@ -271,7 +270,7 @@ def _is_right(path: Path, file: HubFile, progress: DownloadProgress) -> bool:
 
 
 def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
-    """How a file on disk differs from what the hub, or else the known release, says of it; "" where it does not."""
+    """How a file on disk differs from the hub's description or, without one, from the known release; "" if equal."""
     known_size, known_sha256 = KNOWN.get(file.name, (None, None))
     size = file.size if file.size is not None else known_size
     n = path.stat().st_size
@@ -290,7 +289,7 @@ def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
 
 
 def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> list[str]:
-    """One warning that names what is right by its hub but of another release than the one this engine was made for."""
+    """One warning that names the files that the hub has in another release than the one this engine was made for."""
     unlike = []
     for file in files:
         if file.name in KNOWN:
@@ -301,8 +300,8 @@ def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> l
     if not unlike:
         return []
     names = ", ".join(unlike) if len(unlike) <= MAX_NAMED else f"{len(unlike)} of {len(files)} files differ"
-    hint = f"; --source huggingface --revision {KNOWN_REVISION} is that one" if is_official else ""
-    return [f"another release than the one this was made for: {names}{hint}"]
+    hint = f"; --source huggingface --revision {KNOWN_REVISION} gets that one" if is_official else ""
+    return [f"another release than the one that this engine was made for: {names}{hint}"]
 
 
 def _sha256(path: Path, progress: DownloadProgress | None = None) -> str:
@@ -316,7 +315,7 @@ def _sha256(path: Path, progress: DownloadProgress | None = None) -> str:
 
 
 def _part_path(directory: Path, file: HubFile) -> Path:
-    """Named by the content, so that two releases are never mixed."""
+    """Named after the content, so that two releases are never mixed."""
     mark = (file.sha256 or file.git_sha1 or "unknown")[:12]
     path = directory / file.name
     return path.with_name(f".{path.name}.{mark}.part")

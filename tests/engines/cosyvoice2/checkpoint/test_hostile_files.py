@@ -165,9 +165,9 @@ def test_what_nobody_uses_may_hold_anything(directory: Path) -> None:
 )
 def test_tensors_without_numbers_are_named(directory: Path, value: Tensor) -> None:
     changed(directory / "flow.pt", encoder_proj__bias=value)
-    expected = ["flow.pt: 1 tensors hold no plain numbers: encoder_proj.bias"]
+    expected = ["flow.pt: 1 tensors do not hold plain numbers: encoder_proj.bias"]
     assert check_model_directory(directory) == expected
-    with pytest.raises(EngineUnavailable, match="no plain numbers"):
+    with pytest.raises(EngineUnavailable, match="not hold plain numbers"):
         load_model_directory(directory)
 
 
@@ -231,7 +231,7 @@ def voice_file(path: Path, features: PromptFeatures, about: object = None, **ten
         ({}, {"mel": torch.zeros(173, 80)}, r"the mel is \[173, 80\]"),
         ({}, {"embedding": torch.full((192,), math.nan)}, "embedding is not finite"),
         ({}, {"speech_tokens": torch.full((87,), math.inf)}, r"not all in 0\.\.6560"),
-        ({}, {"mel": torch.zeros(174, 80, dtype=torch.complex64)}, "mel holds no plain numbers"),
+        ({}, {"mel": torch.zeros(174, 80, dtype=torch.complex64)}, "mel does not hold plain numbers"),
         ({}, {"transcript_ids": torch.tensor([0.5])}, "ids of the transcript"),
         ({"transcript": 5}, {}, "the transcript is a int"),
         ({"provenance": [1]}, {}, "the provenance"),
@@ -295,9 +295,9 @@ def third_party(features: PromptFeatures, text: object) -> dict[str, object]:
         (lambda f: {"embedding": f.embedding[None].to_sparse()}, "plain numbers"),
         (lambda f: {"embedding": torch.ones(1, 1).expand(1, 1 << 40)}, "plain numbers"),
         (lambda f: {"embedding": torch.ones(1, 192, dtype=torch.complex64)}, "plain numbers"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.inf])), "_len is no length"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.nan])), "_len is no length"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.empty(1, device="meta")), "_len is no length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.inf])), "_len is not a length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.nan])), "_len is not a length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.empty(1, device="meta")), "_len is not a length"),
         (lambda f: prompted(f, prompt_text=torch.tensor([[0.5]])), "ids of the transcript"),
         (lambda f: prompted(f, prompt_text=torch.tensor([[1 << 40]])), "ids of the transcript"),
         (lambda f: third_party(f, 5), "prompt_text is a int"),
@@ -326,7 +326,7 @@ def test_a_speaker_whose_name_is_none_is_a_problem(tmp_path: Path, features: Pro
 def test_a_name_whose_file_would_have_too_long_a_name(tmp_path: Path, features: PromptFeatures) -> None:
     store = VoiceStore(tmp_path)
     for act in (lambda: store.check_free(LONG_NAME), lambda: store.save(LONG_NAME, features)):
-        with pytest.raises(ConfigError, match=r"cannot be a voice's name.*200 bytes"):
+        with pytest.raises(ConfigError, match=r"is not a valid name for a voice.*200 bytes"):
             act()
     for refused in (store.load, store.remove):
         with pytest.raises(UnknownVoice):
@@ -348,7 +348,7 @@ def test_a_network_that_fails_is_named_with_its_file(tmp_path: Path) -> None:
         graph.run(None, {"feats": np.zeros((1, 3, 8), np.float32), "feats_length": np.zeros(1, np.int32)})
     assert "\n" not in caught.value.message and len(caught.value.message) < 600
     (tmp_path / "speaker.onnx").write_bytes(wrong)
-    with pytest.raises(EngineUnavailable, match=r"speaker\.onnx is no usable ONNX file"):
+    with pytest.raises(EngineUnavailable, match=r"speaker\.onnx is not a usable ONNX file"):
         open_graph(tmp_path / "speaker.onnx", 1)
 
 
@@ -368,11 +368,11 @@ class Odd:
 @pytest.mark.parametrize(
     ("outputs", "error", "words"),
     [
-        ([], EngineUnavailable, "gives no array of numbers"),
-        ([[1]], EngineUnavailable, "gives no array of numbers"),
-        ([np.array(["a"])], EngineUnavailable, "gives no array of numbers"),
+        ([], EngineUnavailable, "does not give an array of numbers"),
+        ([[1]], EngineUnavailable, "does not give an array of numbers"),
+        ([np.array(["a"])], EngineUnavailable, "does not give an array of numbers"),
         ([np.array([math.nan], np.float32)], AudioError, "not finite"),
-        ([np.zeros(0, np.int32)], AudioError, "no speech tokens came out"),
+        ([np.zeros(0, np.int32)], AudioError, "speech tokenizer gave no tokens"),
     ],
 )
 def test_outputs_that_are_none_make_no_voice(

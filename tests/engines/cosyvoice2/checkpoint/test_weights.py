@@ -287,7 +287,7 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
         "encoder_proj.bias is [81] and should be [80]",
         "1 tensors are not of floating point: encoder_proj.weight",
         "hift.pt cannot be read: it is cut off or damaged\n",
-        "llm.pt is no plain file of tensors",
+        "llm.pt is not a plain file of tensors",
         f"telephony-tts models pull {directory}",
         f"telephony-tts models check {directory}",
     ):
@@ -298,7 +298,7 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
 def test_no_directory_and_an_empty_one(tmp_path: Path) -> None:
     assert check_model_directory(tmp_path / "nowhere") == ["there is no such directory"]
     (tmp_path / "file").touch()
-    assert check_model_directory(tmp_path / "file") == ["it is a file and no directory"]
+    assert check_model_directory(tmp_path / "file") == ["it is a file, not a directory"]
     (tmp_path / "file").unlink()
     problems = check_model_directory(tmp_path)
     assert len(problems) == 9 and all("missing" in problem for problem in problems)
@@ -310,7 +310,7 @@ def test_models_of_other_generations_are_recognised(directory: Path) -> None:
     (directory / "cosyvoice3.yaml").touch()
     assert check_model_directory(directory) == ["cosyvoice3.yaml belongs to CosyVoice3"]
     (directory / "flow.pt").rename(directory / "flow.cache.pt")
-    assert any("flow.cache.pt cannot stand in" in problem for problem in check_model_directory(directory))
+    assert any("flow.cache.pt cannot replace flow.pt" in problem for problem in check_model_directory(directory))
 
 
 def cut(path: Path, share: float = 0.5) -> None:
@@ -321,8 +321,8 @@ def cut(path: Path, share: float = 0.5) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("campplus.onnx", "is no usable ONNX file, it is cut off or damaged"),
-        ("speech_tokenizer_v2.onnx", "is no usable ONNX file, it is cut off or damaged"),
+        ("campplus.onnx", "is not a usable ONNX file, it is cut off or damaged"),
+        ("speech_tokenizer_v2.onnx", "is not a usable ONNX file, it is cut off or damaged"),
         ("spk2info.pt", "cannot be read: it is cut off or damaged"),
         ("CosyVoice-BlankEN/vocab.json", "is cut off or damaged"),
         ("CosyVoice-BlankEN/merges.txt", "is cut off"),
@@ -410,4 +410,4 @@ def test_damaged_files_are_problems_and_no_exceptions(directory: Path, seed: int
 @pytest.mark.parametrize("data", [[1, 2], {"model": {"a": torch.zeros(1)}}, {}, torch.zeros(3), {1: torch.zeros(1)}])
 def test_a_file_that_holds_something_else(directory: Path, data: object) -> None:
     torch.save(data, directory / "flow.pt")
-    assert check_model_directory(directory) == ["flow.pt holds no tensors by name"]
+    assert check_model_directory(directory) == ["flow.pt does not hold tensors by name"]

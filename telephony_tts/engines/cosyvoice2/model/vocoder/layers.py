@@ -23,7 +23,7 @@ WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.we
 
 @dataclass(frozen=True, slots=True)
 class VocoderConv:
-    """Weight [out, in, 1, k], in memory [out, k, in], and bias [out]."""
+    """A convolution: weight [out, in, 1, k], which lies in memory as [out, k, in], and bias [out]."""
 
     weight: Tensor
     bias: Tensor
@@ -32,11 +32,11 @@ class VocoderConv:
 
     @property
     def reach(self) -> int:
-        """Columns seen to either side."""
+        """Columns that an output column sees on each side"""
         return (self.weight.shape[3] - 1) * self.dilation // 2
 
     def __call__(self, x: Tensor, left: int, right: int) -> Tensor:
-        """[B, T, in] after `left` zeros and before `right` zeros -> [B, T', out] in the weight's number type."""
+        """x [B, T, in] with `left` zeros before it and `right` zeros after it -> [B, T', out] in the weight's dtype."""
         if left != right:
             x, left = F.pad(x, (0, 0, left, right)), 0
         x = x.to(self.weight.dtype).transpose(1, 2).unsqueeze(2)
@@ -46,18 +46,18 @@ class VocoderConv:
 
 @dataclass(frozen=True, slots=True)
 class UpsampleConv:
-    """A transposed convolution of `rate`, as one that gives `rate` columns of output for each of input."""
+    """A transposed convolution of stride `rate`, as a convolution with `rate` columns of output per column of input."""
 
     conv: VocoderConv
-    """Weight [rate out, in, 1, ceil(k / rate)]; taps that the transposed kernel lacks are zero."""
+    """Weight [rate out, in, 1, ceil(k / rate)]. Taps beyond the transposed kernel are zero."""
     rate: int
     pad: int
-    """Columns that are dropped from the transposed convolution's two ends."""
+    """Columns that are dropped at each end of the transposed convolution"""
 
     def __call__(self, x: Tensor, first: int, wanted_first: int, wanted_until: int) -> Tensor:
-        """[B, T, in], which is columns first .. first + T -> columns wanted_first .. wanted_until, [B, n, out].
+        """Input columns first .. first + T, [B, T, in] -> output columns wanted_first .. wanted_until, [B, n, out].
 
-        Columns of input beyond the given ones are nought.
+        Input columns beyond these are zero.
         """
         low, high = (wanted_first + self.pad) // self.rate, (wanted_until - 1 + self.pad) // self.rate + 1
         left = first - (low - self.conv.weight.shape[3] + 1)
@@ -68,7 +68,7 @@ class UpsampleConv:
 
 @dataclass(frozen=True, slots=True)
 class VocoderLinear:
-    """Weight [out, in] and bias [out]."""
+    """Weight [out, in] and bias [out]. A layer of the pitch has a kernel too: weight [out, in, k]."""
 
     weight: Tensor
     bias: Tensor
@@ -86,17 +86,17 @@ class Snake:
     inverse: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, T, C] -> the same in alpha's number type, a tensor of its own."""
+        """[B, T, C] -> a new tensor [B, T, C] in the dtype of alpha."""
         wave = sine_(x * self.alpha).square_()
         return torch.addcmul(x, wave, self.inverse, out=wave)
 
 
 def sine_(x: Tensor) -> Tensor:
-    """The sine, in place. On a CPU numpy's: at float32 it takes two fifths of the time that torch takes."""
+    """The sine, in place. In float32 on a CPU it is numpy's, which takes two fifths of the time of torch's."""
     if x.dtype is not torch.float32 or x.device.type != "cpu":
         return x.sin_()
     values = x.numpy()
-    with np.errstate(invalid="ignore"):  # of an infinite value, whose sine is no number
+    with np.errstate(invalid="ignore"):  # the sine of an infinite value is NaN
         np.sin(values, out=values)
     return x
 
@@ -113,16 +113,16 @@ class ResidualStep:
 
 @dataclass(frozen=True, slots=True)
 class ResBlock:
-    """One step per dilation."""
+    """One residual step for each dilation."""
 
     steps: tuple[ResidualStep, ...]
     reach: int
 
     def __call__(self, x: Tensor, left: int = 0, right: int = 0) -> Tensor:
-        """[B, T, C], of which `left` and `right` columns are context -> [B, T - left - right, C].
+        """x [B, T, C], whose first `left` and last `right` columns are context -> [B, T - left - right, C].
 
-        With less context than `reach` the signal ends there: zeros follow. Each convolution takes its share of the
-        context, so that the last one computes the wanted columns alone.
+        If a side has less context than `reach`, the signal ends there and zeros follow. Each convolution uses up its
+        share of the context, so that the last one computes only the wanted columns.
         """
         after = self.reach
         for step in self.steps:
