@@ -163,7 +163,7 @@ def test_what_is_no_file_of_speakers_is_refused_in_a_line(
     (model / "cut.pt").write_bytes((model / "spk2info.pt").read_bytes()[:20_000])
     assert main(["voices", "import", str(model / name), "--model", str(model)]) == 2
     error = told(capsys)
-    assert f"{model}/{name} " in error and words in error and "no spk2info.pt" in error
+    assert f"{model}/{name} " in error and words in error and "not a spk2info.pt" in error
     assert "weights_only" not in error and "PyTorch" not in error and len(error) < 250 + len(str(model))
 
 

@@ -1,4 +1,4 @@
-"""HiFT once more, by torch's own parts: its weight norm, its STFT, its interpolation (specification 6).
+"""A plain HiFT from torch's own parts (weight norm, STFT, interpolation; specification 6), and calls for tests.
 
 The pitch and the phase are float32 like the reference's: a phase grows with the time, and its rounding is heard.
 """
@@ -23,7 +23,7 @@ CACHE = 8
 
 @dataclass
 class Parts:
-    """What the vectors keep of one run."""
+    """Intermediate values of one run, for the vectors."""
 
     by_name: dict[str, Tensor] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class SlowHift:
 
 
 class SlowStream:
-    """Chunks as the reference joins them (specification 6.1); each call takes its noise from the table's first row."""
+    """Joins chunks as the reference does (specification 6.1). Each call takes the first rows of the noise table."""
 
     def __init__(self, hift: SlowHift, table: Tensor) -> None:
         self.hift, self.table = hift, table
@@ -154,7 +154,7 @@ def push(joint: Joint, mel: Tensor, *, last: bool = False) -> Tensor:
 
 
 def n_bytes(joint: ContinuousJoint) -> int:
-    """Bytes that the joint holds between chunks, but for the phases and voicing of its sines."""
+    """Bytes that the joint holds between chunks, except the phases and voicing of its sines."""
     tensors = [joint._mel, joint._source] + ([joint._tail] if joint._tail is not None else [])
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 

@@ -85,7 +85,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """The result of a pull."""
 
     revision: str
@@ -94,7 +94,7 @@ class Pulled:
     warnings: tuple[str, ...]
 
 
-def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> Pulled:
+def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> PullResult:
     """Fetches the files of the repository that the engine needs into `directory`.
 
     Raises ConfigError for a directory that cannot be used. Raises EngineUnavailable if the hub lacks a file, cannot be
@@ -117,7 +117,7 @@ def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: D
             f"{directory} cannot be written to ({error.strerror or error}): make it writable or give another"
         ) from error
     warnings = _unlike_known(directory, files, is_official=repo in OFFICIAL_REPOS.values())
-    return Pulled(listing.revision, len(missing), len(kept), tuple(warnings))
+    return PullResult(listing.revision, len(missing), len(kept), tuple(warnings))
 
 
 def _wanted(listing: Listing) -> list[HubFile]:
@@ -327,7 +327,7 @@ def _part_path(directory: Path, file: HubFile) -> Path:
 class DownloadProgress:
     """On a terminal, tqdm's bar for the current file. Elsewhere one line per file.
 
-    Elsewhere a large file also has a line when it begins and one for each tenth, so that a log shows that it goes on.
+    Elsewhere a large file also has a line when it begins and one for each tenth, so that a log shows progress.
     """
 
     LARGE_BYTES = 100_000_000

@@ -1,8 +1,8 @@
 """Two small ONNX graphs with the inputs and outputs of the official ones, for random checkpoints.
 
-A model file is one protobuf message, and these functions write it byte by byte. The package `onnx` would do it too, but
-`models random` and the benchmarks are for users, who would need its wheel (9 MB) and protobuf for these two files. The
-tests run both graphs in onnxruntime. Field numbers are those of onnx.proto3, operator set 13.
+A model file is one protobuf message, and these functions write it byte by byte. The package `onnx` would do it too. But
+`models random` and the benchmarks are commands for users, which would then need its wheel (9 MB) and protobuf for these
+two files. The tests run both graphs in onnxruntime. Field numbers are those of onnx.proto3, operator set 13.
 """
 
 from __future__ import annotations

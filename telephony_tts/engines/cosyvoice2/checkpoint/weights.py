@@ -247,7 +247,7 @@ def _file_problems(path: Path, name: str) -> list[str]:
     if not start:
         return [f"{name} is empty: its download broke off"]
     if start.startswith(b"version https://git-lfs"):
-        return [f"{name} is a Git LFS pointer and not the file itself: run `git lfs pull` there, or pull it anew"]
+        return [f"{name} is a Git LFS pointer and not the file itself: run `git lfs pull` there, or pull it again"]
     return []
 
 

@@ -59,7 +59,7 @@ _LETTERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
+class EnrolledVoice:
     """A stored voice, and warnings about its quality."""
 
     path: Path
@@ -68,7 +68,7 @@ class Enrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedVoice:
     """A voice on disk: its features, or why it is not usable."""
 
     name: str
@@ -96,7 +96,7 @@ def enrol(
     replace: bool = False,
     trim: bool = False,
     made_by: str = "",
-) -> Enrolled:
+) -> EnrolledVoice:
     """Makes a voice from a recording and stores it. `transcript` holds the words of the recording, or is "".
 
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
@@ -139,12 +139,12 @@ def enrol(
     warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
         warnings.append(f"it replaces the voice {name} of the model's own {SPEAKERS_FILE}")
-    return Enrolled(store.save(name, features, replace), features, tuple(warnings))
+    return EnrolledVoice(store.save(name, features, replace), features, tuple(warnings))
 
 
 def import_speakers(
     path: Path, store: VoiceStore, sizes: VoiceSizes, only: tuple[str, ...] = (), replace: bool = False
-) -> Iterator[Listed]:
+) -> Iterator[ListedVoice]:
     """Stores the voices of a spk2info.pt, or those in `only`; yields each voice or why it was refused.
 
     Raises ConfigError, and stores nothing, if the file cannot be read or lacks a voice in `only`.
@@ -170,18 +170,18 @@ def _stored(
     store: VoiceStore,
     sizes: VoiceSizes,
     replace: bool,
-) -> Iterator[Listed]:
+) -> Iterator[ListedVoice]:
     for name in names:
         if name in refused:
-            yield Listed(name, None, refused[name])
+            yield ListedVoice(name, None, refused[name])
             continue
         try:
             check_fit(name, voices[name], sizes)
             store.save(name, voices[name], replace)
         except ConfigError as error:
-            yield Listed(name, None, error.message)
+            yield ListedVoice(name, None, error.message)
         else:
-            yield Listed(name, voices[name])
+            yield ListedVoice(name, voices[name])
 
 
 def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
@@ -200,18 +200,18 @@ def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
     store.remove(name)
 
 
-def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
+def list_voices(model_dir: Path | None, store: VoiceStore) -> list[ListedVoice]:
     """The model's own voices and those of the store, in the engine's order. A stored voice hides one of the model."""
-    found: dict[str, Listed] = {}
+    found: dict[str, ListedVoice] = {}
     if model_dir is not None:
         voices, problems = _speakers(model_dir / SPEAKERS_FILE)
-        found = {name: Listed(name, features) for name, features in voices.items()}
-        found |= {name: Listed(name, None, problem) for name, problem in _by_name(problems).items()}
+        found = {name: ListedVoice(name, features) for name, features in voices.items()}
+        found |= {name: ListedVoice(name, None, problem) for name, problem in _by_name(problems).items()}
     for name in store.names():
         try:
-            found[name] = Listed(name, store.load(name))
+            found[name] = ListedVoice(name, store.load(name))
         except EngineError as error:
-            found[name] = Listed(name, None, error.message)
+            found[name] = ListedVoice(name, None, error.message)
     sizes = ModelSizes(model_dir)
     return [_fitting(listed, sizes) for listed in found.values()]
 
@@ -302,13 +302,13 @@ def transcript_warnings(transcript: str, seconds: float) -> list[str]:
 # ------------------------------------------------------------------------------- parts
 
 
-def _fitting(listed: Listed, sizes: VoiceSizes) -> Listed:
+def _fitting(listed: ListedVoice, sizes: VoiceSizes) -> ListedVoice:
     if listed.features is None:
         return listed
     try:
         check_fit(listed.name, listed.features, sizes)
     except ConfigError as error:
-        return Listed(listed.name, None, error.message)
+        return ListedVoice(listed.name, None, error.message)
     return listed
 
 

@@ -182,7 +182,7 @@ class Recording:
         return self.wave.numel() / self.rate_hz
 
 
-class Graph(Protocol):
+class OnnxGraph(Protocol):
     """The methods of onnxruntime.InferenceSession that are used here."""
 
     def get_inputs(self) -> list[Any]: ...
@@ -190,10 +190,10 @@ class Graph(Protocol):
     def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any: ...
 
 
-class _NamedGraph:
+class _NamedOnnxGraph:
     """An open ONNX file. Its errors name the file."""
 
-    def __init__(self, graph: Graph, path: Path) -> None:
+    def __init__(self, graph: OnnxGraph, path: Path) -> None:
         self._graph, self._path = graph, path
 
     def get_inputs(self) -> list[Any]:
@@ -211,13 +211,13 @@ class _NamedGraph:
             ) from error
 
 
-def open_graph(path: Path, n_inputs: int | None = None) -> Graph:
+def open_graph(path: Path, n_inputs: int | None = None) -> OnnxGraph:
     """An open ONNX file. It runs on one thread, because voices are made on machines with live calls.
 
     Raises EngineUnavailable if the file cannot be used or does not have `n_inputs` inputs.
     """
     try:
-        return _NamedGraph(_opened(path, n_inputs), path)
+        return _NamedOnnxGraph(_opened(path, n_inputs), path)
     except ValueError as error:
         raise EngineUnavailable(
             f"{path} {error}: fetch it again with telephony-tts models pull {path.parent}"
@@ -235,7 +235,7 @@ def graph_problem(path: Path, n_inputs: int) -> str:
     return ""
 
 
-def _opened(path: Path, n_inputs: int | None) -> Graph:
+def _opened(path: Path, n_inputs: int | None) -> OnnxGraph:
     """Raises ValueError whose message continues a sentence that begins with the name of the file."""
     import onnxruntime
 
@@ -244,7 +244,7 @@ def _opened(path: Path, n_inputs: int | None) -> Graph:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     try:
-        graph: Graph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        graph: OnnxGraph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime does not export its error classes
         reason = str(error).rpartition("failed:")[2].strip().rstrip(".")
         raise ValueError(f"is not a usable ONNX file, it is cut off or damaged ({reason})") from error
@@ -367,8 +367,8 @@ def beginning(wave: Tensor, rate_hz: int) -> Tensor:
 
 def extract(
     recording: Recording,
-    speaker: Graph,
-    tokens: Graph,
+    speaker: OnnxGraph,
+    tokens: OnnxGraph,
     transcript: str = "",
     transcript_ids: tuple[int, ...] = (),
     provenance: Mapping[str, str] | None = None,
@@ -415,13 +415,13 @@ def aligned(
     )
 
 
-def _speech_tokens(graph: Graph, mel: Tensor) -> Tensor:
+def _speech_tokens(graph: OnnxGraph, mel: Tensor) -> Tensor:
     """Speech tokens [P] of a Whisper log-mel [128, T]."""
     ids = _only_output(graph, [mel[None].numpy(), np.array([mel.shape[1]], np.int32)])
     return torch.from_numpy(np.array(ids, np.int64).reshape(-1))
 
 
-def _only_output(graph: Graph, values: list[Any]) -> Any:
+def _only_output(graph: OnnxGraph, values: list[Any]) -> Any:
     """The only output, an array of finite numbers. Inputs are passed by position, because their names differ.
 
     Raises EngineUnavailable for another network, AudioError if the output is not finite.

@@ -1,4 +1,4 @@
-"""HiFT against the reference vectors, and the chunked vocoder against the whole one."""
+"""Compares HiFT with the reference vectors, and the vocoder in chunks with the whole utterance."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def vocoder(state: dict[str, Tensor]) -> Vocoder:
 
 @pytest.fixture(scope="module")
 def steady(state: dict[str, Tensor]) -> Vocoder:
-    """float32 with a pitch in float64: the same phase for any chunks."""
+    """float32 with a pitch in float64, which gives the same phase for any chunks."""
     return Vocoder.from_state(CONFIG, state, wide=torch.float64)
 
 
 @pytest.fixture(scope="module")
 def exact(state: dict[str, Tensor]) -> Vocoder:
-    """float64 throughout: what differs here differs by construction."""
+    """float64 throughout: a difference here is not a rounding error."""
     return Vocoder.from_state(CONFIG, state, torch.float64, torch.float64)
 
 
@@ -72,7 +72,7 @@ def noise(seed: int = 7) -> CounterNoise:
 
 
 def stream(joint: ContinuousJoint | UpstreamJoint, mel: Tensor, sizes: list[int]) -> Tensor:
-    """The mel in chunks of `sizes`, the rest as the last one."""
+    """Pushes the mel in chunks of `sizes`, and the rest as the last chunk."""
     parts, start = [], 0
     for size in sizes:
         parts.append(push(joint, mel[:, :, start : start + size]))
@@ -135,7 +135,7 @@ def test_every_spelling_of_the_checkpoint_loads_the_same(
         assert parity.error(got, want) < 1e-4
 
 
-def test_what_does_not_fit_is_listed_in_one_error(state: dict[str, Tensor]) -> None:
+def test_one_error_lists_every_tensor_that_does_not_fit(state: dict[str, Tensor]) -> None:
     broken = {**state, "conv_pre.bias": torch.zeros(3), "foreign": torch.zeros(1)}
     del broken["ups.1.bias"], broken["resblocks.0.convs1.0.parametrizations.weight.original0"]
     with pytest.raises(ValueError, match="does not fit") as caught:
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_listed_in_one_error(state: dict[str, Tensor]) -> N
 
 
 def changed_frames(before: Tensor, after: Tensor, per_frame: int) -> tuple[int, int]:
-    """First and last frame that differ."""
+    """The first and the last frame that differ."""
     differs = ((before - after).abs() > 0).flatten(0, -2).any(0).nonzero()[:, 0]
     return int(differs[0]) // per_frame, int(differs[-1]) // per_frame
 
@@ -173,7 +173,7 @@ def test_the_stated_reach_is_what_the_graph_sees(exact: Vocoder) -> None:
     assert at - first in (14, 15) and last - at in (14, 15)
 
 
-def test_no_audio_waits_longer_than_the_lookahead_and_some_waits_as_long(exact: Vocoder) -> None:
+def test_the_longest_wait_of_audio_is_the_lookahead(exact: Vocoder) -> None:
     n, at = 60, 40
     mel = random_mel(n).double()
     known = whole_audio(exact, mel, noise())
@@ -186,7 +186,7 @@ def test_no_audio_waits_longer_than_the_lookahead_and_some_waits_as_long(exact: 
     assert parity.error(stream(short, mel, [40]), known) > 1e-9
 
 
-def test_a_decoded_piece_equals_the_piece_of_the_whole(exact: Vocoder) -> None:
+def test_a_decoded_range_equals_that_range_of_the_whole(exact: Vocoder) -> None:
     mel = random_mel(60).double()
     source, _ = exact.excite(exact.f0(mel), 0, None, noise(), last=True)
     whole = exact.decode(mel, source, 0, 60)
@@ -230,7 +230,7 @@ def test_audio_comes_as_soon_as_it_is_final(steady: Vocoder) -> None:
     assert push(joint, random_mel(0), last=True).shape == (1, 20 * SAMPLES_PER_FRAME)
 
 
-def test_nothing_and_one_frame(steady: Vocoder) -> None:
+def test_no_frame_and_one_frame(steady: Vocoder) -> None:
     for joint in (ContinuousJoint(steady, noise()), UpstreamJoint(steady, noise())):
         assert push(joint, random_mel(0), last=True).shape == (1, 0)
     assert whole_audio(steady, random_mel(0), noise()).shape == (1, 0)
@@ -259,7 +259,7 @@ def test_work_and_memory_per_chunk_do_not_grow(steady: Vocoder, monkeypatch: pyt
     assert held[-1] < 150_000
 
 
-def test_two_interleaved_streams_are_each_as_alone_and_leave_the_model_as_it_was(
+def test_two_interleaved_streams_equal_each_alone_and_do_not_change_the_model(
     steady: Vocoder, state: dict[str, Tensor]
 ) -> None:
     mels = [random_mel(70, 1), random_mel(70, 2)]
@@ -280,7 +280,7 @@ def test_two_interleaved_streams_are_each_as_alone_and_leave_the_model_as_it_was
     assert torch.equal(whole_audio(fresh, mels[0], noise()), whole_audio(steady, mels[0], noise()))
 
 
-def test_a_batch_is_its_rows(steady: Vocoder) -> None:
+def test_a_batch_equals_its_rows(steady: Vocoder) -> None:
     mel = torch.cat([random_mel(20, 1), random_mel(20, 2)])
     both = whole_audio(steady, mel, lambda first, n: noise()(first, n).expand(2, -1, -1))
     for row in (0, 1):
@@ -302,7 +302,7 @@ def test_a_shorter_hold_deviates_within_bounds_and_only_near_the_joints(exact: V
         assert off <= near
 
 
-def test_a_shorter_hold_fades_from_the_old_guess_to_the_new_one(exact: Vocoder) -> None:
+def test_a_shorter_hold_fades_from_the_provisional_audio_to_the_final_audio(exact: Vocoder) -> None:
     mel = random_mel(90).double()
     got = stream(ContinuousJoint(exact, noise(), 8), mel, [50])
     fade = slice(42 * SAMPLES_PER_FRAME, 43 * SAMPLES_PER_FRAME)
@@ -313,7 +313,7 @@ def test_a_shorter_hold_fades_from_the_old_guess_to_the_new_one(exact: Vocoder) 
     assert parity.error(got[:, fade], old * (1 - weight) + new * weight) < 1e-6
 
 
-def test_the_hold_may_change_on_the_way(exact: Vocoder) -> None:
+def test_the_hold_may_change_between_chunks(exact: Vocoder) -> None:
     mel = random_mel(100).double()
     joint = ContinuousJoint(exact, noise(), 8)
     first = push(joint, mel[:, :, :20])
@@ -333,8 +333,8 @@ def test_a_hold_that_would_change_spoken_pitch_is_refused(vocoder: Vocoder) -> N
 # --- source
 
 
-def test_the_phase_is_as_good_after_a_minute(steady: Vocoder) -> None:
-    """A steady pitch through carried calls: the source must be the closed form, mixed, at the far end too."""
+def test_the_phase_is_as_precise_after_a_minute(steady: Vocoder) -> None:
+    """A constant pitch over many calls: the source must equal the closed form at the end too."""
     hz, n_frames = 217.3, 3000
     quiet = lambda first, n: torch.zeros(1, n, N_CHANNELS)  # noqa: E731
     f0 = torch.full((1, 50), hz, dtype=torch.float64)
@@ -349,7 +349,7 @@ def test_the_phase_is_as_good_after_a_minute(steady: Vocoder) -> None:
     assert parity.error(source, want) < 1e-8
 
 
-def test_noise_is_normal_and_depends_on_seed_and_place_alone() -> None:
+def test_noise_is_normal_and_depends_on_seed_and_position_only() -> None:
     whole = noise(1)(0, 60_000)
     assert torch.equal(noise(1)(1234, 77), whole[:, 1234 : 1234 + 77])
     assert abs(float(whole.mean())) < 0.01 and abs(float(whole.std()) - 1) < 0.01
@@ -381,7 +381,7 @@ def test_half_precision_stays_near_and_keeps_the_pitch(
 
 
 def test_upstreams_joint_is_the_specified_recipe(vocoder: Vocoder) -> None:
-    """Specification 6.1 spelled out a second time, in numpy where it can be."""
+    """A second implementation of specification 6.1, in numpy where possible."""
     mel = random_mel(60)
     table = noise()(0, 60 * SAMPLES_PER_FRAME)
     got = stream(UpstreamJoint(vocoder, parity.table_noise(table)), mel, [30, 20])

@@ -1,4 +1,4 @@
-"""Chunks of several utterances pushed in one call: each as alone, one batch where shapes agree, nothing shared."""
+"""Chunks of several utterances in one call: each equals the utterance alone, and equal shapes are one batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 
 State = dict[str, Tensor]
 SIZES = ((30, 20, 33), (30, 20, 33), (44, 0, 12), (30, 26, 9))
-"""Chunks of four utterances: the first two always of equal shapes, the fourth in its first chunk."""
+"""Chunks of four utterances. The first two always have equal shapes, the fourth only in its first chunk."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,13 @@ def joints_of(vocoder: Vocoder, kind: str, n: int) -> list[Joint]:
 
 
 def sizes_of(kind: str) -> tuple[tuple[int, ...], ...]:
-    """Upstream's joint takes no chunk below 8 frames before the last."""
+    """The upstream joint refuses chunks of less than 8 frames before the last."""
     return tuple(tuple(max(size, 8) for size in sizes) for sizes in SIZES) if kind == "upstream" else SIZES
 
 
-def together(joints: list[Joint], mels: list[Tensor], sizes: tuple[tuple[int, ...], ...], **how: bool) -> list[Tensor]:
+def pushed_together(
+    joints: list[Joint], mels: list[Tensor], sizes: tuple[tuple[int, ...], ...], **how: bool
+) -> list[Tensor]:
     parts: list[list[Tensor]] = [[] for _ in joints]
     for turn in range(len(sizes[0])):
         starts = [sum(of[:turn]) for of in sizes]
@@ -81,23 +83,23 @@ def mels_of(sizes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_on_a_cpu_each_is_as_alone_to_the_bit(vocoder: Vocoder, kind: str) -> None:
+def test_on_a_cpu_each_equals_itself_alone_to_the_bit(vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)
-    got = together(joints_of(vocoder, kind, 4), mels_of(sizes), sizes)
+    got = pushed_together(joints_of(vocoder, kind, 4), mels_of(sizes), sizes)
     for ours, want in zip(got, alone(joints_of(vocoder, kind, 4), mels_of(sizes), sizes), strict=True):
         assert want.shape[1] and torch.equal(ours, want)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_in_one_batch_each_is_as_alone_but_for_rounding(exact: Vocoder, vocoder: Vocoder, kind: str) -> None:
+def test_in_one_batch_each_equals_itself_alone_within_rounding(exact: Vocoder, vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)
     for model, tolerance in ((exact, 2e-7), (vocoder, 2e-4)):
-        got = together(joints_of(model, kind, 4), mels_of(sizes), sizes, batched=True)
+        got = pushed_together(joints_of(model, kind, 4), mels_of(sizes), sizes, batched=True)
         for ours, want in zip(got, alone(joints_of(model, kind, 4), mels_of(sizes), sizes), strict=True):
             assert parity.error(ours, want) < tolerance
 
 
-def test_equal_shapes_are_one_batch_and_others_run_one_by_one(
+def test_equal_shapes_are_one_batch_and_the_rest_runs_one_by_one(
     vocoder: Vocoder, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Vocoder.from_state(CONFIG, state)
@@ -127,14 +129,14 @@ def test_equal_shapes_are_one_batch_and_others_run_one_by_one(
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("kind", ["continuous", "upstream"])
-def test_what_is_no_number_stays_in_its_own_audio(vocoder: Vocoder, kind: str, batched: bool) -> None:
+def test_non_finite_values_stay_in_their_own_audio(vocoder: Vocoder, kind: str, batched: bool) -> None:
     sizes = ((30, 20), (30, 20), (30, 20))
     mels = mels_of(sizes)
-    clean = together(joints_of(vocoder, kind, 3), mels, sizes, batched=batched)
+    clean = pushed_together(joints_of(vocoder, kind, 3), mels, sizes, batched=batched)
     for value in (math.nan, math.inf):
         broken = [mel.clone() for mel in mels]
         broken[1][0, 3, 12] = value
-        got = together(joints_of(vocoder, kind, 3), broken, sizes, batched=batched)
+        got = pushed_together(joints_of(vocoder, kind, 3), broken, sizes, batched=batched)
         assert not got[1].isfinite().all()
         for i in (0, 2):
             assert torch.equal(got[i], clean[i])
@@ -149,13 +151,13 @@ def test_a_call_that_is_refused_changes_nothing(vocoder: Vocoder) -> None:
         push_chunks([first, second, first], [mel] * 3, [False] * 3, raise_failure)
     with pytest.raises(ValueError, match="shorter"):
         push_chunks(joints, [mel], [False], raise_failure)
-    got = together(joints, [mel, mel], ((10, 20), (10, 20)))
+    got = pushed_together(joints, [mel, mel], ((10, 20), (10, 20)))
     assert torch.equal(got[1], stream(joints_of(vocoder, "upstream", 2)[1], mel, [10]))
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_a_joint_is_gone_when_its_utterance_lets_go_of_it(vocoder: Vocoder, kind: str) -> None:
-    """Without the collector: an interrupted utterance's memory is free at once."""
+def test_a_joint_is_freed_with_the_last_reference_to_it(vocoder: Vocoder, kind: str) -> None:
+    """Without the garbage collector: the memory of an interrupted utterance is free at once."""
     gc.collect()
     gc.disable()
     try:

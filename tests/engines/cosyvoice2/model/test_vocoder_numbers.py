@@ -1,4 +1,4 @@
-"""The vocoder's numbers: which are rounded in the mixed mode, the snake, and noise that never changes."""
+"""The vocoder's arithmetic: rounding in the mixed mode, the snake, and noise that never changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def offline() -> dict[str, Tensor]:
 
 
 def test_noise_is_the_same_for_ever_and_goes_on_past_32_bits() -> None:
-    """Recorded when it was made with 64-bit integers: a seed sounds the same in every version and on every device."""
+    """Recorded from the 64-bit implementation: a seed sounds the same in every version and on every device."""
     want = [0.4493905, -0.3362852, 0.1485753, 0.1440470, -0.0812777, 0.4249020, -0.0674594, -0.2015995, -0.4351764]
     assert noise(7)(0, 1)[0, 0].tolist() == pytest.approx(want, abs=1e-6)
     assert noise(7)(10**9, 1)[0, 0, :3].tolist() == pytest.approx([1.41806865, 1.68126440, -0.09826536], abs=1e-6)
