@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import fixed_noise, time_sinusoids
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
 
 N_PROMPT, N_TOKENS, N_VOCABULARY, D_SPEAKER, D_MODEL, N_MELS = 30, 95, 97, 24, 32, 80
 SIZES = {
@@ -47,7 +47,7 @@ SIZES = {
 }
 
 
-class RandomReader(FlowReader):
+class RandomReader(Reader):
     """Makes every tensor it is asked for: norms around 1, all else so that a layer keeps the scale of its input."""
 
     def __init__(self, seed: int) -> None:

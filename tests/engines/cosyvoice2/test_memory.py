@@ -16,7 +16,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.stream import Block, Piece, Stream
 from telephony_tts.engines.cosyvoice2.device.runner import Track
-from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
+from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -55,7 +55,7 @@ def prompt(rig: Rig) -> SpeakerPrompt:
     return rig.prompt("prompted")
 
 
-KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptBuild,
+KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptInTheMaking,
          SentenceDecoding)  # fmt: skip
 """What only an utterance has."""
 

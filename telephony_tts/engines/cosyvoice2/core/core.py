@@ -20,7 +20,7 @@ from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, tra
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Order, Push, Submit, Told, Took
-from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices, VoiceBuild
+from telephony_tts.engines.cosyvoice2.core.ready_voices import Making, ReadyVoices
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
     Ahead,
     Lane,
@@ -50,7 +50,7 @@ class _Step:
     batches: dict[Stage, list[Job]] = field(default_factory=dict)
     blocks: dict[int, UnderWay] = field(default_factory=dict)
     """Of the batch of the flow, by the key of their jobs."""
-    makings: list[VoiceBuild] = field(default_factory=list)
+    makings: list[Making] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.leaving or self.batches or self.makings)
@@ -290,7 +290,7 @@ class Core:
             self._settle(step, drawn, voiced)
             del self._steps_ns[lane]
 
-    def _make(self, making: VoiceBuild) -> None:
+    def _make(self, making: Making) -> None:
         """A step of a voice's."""
         error: Exception | None = None
         try:

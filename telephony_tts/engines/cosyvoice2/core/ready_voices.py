@@ -11,17 +11,17 @@ from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import UnknownVoice
 
 if TYPE_CHECKING:
-    from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
+    from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt
 
 
 @dataclass(slots=True, eq=False)
-class VoiceBuild:
+class Making:
     """A voice on its way. `key` is below nought, and so no utterance's."""
 
     key: int
     name: str
     is_busy: bool = False
-    work: PromptBuild | None = None
+    work: PromptInTheMaking | None = None
     """None before its first step."""
 
 
@@ -32,7 +32,7 @@ class ReadyVoices:
         self.features = dict(features)
         self._n_most = n_most
         self._ready: OrderedDict[str, SpeakerPrompt] = OrderedDict()
-        self._making: dict[str, VoiceBuild] = {}
+        self._making: dict[str, Making] = {}
         self._n_made = 0
 
     def get(self, name: str) -> SpeakerPrompt | None:
@@ -44,20 +44,20 @@ class ReadyVoices:
             return self._ready[name]
         if name not in self._making:
             self._n_made += 1
-            self._making[name] = VoiceBuild(-self._n_made, name)
+            self._making[name] = Making(-self._n_made, name)
         return None
 
     @property
-    def making(self) -> list[VoiceBuild]:
+    def making(self) -> list[Making]:
         return list(self._making.values())
 
-    def made(self, making: VoiceBuild, prompt: SpeakerPrompt) -> None:
+    def made(self, making: Making, prompt: SpeakerPrompt) -> None:
         """It is ready."""
         del self._making[making.name]
         self._ready[making.name] = prompt
         if len(self._ready) > self._n_most:
             self._ready.popitem(last=False)
 
-    def give_up(self, making: VoiceBuild) -> None:
+    def give_up(self, making: Making) -> None:
         """Nobody waits for it, or it cannot be made."""
         del self._making[making.name]

@@ -1,4 +1,4 @@
-"""Changes the speed of speech: stretches the mel in time, block by block."""
+"""Speaking faster or slower: the mel is stretched in time while it streams."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from torch import Tensor
 
 
 class MelStretch:
-    """Makes the mel `speed` times as fast by linear interpolation between frame centres. The pitch does not change.
+    """Mel `speed` times as fast, by linear interpolation between frame centres, block by block; the pitch stays.
 
-    The blocks together equal the interpolation of the whole utterance (specification 6.1), except that the reference
-    rounds the rate so that the number of frames is whole.
+    The whole is that of `stretch_mel` for the utterance at once, but for its rounding of the rate to whole frames.
     """
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._n_out = 0
         self._first = 0
-        """The index of the first frame in `_mel`"""
+        """The frame that `_mel` begins with."""
         self._mel: Tensor | None = None
 
     def push(self, mel: Tensor, *, last: bool) -> Tensor:
-        """The next block, [1, 80, n] -> [1, 80, k]. All blocks together give int(N / speed) frames."""
+        """[1, 80, n] -> [1, 80, k]; int(N / speed) frames in all."""
         if self._speed == 1.0:
             return mel
         self._mel = mel if self._mel is None else torch.cat([self._mel, mel], 2)
         n_known = self._first + self._mel.shape[2]
-        # Output frame j lies at (j + 0.5) * speed - 0.5 of the input and needs the frames on both sides of it.
+        # Frame j lies at (j + 0.5) * speed - 0.5, and needs the frames on both sides of it.
         until = int(n_known / self._speed) if last else math.floor((n_known - 0.5) / self._speed - 0.5)
         until = max(until, self._n_out)
-        # Made on the mel's device, because sending the positions there would make the host wait.
+        # On the mel's device: places that were sent there would be waited for.
         at = torch.arange(self._n_out, until, dtype=torch.float64, device=mel.device)
         at = ((at + 0.5) * self._speed - 0.5).clamp(0, max(n_known - 1, 0))
         low = at.floor().long()

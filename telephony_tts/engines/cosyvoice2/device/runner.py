@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Widths
 from telephony_tts.engines.cosyvoice2.core.stream import Block
 from telephony_tts.engines.cosyvoice2.device.decode_steps import DecodeSteps
 from telephony_tts.engines.cosyvoice2.device.mel_stretch import MelStretch
-from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow.begin import Wanted, begin_together
@@ -358,6 +358,6 @@ class Runner:
     # -------------------------------------------------------------------------- voices
 
     @torch.inference_mode()
-    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptBuild:
+    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptInTheMaking:
         """What a voice's utterances share, to be made by `flow`; costs about as much as speaking for its length."""
         return self.model.begin_prompt(features, profile)

@@ -50,7 +50,7 @@ class SpeakerPrompt:
 
 
 @dataclass(slots=True)
-class PromptBuild:
+class PromptInTheMaking:
     """A voice on its way to be ready: its blocks are solved as any block is."""
 
     features: PromptFeatures
@@ -144,7 +144,7 @@ class SpeechModel:
         return model
 
     @torch.inference_mode()
-    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptBuild:
+    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptInTheMaking:
         """What a voice's utterances share; costs about as much as speaking for the prompt's length."""
         ids = features.transcript_ids or tuple(self.tokenizer.encode(features.transcript))
         n_cut = profile.n_cut(features.speech_tokens.numel())
@@ -152,7 +152,7 @@ class SpeechModel:
         mel = features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device)
         embedding = features.embedding[None].to(self.device, self.flow.dtype)
         solve = self.flow.begin_prompt(tokens, mel, embedding)
-        return PromptBuild(features, ids, tokens, mel, embedding, solve)
+        return PromptInTheMaking(features, ids, tokens, mel, embedding, solve)
 
     def prompt(self, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
         """The same, at once."""

@@ -28,8 +28,8 @@ from telephony_tts.engines.cosyvoice2.model.flow import quick as flow_quick
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask, heads
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
 from telephony_tts.engines.cosyvoice2.model.flow.layers import (
-    FlowReader,
     Map,
+    Reader,
     int8,
     mish,
     packed,
@@ -81,7 +81,7 @@ def time_sinusoids(t: Tensor, d: int) -> Tensor:
 class CausalBlock:
     """Convolution over this frame and the two before, LayerNorm, Mish."""
 
-    def __init__(self, take: FlowReader, key: str, d_in: int, d_out: int, slot: int) -> None:
+    def __init__(self, take: Reader, key: str, d_in: int, d_out: int, slot: int) -> None:
         self.conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
         self.norm = take.norm(f"{key}.block.2", d_out, NORM_EPS)
         self.activation = mish
@@ -100,7 +100,7 @@ class CausalBlock:
 class Resnet:
     """R(x) = CB(CB(x) + Linear(Mish(temb))) + Conv1x1(x)."""
 
-    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, slot: int) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str, d_in: int, slot: int) -> None:
         d = config.n_channels
         self.time = take.linear(f"{key}.mlp.1", d, config.d_time)
         self.block_1 = CausalBlock(take, f"{key}.block1", d_in, d, slot)
@@ -116,7 +116,7 @@ class Resnet:
 class Transformer:
     """x += MHA(LN(x)); x += FF(LN(x)) on [B, T, C]. Time does not enter here."""
 
-    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
         qkv = take.stacked_linear([f"{key}.attn1.to_{name}" for name in "qkv"], d_attention, d, bias=False)
@@ -146,7 +146,7 @@ class Transformer:
 class Stage:
     """One R and its transformer blocks: two convolution slots and n_blocks layers of keys and values."""
 
-    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, index: int) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str, d_in: int, index: int) -> None:
         self.index = index
         self.resnet = Resnet(config, take, f"{key}.0", d_in, slot=2 * index)
         self.transformers = [Transformer(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)]
@@ -168,7 +168,7 @@ class Given(NamedTuple):
 
 
 class Estimator:
-    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
         d = config.n_channels
         self.config = config
         self.n_stages = config.n_mid_stages + 2
@@ -329,7 +329,7 @@ class Trajectory:
 
 
 class FlowDecoder:
-    def __init__(self, config: FlowDecoderConfig, take: FlowReader) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: Reader) -> None:
         self.config = config
         self.estimator = Estimator(config, take, "decoder.estimator")
         self.times = euler_times(config.n_steps)

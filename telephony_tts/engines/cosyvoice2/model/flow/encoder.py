@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.flow import cache as flow_cache
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, attend, block_mask, heads
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
 from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import EncoderPages, PagedCache, Together
-from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 """Left contexts of the two causal convolutions: kernels 3 and 5."""
@@ -65,7 +65,7 @@ class KeyValues(Protocol):
 class Embed:
     """E(x) = LayerNorm(Linear(x)) * sqrt(d_model)."""
 
-    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str) -> None:
         self.linear = take.linear(f"{key}.out.0", config.d_model, config.d_model)
         self.norm = take.norm(f"{key}.out.1", config.d_model, config.embed_norm_eps)
         self.scale = math.sqrt(config.d_model)
@@ -77,7 +77,7 @@ class Embed:
 class Block:
     """x += MHA_rel(LN(x)); x += FFN(LN(x)) on [B, N, C]."""
 
-    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str) -> None:
         d, self.n_heads = config.d_model, config.n_heads
         attention = f"{key}.self_attn"
         self.norm_mha = take.norm(f"{key}.norm_mha", d, config.norm_eps)
@@ -101,7 +101,7 @@ class Block:
 
 
 class FlowEncoder:
-    def __init__(self, config: FlowEncoderConfig, take: FlowReader) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: Reader) -> None:
         d = config.d_model
         self.config = config
         self.tokens = take("input_embedding.weight", config.n_tokens, d)

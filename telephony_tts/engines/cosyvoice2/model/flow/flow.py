@@ -44,7 +44,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import BeforeStep, FlowDecoder, Trajectory, nothing
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import PagedCache
-from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
 from telephony_tts.engines.cosyvoice2.model.flow.pages import Page, Past
 from telephony_tts.engines.cosyvoice2.model.flow.stream import MOST_OPEN, FlowPrompt, FlowStream, Solve
 from telephony_tts.errors import EngineUnavailable
@@ -56,7 +56,7 @@ float16 230 MB, 2 s), and how much is in one piece on a CPU, where nothing is sp
 
 
 class Flow:
-    def __init__(self, config: ModelConfig, take: FlowReader) -> None:
+    def __init__(self, config: ModelConfig, take: Reader) -> None:
         self.encoder = FlowEncoder(config.flow_encoder, take)
         self.decoder = FlowDecoder(config.flow_decoder, take)
         self.batches: FlowBatches | None = None
@@ -69,7 +69,7 @@ class Flow:
 
         `weights`: "int8" multiplies most of the estimator in int8, on a CPU; keys and values keep the state's dtype.
         """
-        take = FlowReader(state)
+        take = Reader(state)
         flow = cls(config, take)
         take.finish("flow.pt")
         if weights == "int8":

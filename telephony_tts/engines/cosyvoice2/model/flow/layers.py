@@ -30,7 +30,7 @@ MISH_IS_LINEAR = 30.0
 """Beyond this mish(x) is x, in float64 as well."""
 
 
-class FlowReader(StateReader):
+class Reader(StateReader):
     """Reads the layers that both flow networks are made of."""
 
     def linear(self, key: str, d_out: int, d_in: int, *, bias: bool = True) -> Linear:
