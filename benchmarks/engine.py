@@ -37,7 +37,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
 )
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
@@ -260,7 +261,7 @@ def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.
                 mel = next(mels)
                 flow_s += time.perf_counter() - at
                 n_frames += mel.shape[2]
-                joint.push(mel, last=n_frames == n_tokens * FRAMES_PER_TOKEN)
+                push_chunks([joint], [mel], [n_frames == n_tokens * FRAMES_PER_TOKEN], _raise)
             both[name].append(time.perf_counter() - begun)
             flow[name].append(flow_s)
     found: dict[str, Any] = {
@@ -302,8 +303,8 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
             if last
             else model.flow.extend(stream, tokens[:, offset:end], tokens[:, end:known])
         )
-        joint.push(mel, last=last)
-        vocoder = max(vocoder, joint.n_bytes)
+        push_chunks([joint], [mel], [last], _raise)
+        vocoder = max(vocoder, _held_bytes(joint))
     held_kib = resident_kib(os.getpid()) - before_kib
     n_flow = stream.nbytes()
     seconds = n_tokens / TOKENS_PER_S
@@ -324,6 +325,16 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
         "process, bytes per second": round(held_kib * 1024 / seconds),
         "process, bytes left afterwards": left_kib * 1024,
     }
+
+
+def _held_bytes(joint: ContinuousJoint) -> int:
+    """Bytes that the joint holds between chunks, but for the phases and voicing of its sines."""
+    tensors = [tensor for tensor in (joint._mel, joint._source, joint._tail) if tensor is not None]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _raise(_: int, error: Exception) -> None:
+    raise error
 
 
 def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:

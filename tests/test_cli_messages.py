@@ -69,7 +69,7 @@ def test_a_path_that_is_not_a_directory_is_named_with_the_remedy(
     (tmp_path / "a file").touch()
     assert main(["models", "check", str(tmp_path / "a file")]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{tmp_path}/a file: it is a file and no directory" and "the name of a new one" in lines[1]
+    assert lines[0] == f"{tmp_path}/a file: it is a file, not a directory" and "the name of a new one" in lines[1]
 
 
 def test_each_damage_of_a_model_is_a_line_and_the_last_line_is_the_remedy(
@@ -157,7 +157,7 @@ def test_a_voice_of_the_model_file_cannot_be_removed(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("README.md", "no plain file of tensors"), ("llm.pt", "holds no speakers by name"), ("cut.pt", "cut off")],
+    [("README.md", "not a plain file of tensors"), ("llm.pt", "does not hold speakers by name"), ("cut.pt", "cut off")],
 )
 def test_a_file_without_speakers_is_refused_in_one_line(
     name: str, words: str, model: Path, capsys: pytest.CaptureFixture[str]
@@ -165,7 +165,7 @@ def test_a_file_without_speakers_is_refused_in_one_line(
     (model / "cut.pt").write_bytes((model / "spk2info.pt").read_bytes()[:20_000])
     assert main(["voices", "import", str(model / name), "--model", str(model)]) == 2
     error = told(capsys)
-    assert f"{model}/{name} " in error and words in error and "no spk2info.pt" in error
+    assert f"{model}/{name} " in error and words in error and "not a spk2info.pt" in error
     assert "weights_only" not in error and "PyTorch" not in error and len(error) < 250 + len(str(model))
 
 

@@ -381,6 +381,6 @@ def test_status_2_where_nothing_can_be_compared(tmp_path: Path, capsys: pytest.C
     assert parity.main([str(tmp_path)]) == 2
     assert "nothing was compared" in capsys.readouterr().err
     assert parity.main([str(tmp_path / "README.md")]) == 2
-    assert "no directory" in capsys.readouterr().err
+    assert "not a directory" in capsys.readouterr().err
     assert parity.main([]) == 2
     assert "usage:" in capsys.readouterr().err

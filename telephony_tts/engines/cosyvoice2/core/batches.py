@@ -53,11 +53,9 @@ class Batches:
         self._tried(begun, partial(self._flow, blocks))
 
     def vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
-        """A joint that has gone on cannot go back where a batch fails, so it is told who is to blame."""
-        if not self._runner.together:
-            return [sound for job in jobs for sound in self._tried([job], self._vocode)]
+        """Vocoder state cannot be rolled back; failures are reported per stream."""
         try:
-            sounds = self._runner.vocode_together(
+            sounds = self._runner.vocode(
                 [track_of(job) for job in jobs], lambda i, error: self._blame(jobs[i], error)
             )
         except Exception as error:
@@ -142,9 +140,6 @@ class Batches:
         # One without tokens is done before its first step.
         self._runner.flow([solve for solve in solves if not solve.done])
         return []
-
-    def _vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
-        return list(zip(jobs, self._runner.vocode([track_of(job) for job in jobs]), strict=True))
 
 
 def _read(computed: Drawn | Sound, _: Sequence[Job]) -> list[Any]:

@@ -35,7 +35,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.layers import (
     packed,
     packs,
     quick_mish,
-    stacked,
 )
 from telephony_tts.engines.cosyvoice2.model.flow.pages import Batch, Page, PageShape, Past
 
@@ -120,7 +119,7 @@ class Transformer:
     def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
-        qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
+        qkv = take.stacked_linear([f"{key}.attn1.to_{name}" for name in "qkv"], d_attention, d, bias=False)
         self.qkv: Map = qkv
         self.dtype = qkv.weight.dtype
         """Of queries, keys and values."""

@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.flow import cache as flow_cache
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, attend, block_mask, heads
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
 from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import EncoderPages, PagedCache, Together
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader, stacked
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 """Left contexts of the two causal convolutions: kernels 3 and 5."""
@@ -81,7 +81,7 @@ class Block:
         d, self.n_heads = config.d_model, config.n_heads
         attention = f"{key}.self_attn"
         self.norm_mha = take.norm(f"{key}.norm_mha", d, config.norm_eps)
-        self.qkv = stacked([take.linear(f"{attention}.linear_{name}", d, d) for name in "qkv"])
+        self.qkv = take.stacked_linear([f"{attention}.linear_{name}" for name in "qkv"], d, d)
         self.position = take.linear(f"{attention}.linear_pos", d, d, bias=False)
         self.u = take(f"{attention}.pos_bias_u", self.n_heads, d // self.n_heads)[:, None]
         self.v = take(f"{attention}.pos_bias_v", self.n_heads, d // self.n_heads)[:, None]

@@ -71,7 +71,7 @@ class Flow:
         """
         take = Reader(state)
         flow = cls(config, take)
-        take.finish()
+        take.finish("flow.pt")
         if weights == "int8":
             if flow.encoder.tokens.device.type != "cpu":
                 raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
