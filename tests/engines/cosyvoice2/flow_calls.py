@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY
+from plain_flow import begin, extend, finish, prompt_of, tokens_to_block_end
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowStream
 
 CALLS = ((27, 1, 3), (80, 2, 2), (0, 1, 5), (27, 1, 4), (53, 3, 6))
 """Tokens of a call's prompt, blocks of its first chunk, steps it is ahead of the first call."""
@@ -25,29 +26,23 @@ def voice(flow: Flow, n_prompt: int, seed: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def call(flow: Flow, n_prompt: int, seed: int) -> FlowStream:
-    return flow.start(flow.prompt(*voice(flow, n_prompt, seed)))
+    return flow.start(prompt_of(flow, *voice(flow, n_prompt, seed)))
 
 
 def chunk(flow: Flow, stream: FlowStream, n_blocks: int, seed: int) -> tuple[Tensor, Tensor]:
-    n, device = flow.tokens_to_block_end(stream) + (n_blocks - 1) * BLOCK_TOKENS, flow.encoder.tokens.device
-    return ids(n, seed).to(device), ids(LOOKAHEAD_TOKENS, seed + 100).to(device)
+    n = tokens_to_block_end(stream) + (n_blocks - 1) * BLOCK_TOKENS
+    return ids(n, seed), ids(LOOKAHEAD_TOKENS, seed + 100)
 
 
 def end(flow: Flow, seed: int, n: int = 9) -> Tensor:
-    return ids(n, seed).to(flow.encoder.tokens.device)
-
-
-def stepped(flow: Flow, solve: Solve) -> Tensor:
-    while not solve.done:
-        flow.step([solve])
-    return solve.mel()
+    return ids(n, seed)
 
 
 def alone(flow: Flow, n_prompt: int, n_blocks: int, seed: int) -> Tensor:
     """Two chunks and the end of one call, at once."""
     stream = call(flow, n_prompt, seed)
-    mels = [flow.extend(stream, *chunk(flow, stream, n, seed)) for n in (n_blocks, 1)]
-    return torch.cat([*mels, flow.finish(stream, end(flow, seed))], dim=2)
+    mels = [extend(flow, stream, *chunk(flow, stream, n, seed)) for n in (n_blocks, 1)]
+    return torch.cat([*mels, finish(flow, stream, end(flow, seed))], dim=2)
 
 
 class Crowd:
@@ -57,7 +52,7 @@ class Crowd:
         self.flow = flow
         self.streams = [call(flow, n_prompt, seed) for seed, (n_prompt, _, _) in enumerate(CALLS)]
         self.mels: list[list[Tensor]] = [[] for _ in CALLS]
-        self.solves: dict[int, Solve] = {}
+        self.solves: dict[int, FlowBlock] = {}
 
     def speak(self) -> list[Tensor]:
         turn = 0
@@ -71,8 +66,8 @@ class Crowd:
             turn += 1
         return [torch.cat(mels, dim=2) for mels in self.mels]
 
-    def begin(self, i: int) -> Solve:
+    def begin(self, i: int) -> FlowBlock:
         stream, n_done = self.streams[i], len(self.mels[i])
         if n_done == 2:
-            return self.flow.begin(stream, end(self.flow, i), None)
-        return self.flow.begin(stream, *chunk(self.flow, stream, CALLS[i][1] if n_done == 0 else 1, i))
+            return begin(self.flow, stream, end(self.flow, i), None)
+        return begin(self.flow, stream, *chunk(self.flow, stream, CALLS[i][1] if n_done == 0 else 1, i))

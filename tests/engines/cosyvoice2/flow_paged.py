@@ -12,13 +12,14 @@ import torch
 from flow_calls import call, chunk, end
 from freeze_flow import random_state, small_flow, with_steps
 from parity_flow import flow_config
+from plain_flow import begin, extend, finish
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from telephony_tts.engines.cosyvoice2.model.flow.batch import FlowBatches
+from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import SCRATCH_PAGE, DevicePage
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.pages import WASTE
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowStream
 
 N_STEPS = 6
 """As few as leave each of `CALLS` at a step of its own. Every one more is a hundred operations of a slow device."""
@@ -33,17 +34,19 @@ def placed(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32
     """The flow. In its pages, but for the one that is read beside others, is nothing but what is no number."""
     state = {key: value.to(device, dtype) for key, value in random_state(seed=5).items()}
     flow = Flow.from_state(flow_config(with_steps(N_STEPS), state), state)
-    flow.use_pages(n_bytes)
+    flow.use_device_pages(n_bytes)
     pages = batches(flow).pages
     with torch.inference_mode():
-        pages.kv[:, :, :, WASTE * pages.shape.n_branches :] = torch.nan
-        pages.lefts[WASTE:] = torch.nan
+        for memory in (pages.encoder, pages.estimator):
+            for kv in memory.kv:
+                kv[:, :, SCRATCH_PAGE * memory.layout.n_rows :] = torch.nan
+            memory.contexts[SCRATCH_PAGE:] = torch.nan
     return flow
 
 
-def batches(flow: Flow) -> FlowBatches:
-    assert flow.batches is not None
-    return flow.batches
+def batches(flow: Flow) -> DeviceBackend:
+    assert isinstance(flow.backend, DeviceBackend)
+    return flow.backend
 
 
 def n_free(flow: Flow) -> int:
@@ -51,11 +54,10 @@ def n_free(flow: Flow) -> int:
     return len(batches(flow).pages.free)
 
 
-def pages_of(of: FlowStream | Solve) -> set[int]:
+def pages_of(of: FlowStream | FlowBlock) -> set[int]:
     """A stream's own, or those that a block is yet to fill."""
-    if isinstance(of, Solve):
-        return {page.index for pages in of.kept for page in pages}
-    return {page.index for past in of.steps for page in past.pages[past.n_shared :]}  # type: ignore[union-attr]
+    pages = of.new if isinstance(of, FlowBlock) else of.table.pages[of.table.n_shared :]
+    return {page.index for page in pages if isinstance(page, DevicePage)}
 
 
 @functools.cache
@@ -64,13 +66,13 @@ def said(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) 
     with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
         flow = small_flow(n_steps=N_STEPS)
         stream = call(flow, n_prompt, seed)
-        mels = [flow.extend(stream, *chunk(flow, stream, *each)) for each in chunks]
-        return mels if end_seed is None else [*mels, flow.finish(stream, end(flow, end_seed))]
+        mels = [extend(flow, stream, *chunk(flow, stream, *each)) for each in chunks]
+        return mels if end_seed is None else [*mels, finish(flow, stream, end(flow, end_seed))]
 
 
-def begun(flow: Flow, streams: Sequence[FlowStream]) -> list[Solve]:
+def begun(flow: Flow, streams: Sequence[FlowStream]) -> list[FlowBlock]:
     """The first block of each, whose tokens have the seed of its place."""
-    return [flow.begin(stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+    return [begin(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
 
 
 def held_against(ours: Tensor, wanted: Tensor, within: float = WITHIN) -> None:
@@ -85,7 +87,7 @@ def watched(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int,
     seen: list[list[tuple[int, int]]] = []
     step = batches(flow).step
 
-    def watch(paths: list[Solve]) -> None:
+    def watch(paths: list[FlowBlock]) -> None:
         seen.append([(path.x.shape[1], path.k) for path in paths])
         step(paths)
 

@@ -22,6 +22,8 @@ from parity_rows import (
     read_npz,
     read_state,
 )
+from plain_flow import extend, finish, prompt_of, recomputed, sequence, states
+from plain_flow import velocity as velocity_of
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -136,7 +138,7 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
     n = int(golden["n_tokens"])
     every = torch.cat([golden.ids("prompt_token"), golden.ids("token")], dim=1)
     ids, ahead = every[:, :n], every[:, n : n + LOOKAHEAD_TOKENS]
-    x = encoder.look(ids)
+    x = encoder.embed_tokens(ids)
 
     def table() -> float:
         reference = golden["rel_pos_emb_n4"][0]
@@ -144,7 +146,7 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
         return error(relative_sinusoids(0, (n_distances + 1) // 2, d_model, torch.device("cpu")), reference)
 
     def streaming() -> Tensor:
-        return encoder.encode(ids, ahead, streaming=True)
+        return encoder.encode(ids, ahead, sequence(streaming=True))
 
     stages = {
         "spk": lambda: encoder.speaker(golden["embedding"]),
@@ -152,11 +154,11 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
             ids[:, : golden["token_emb_first5"].shape[1]].clamp(min=0), encoder.tokens
         ),
         "after_embed_first5": lambda: x[:, : golden["after_embed_first5"].shape[1]],
-        "after_lookahead": lambda: encoder.pre_lookahead(x, encoder.look(ahead), None),
+        "after_lookahead": lambda: encoder.pre_lookahead(x, encoder.embed_tokens(ahead), sequence(streaming=True)),
         "enc_streaming_ctx": streaming,
         "mu_streaming_ctx": lambda: encoder.mu(streaming()),
-        "enc_full_noctx": lambda: encoder.encode(ids, None, streaming=False),
-        "enc_streaming_noctx": lambda: encoder.encode(ids, None, streaming=True),
+        "enc_full_noctx": lambda: encoder.encode(ids, None, sequence(streaming=False)),
+        "enc_streaming_noctx": lambda: encoder.encode(ids, None, sequence(streaming=True)),
     }
     yield measure("flow encoder rel_pos_emb_n4", table, LAYER)
     for name, ours in stages.items():
@@ -173,7 +175,7 @@ def check_estimator(flow: Flow, golden: Arrays) -> Iterator[Row]:
         for i in range(len(t)):
             n = int(golden["mask"][i].sum()) if "mask" in golden else golden["x"].shape[2]
             x, mu, cond = (golden[part][i : i + 1, :, :n].transpose(1, 2) for part in ("x", "mu", "cond"))
-            v = estimator(x, mu, t[i : i + 1], golden["spks"][i : i + 1], cond, streaming=streaming)
+            v = velocity_of(flow, x, mu, t[i : i + 1], golden["spks"][i : i + 1], cond, streaming=streaming)
             worst = max(worst, error(v.transpose(1, 2), golden[name][i : i + 1, :, :n]))
         return worst
 
@@ -190,17 +192,8 @@ def check_estimator(flow: Flow, golden: Arrays) -> Iterator[Row]:
 
 def steps(flow: Flow, prompt_tokens: Tensor, tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> Tensor:
     """x [n_steps, 80, T] before every Euler step of a non-final chunk, recomputed."""
-    every = torch.cat([prompt_tokens, tokens], dim=1)
-    ids, ahead = every[:, :-LOOKAHEAD_TOKENS], every[:, -LOOKAHEAD_TOKENS:]
-    mu = flow.encoder.mu(flow.encoder.encode(ids, ahead, streaming=True))
-    cond = torch.zeros_like(mu)
-    cond[:, : prompt_mel.shape[1]] = prompt_mel
-    spk = flow.encoder.speaker(embedding)
-    x, before = flow.decoder.start(0, mu.shape[1]), []
-    for k in range(len(flow.decoder.times)):
-        before.append(x[0].T)
-        x = flow.decoder.step(k, x, mu, spk, cond, streaming=True)
-    return torch.stack(before)
+    x = states(flow, prompt_tokens, tokens, prompt_mel, embedding, streaming=True, finalize=False)
+    return torch.stack([state[0].T for state in x[:-1]])
 
 
 def check_streaming(flow: Flow, golden: Arrays) -> Iterator[Row]:
@@ -237,8 +230,8 @@ class Streams:
     def __init__(self, flow: Flow, voice: Voice, tokens: Tensor) -> None:
         self.flow, self.voice, self.tokens = flow, voice, tokens
         self.by_name: dict[str, FlowStream] = {
-            "cached": flow.start(flow.prompt(*voice)),
-            "own prompt": flow.start(flow.prompt(*voice, n_blocks=0)),
+            "cached": flow.start(prompt_of(flow, *voice)),
+            "own prompt": flow.start(prompt_of(flow, *voice, n_blocks=0)),
         }
         self.at = dict.fromkeys(self.by_name, 0)
         """Tokens each has emitted."""
@@ -246,7 +239,7 @@ class Streams:
     def full(self, n_tokens: int, *, streaming: bool, finalize: bool) -> Tensor:
         prompt_tokens, mel, embedding = self.voice
         tokens = self.tokens[:, :n_tokens]
-        return self.flow.full(prompt_tokens, tokens, mel, embedding, streaming=streaming, finalize=finalize)
+        return recomputed(self.flow, prompt_tokens, tokens, mel, embedding, streaming=streaming, finalize=finalize)
 
     def ends_on_block(self, n_tokens: int) -> bool:
         return (self.voice[0].shape[1] + n_tokens) % BLOCK_TOKENS == 0
@@ -255,12 +248,12 @@ class Streams:
         """Frames up to token `n_tokens` from where the stream stands; ValueError where no block ends there."""
         new = self.tokens[:, self.at[name] : n_tokens]
         ahead = self.tokens[:, n_tokens : n_tokens + LOOKAHEAD_TOKENS]
-        mel = self.flow.extend(self.by_name[name], new, ahead)
+        mel = extend(self.flow, self.by_name[name], new, ahead)
         self.at[name] = n_tokens
         return mel
 
     def finish(self, name: str) -> Tensor:
-        return self.flow.finish(self.by_name[name], self.tokens[:, self.at[name] :])
+        return finish(self.flow, self.by_name[name], self.tokens[:, self.at[name] :])
 
 
 def last_frames(mel: Tensor, n: int) -> Tensor:
@@ -329,5 +322,5 @@ def check_finish(streams: Streams, golden: Arrays) -> Iterator[Row]:
 def check_no_prompt(flow: Flow, golden: Arrays) -> Iterator[Row]:
     token, want = golden.ids("token"), golden["mel"]
     nothing = torch.zeros(1, 0, want.shape[1])
-    mel = flow.full(token[:, :0], token, nothing, golden["embedding"], streaming=False, finalize=True)
+    mel = recomputed(flow, token[:, :0], token, nothing, golden["embedding"], streaming=False, finalize=True)
     yield Stage("flow without prompt", error(mel, want), SOLVED)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from flow_calls import CALLS, Crowd, alone, call, chunk, ids, stepped, voice
+from flow_calls import CALLS, Crowd, alone, call, chunk, ids, voice
 from freeze_flow import N_MELS, SIZES, random_state, small_flow
 from parity_flow import flow_config
+from plain_flow import begin, extend, finish, prompt_of, stepped
 from speaking import live_storages
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow import attention as flow_attention
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.layers import Int8Linear, Linear, mish, quick_mish
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock
 
 N_STEPS = 10
 
@@ -36,38 +38,37 @@ MODELS: dict[str, Callable[[], Flow]] = {
 }
 
 
-# In steps, and at once
+# One block after the other
 
 
-def test_a_block_in_steps_is_the_block_at_once() -> None:
+def test_tokens_are_counted_when_their_block_is_done() -> None:
     flow = small_flow()
-    at_once, in_steps = (call(flow, 53, 1) for _ in range(2))
-    new = chunk(flow, at_once, 2, 1)
-    solve = flow.begin(in_steps, *new)
-    assert not solve.done and in_steps.n_emitted == 0
-    assert torch.equal(stepped(flow, solve), flow.extend(at_once, *new))
-    assert in_steps.n_emitted == at_once.n_emitted == new[0].shape[1]
-    rest = flow.begin(in_steps, ids(12, 2), None)
-    assert torch.equal(stepped(flow, rest), flow.finish(at_once, ids(12, 2)))
-    assert in_steps.finished
+    stream = call(flow, 53, 1)
+    new, ahead = chunk(flow, stream, 2, 1)
+    block = begin(flow, stream, new, ahead)
+    assert not block.done and stream.n_emitted == 0
+    stepped(flow, block)
+    assert stream.n_emitted == new.shape[1] and not stream.finished
+    stepped(flow, begin(flow, stream, ids(12, 2), None))
+    assert stream.n_emitted == new.shape[1] + 12 and stream.finished
 
 
 def test_an_end_without_tokens_is_done_at_once() -> None:
     flow = small_flow()
-    solve = flow.begin(call(flow, 30, 1), ids(0, 1), None)
+    solve = begin(flow, call(flow, 30, 1), ids(0, 1), None)
     assert solve.done and solve.mel().shape == (1, N_MELS, 0)
 
 
-@pytest.mark.parametrize(("n_prompt", "n_blocks"), [(80, None), (80, 1), (53, None), (27, None), (0, None)])
-def test_a_prompt_in_steps_is_the_prompt_at_once(n_prompt: int, n_blocks: int | None) -> None:
+@pytest.mark.parametrize("n_prompt", [80, 53, 28, 27, 0])
+def test_a_voice_shares_its_whole_blocks_that_see_no_speech(n_prompt: int) -> None:
     flow = small_flow()
-    of = voice(flow, n_prompt, 3)
-    solve = flow.begin_prompt(*of, n_blocks=n_blocks)
-    assert solve.done == (n_prompt < BLOCK_TOKENS + LOOKAHEAD_TOKENS)
-    stepped(flow, solve)
-    ours, theirs = (flow.start(p) for p in (solve.prompt(), flow.prompt(*of, n_blocks=n_blocks)))
-    assert ours.prompt.nbytes() == theirs.prompt.nbytes()
-    assert torch.equal(flow.finish(ours, ids(20, 4)), flow.finish(theirs, ids(20, 4)))
+    block = flow.begin_prompt(*voice(flow, n_prompt, 3))
+    assert block.done == (n_prompt < BLOCK_TOKENS + LOOKAHEAD_TOKENS)
+    stepped(flow, block)
+    prompt = block.prompt()
+    n_shared = max(0, n_prompt - LOOKAHEAD_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert prompt.table.n_tokens == n_shared and prompt.tail_tokens.shape == (1, n_prompt - n_shared)
+    assert prompt.tail_mel.shape == (1, 2 * (n_prompt - n_shared), N_MELS)
 
 
 # With others
@@ -76,7 +77,7 @@ def test_a_prompt_in_steps_is_the_prompt_at_once(n_prompt: int, n_blocks: int | 
 @pytest.mark.parametrize("name", MODELS)
 def test_apart_a_call_is_the_same_to_the_bit_whoever_else_is_there(name: str) -> None:
     flow = MODELS[name]()
-    assert flow.batches is None
+    assert isinstance(flow.backend, HostBackend)
     for seed, ((n_prompt, n_blocks, _), mel) in enumerate(zip(CALLS, Crowd(flow).speak(), strict=True)):
         assert torch.equal(mel, alone(flow, n_prompt, n_blocks, seed))
 
@@ -85,7 +86,7 @@ def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
     flow = small_flow()
     wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
     streams = [call(flow, 27, seed) for seed in range(3)]
-    solves = [flow.begin(s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
+    solves = [begin(flow, s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
     flow.step(solves)
     whole, solves[1].mu = solves[1].mu, solves[1].mu[:, :-1]
     with pytest.raises(RuntimeError):
@@ -95,11 +96,11 @@ def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
     with pytest.raises(ValueError, match="has failed"):
         flow.step(solves)
     with pytest.raises(ValueError, match="finished"):
-        flow.begin(streams[1], ids(25, 1), ids(3, 1))
+        begin(flow, streams[1], ids(25, 1), ids(3, 1))
     for seed in (0, 2):
         mel = stepped(flow, solves[seed])
-        more = flow.extend(streams[seed], *chunk(flow, streams[seed], 1, seed))
-        rest = flow.finish(streams[seed], ids(9, seed))
+        more = extend(flow, streams[seed], *chunk(flow, streams[seed], 1, seed))
+        rest = finish(flow, streams[seed], ids(9, seed))
         assert torch.equal(torch.cat([mel, more, rest], dim=2), wanted[seed])
 
 
@@ -120,16 +121,16 @@ def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
     wanted = []
     for i in range(len(hops)):
         new, ahead = block(i)
-        wanted.append(flow.extend(stream, new, ahead) if ahead is not None else flow.finish(stream, new))
+        wanted.append(extend(flow, stream, new, ahead) if ahead is not None else finish(flow, stream, new))
     for seed in range(8):
         order = random.Random(seed)
         stream = call(flow, 30, 1)
-        begun: list[Solve] = []
+        begun: list[FlowBlock] = []
         while len(begun) < len(hops) or not begun[-1].done:
             under_way = [solve for solve in begun if not solve.done]
             can = [solve for solve in under_way if solve.may_step]
             if len(begun) < len(hops) and len(under_way) < 2 and (not can or order.random() < 0.3):
-                begun.append(flow.begin(stream, *block(len(begun))))
+                begun.append(begin(flow, stream, *block(len(begun))))
             else:
                 flow.step(can if order.random() < 0.5 else [order.choice(can)])
         for solve, mel in zip(begun, wanted, strict=True):
@@ -139,10 +140,10 @@ def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
 def test_a_block_goes_no_further_than_the_one_before_it() -> None:
     flow = small_flow()
     stream = call(flow, 30, 1)
-    first = flow.begin(stream, ids(20, 1), ids(3, 1))
-    second = flow.begin(stream, ids(25, 1), ids(3, 1))
+    first = begin(flow, stream, ids(20, 1), ids(3, 1))
+    second = begin(flow, stream, ids(25, 1), ids(3, 1))
     with pytest.raises(ValueError, match="under way"):
-        flow.begin(stream, ids(25, 1), ids(3, 1))
+        begin(flow, stream, ids(25, 1), ids(3, 1))
     for solves in ([second], [first, second]):
         with pytest.raises(ValueError, match="has not gone further"):
             flow.step(solves)
@@ -156,28 +157,63 @@ def test_a_block_goes_no_further_than_the_one_before_it() -> None:
         flow.step([second])
 
 
-def test_a_stream_at_once_has_one_block_under_way() -> None:
+def test_a_block_gives_its_mel_when_all_steps_are_done() -> None:
     flow = small_flow()
     stream = call(flow, 30, 1)
-    solve = flow.begin(stream, ids(20, 1), ids(3, 1))
-    with pytest.raises(ValueError, match="under way"):
-        flow.extend(stream, ids(25, 1), ids(3, 1))
-    with pytest.raises(ValueError, match="under way"):
-        flow.finish(stream, ids(9, 1))
+    block = begin(flow, stream, ids(20, 1), ids(3, 1))
     for n_done in range(N_STEPS):
         with pytest.raises(ValueError, match=f"{n_done} of 10 steps"):
-            solve.mel()
-        flow.step([solve])
+            block.mel()
+        flow.step([block])
+    assert block.mel().shape == (1, N_MELS, 40)
     with pytest.raises(ValueError, match="no prompt"):
-        solve.prompt()
+        block.prompt()
     with pytest.raises(ValueError, match="is done"):
-        flow.step([solve])
-    assert not flow.begin(stream, ids(25, 1), ids(3, 1)).done
+        flow.step([block])
+    assert not begin(flow, stream, ids(25, 1), ids(3, 1)).done
+
+
+def test_two_blocks_of_a_stream_cannot_begin_in_one_call() -> None:
+    flow = small_flow()
+    stream = call(flow, 30, 1)
+    requests = [BlockRequest(stream, [1] * 20, [1] * 3), BlockRequest(stream, [1] * 25, [1] * 3)]
+    with pytest.raises(ValueError, match="one after the other"):
+        flow.begin(requests)
+    assert stream.steps_done == [] and not flow.begin(requests[:1])[0].done
+
+
+def test_where_one_of_several_cannot_begin_none_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder fails for the third; the first two have gone through it, and begin again with the same bits."""
+    flow = small_flow()
+    wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
+    streams = [call(flow, 27, seed) for seed in range(3)]
+    mels = [extend(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+    new = [chunk(flow, stream, 1, seed) for seed, stream in enumerate(streams)]
+    requests = [BlockRequest(s, n[0].tolist(), a[0].tolist()) for s, (n, a) in zip(streams, new, strict=True)]
+    mu, n_calls = flow.encoder.mu, 0
+
+    def third_fails(h: Tensor) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            raise RuntimeError("out of memory")
+        return mu(h)
+
+    before = [stream.table.pages for stream in streams]
+    with monkeypatch.context() as patch:
+        patch.setattr(flow.encoder, "mu", third_fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            flow.begin(requests)
+    assert [stream.table.pages for stream in streams] == before
+    assert not any(stream.finished for stream in streams) and all(len(s.steps_done) == 1 for s in streams)
+    for seed, (stream, block, mel) in enumerate(zip(streams, flow.begin(requests), mels, strict=True)):
+        rest = [stepped(flow, block), finish(flow, stream, ids(9, seed))]
+        assert torch.equal(torch.cat([mel, *rest], dim=2), wanted[seed])
 
 
 def test_the_same_block_twice_is_refused_before_anyone_steps() -> None:
     flow = small_flow()
-    one, other = (flow.begin(call(flow, 30, 1), ids(20, 1), ids(3, 1)) for _ in range(2))
+    one, other = (begin(flow, call(flow, 30, 1), ids(20, 1), ids(3, 1)) for _ in range(2))
     with pytest.raises(ValueError, match="two steps at once"):
         flow.step([other, one, one])
     assert one.k == other.k == 0
@@ -199,10 +235,10 @@ def held() -> int:
 
 def test_a_block_left_under_way_frees_all() -> None:
     flow = small_flow()
-    prompt = flow.prompt(*voice(flow, 60, 1))
+    prompt = prompt_of(flow, *voice(flow, 60, 1))
     before = held()
     streams = [flow.start(prompt) for _ in range(2)]
-    solves = [flow.begin(s, *chunk(flow, s, 1, 1)) for s in streams]
+    solves = [begin(flow, s, *chunk(flow, s, 1, 1)) for s in streams]
     for _ in range(4):
         flow.step(solves)
     assert held() > before

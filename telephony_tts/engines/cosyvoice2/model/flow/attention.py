@@ -24,10 +24,16 @@ Piece = tuple[Tensor, Tensor]
 """Keys and values [B, H, T, D]."""
 
 
-def heads(x: Tensor, n_heads: int) -> Tensor:
+def by_head(x: Tensor, n_heads: int) -> Tensor:
     """[B, T, H * D] -> [B, H, T, D]"""
     n_batch, n, d = x.shape
     return x.view(n_batch, n, n_heads, d // n_heads).transpose(1, 2)
+
+
+def split_heads(qkv: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, T, 3 * H * D] -> queries, keys and values [B, H, T, D]."""
+    q, k, v = (by_head(part, n_heads) for part in qkv.chunk(3, dim=-1))
+    return q, k, v
 
 
 def block_mask(n_past: int, n: int, block: int, device: torch.device) -> Tensor | None:
@@ -106,7 +112,7 @@ def unshifted(
         if bias is not None:
             weights.add_(bias[:, :, at:end], alpha=scale)
         if mask is not None:
-            weights.masked_fill_(~mask[:, at:end], float("-inf"))
+            weights.masked_fill_(~mask[..., at:end], float("-inf"))
         weights.exp2_()
         # Summed in float32 and then rounded: as float32 all weights would be converted first.
         total.add_(weights.sum(dim=2, keepdim=True))

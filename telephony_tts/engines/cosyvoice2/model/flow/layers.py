@@ -18,7 +18,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.attention import LOG2_E
-from telephony_tts.engines.cosyvoice2.model.flow.pages import Batch
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
 from telephony_tts.engines.cosyvoice2.model.lm.weights import LARGEST, fastest, quantized
 
 PACKED_FOR = 2 * BLOCK_FRAMES
@@ -59,11 +59,11 @@ class Reader:
     def linear(self, key: str, d_out: int, d_in: int, *, bias: bool = True) -> Linear:
         return Linear(self(f"{key}.weight", d_out, d_in), self(f"{key}.bias", d_out) if bias else None)
 
-    def norm(self, key: str, d: int, eps: float) -> Norm:
-        return Norm(self(f"{key}.weight", d), self(f"{key}.bias", d), eps)
+    def norm(self, key: str, d: int, eps: float) -> LayerNorm:
+        return LayerNorm(self(f"{key}.weight", d), self(f"{key}.bias", d), eps)
 
-    def conv(self, key: str, d_out: int, d_in: int, kernel: int) -> Conv:
-        return Conv(self(f"{key}.weight", d_out, d_in, kernel), self(f"{key}.bias", d_out))
+    def conv(self, key: str, d_out: int, d_in: int, kernel: int) -> FlowConv:
+        return FlowConv(self(f"{key}.weight", d_out, d_in, kernel), self(f"{key}.bias", d_out))
 
 
 class Map(Protocol):
@@ -153,7 +153,7 @@ def stacked(parts: Sequence[Linear]) -> Linear:
     return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
-class Norm(NamedTuple):
+class LayerNorm(NamedTuple):
     """Layer norm over channels."""
 
     weight: Tensor
@@ -163,11 +163,11 @@ class Norm(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
 
-    def to(self, dtype: torch.dtype) -> Norm:
-        return Norm(self.weight.to(dtype), self.bias.to(dtype), self.eps)
+    def to(self, dtype: torch.dtype) -> LayerNorm:
+        return LayerNorm(self.weight.to(dtype), self.bias.to(dtype), self.eps)
 
 
-class Conv:
+class FlowConv:
     """Convolution over time; pads nothing by itself.
 
     In half precision a product with windows of `kernel` frames, which a CPU takes half the time for; in float32 as the
@@ -203,22 +203,9 @@ class Conv:
         # As plain rows: a product of overlapping windows would be taken batch by batch.
         return self.windows(windows.reshape(-1, self.kernel * d)).view(n_batch, n - self.kernel + 1, -1)
 
-    def causal(self, x: Tensor, lefts: Sequence[list[Tensor]] | Batch | None, slot: int) -> Tensor:
-        """[S * B, T, C_in] -> [S * B, T, C_out]; S streams continue from their left[slot] [B, kernel - 1, C_in] and put
-        the next one there.
-
-        The context is cloned: a view of it would keep the whole chunk alive.
-        """
-        n_left = self.kernel - 1
-        if lefts is None:
-            return self(F.pad(x, (0, 0, n_left, 0)))
-        if isinstance(lefts, Batch):
-            return self(lefts.continued(x, slot))
-        before = lefts[0][slot] if len(lefts) == 1 else torch.cat([left[slot] for left in lefts])
-        x = torch.cat([before, x], dim=1)
-        for left, last in zip(lefts, x[:, -n_left:].chunk(len(lefts)), strict=True):
-            left[slot] = last.clone()
-        return self(x)
+    def causal(self, x: Tensor, context: ConvolutionContext, slot: int) -> Tensor:
+        """x [B, T, C_in] -> [B, T, C_out], behind the left context number `slot` of the streams in the batch."""
+        return self(context.continued(x, slot, self.kernel - 1))
 
 
 def mish(x: Tensor) -> Tensor:
