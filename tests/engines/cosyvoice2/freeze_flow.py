@@ -1,8 +1,8 @@
 """A small random flow, and its frozen results in the golden format: `python freeze_flow.py DIR` writes them.
 
-The vectors of the reference are too large to lie here, but for those of the encoder. What this writes is computed by
-our own code (the recomputing path), at a time when `parity_flow.py` found it equal to all vectors of the reference: it
-holds the code to what it was then, in other sizes than theirs. Write it again only after the larger ones have passed.
+Except for the encoder's, the reference's vectors are too large for the repository. These are computed by our own code
+(`plain_flow.recomputed`), at a commit at which `parity_flow.py` found it equal to all vectors of the reference. They
+pin the code to its results of then, in other sizes. Write them again only after the reference's vectors have passed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SIZES = {
 
 
 class RandomReader(Reader):
-    """Makes every tensor it is asked for: norms around 1, all else so that a layer keeps the scale of its input."""
+    """Makes a random tensor for every key. Norms are around 1; all other weights keep the scale of a layer's input."""
 
     def __init__(self, seed: int) -> None:
         self.state: dict[str, Tensor] = {}
@@ -75,7 +75,7 @@ def random_state(seed: int) -> dict[str, Tensor]:
 
 
 def with_steps(n_steps: int) -> dict[str, Any]:
-    """The sizes, with so many Euler steps to a block."""
+    """`SIZES` with `n_steps` Euler steps."""
     return {**SIZES, "cfm": {**SIZES["cfm"], "n_timesteps": n_steps}}  # type: ignore[dict-item]
 
 

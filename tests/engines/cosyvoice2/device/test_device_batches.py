@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from flow_paged import batches
+from flow_paged import backend_of
 from places import N_SLOTS, Place, assert_close
 from pretend_device import Pretence
 from torch import Tensor
@@ -226,7 +226,7 @@ def test_what_is_no_number_in_one_stream_reaches_no_other_nor_who_comes_after(he
     solves, others = begun(there, here, ours, theirs, {0: None, 1: None, 2: None}, 0)
     solved(there.runner, solves)
     solved(here.runner, others)
-    pool = batches(there.model.flow).pages
+    pool = backend_of(there.model.flow).pages
     assert ours[1].flow is not None
     page = ours[1].flow.table.pages[-1]
     assert isinstance(page, DevicePage)
@@ -256,7 +256,7 @@ def test_a_batch_of_beginnings_that_fails_is_as_if_it_had_not_been(
     solved(there.runner, solves)
     solved(here.runner, others)
     assert ours[3].flow is not None
-    before = len(batches(there.model.flow).pages.free)
+    before = len(backend_of(there.model.flow).pages.free)
     ours[3].flow.finished = True
     with pytest.raises(ValueError, match="is finished"):
         there.runner.begin(ours, [block_of(track, 1) for track in ours])
@@ -275,7 +275,7 @@ def test_a_batch_of_beginnings_that_fails_is_as_if_it_had_not_been(
         blocks = [block_of(track, 1, n_last) for track, n_last in zip(ours[:3], (None, None, 9), strict=True)]
         with pytest.raises(RuntimeError, match="no memory"):
             there.runner.begin(ours[:3], blocks)
-    assert len(batches(there.model.flow).pages.free) == before
+    assert len(backend_of(there.model.flow).pages.free) == before
     for track, other in zip(ours[:3], theirs[:3], strict=True):
         assert track.flow is not None and other.flow is not None and not track.flow.finished
         assert track.flow.table.n_tokens == other.flow.table.n_tokens and track.flow.steps_done == other.flow.steps_done

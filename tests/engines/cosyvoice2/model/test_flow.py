@@ -1,4 +1,4 @@
-"""The flow against reference vectors, and its two ways to the same frames against each other."""
+"""The flow against reference vectors, and cached streams against whole sentences that are recomputed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, FlowS
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SAME = 5e-6
-"""What the order of float32 sums may cost over ten Euler steps; mels are of size 1. Seen: 2e-6."""
+"""Tolerance for the order of float32 sums over ten Euler steps; mels are of size 1. Measured: 2e-6."""
 
 Voice = tuple[Tensor, Tensor, Tensor]
 
@@ -50,7 +50,7 @@ def whole(flow: Flow, of: Voice, tokens: Tensor, *, streaming: bool = True) -> T
 
 
 def chunks(flow: Flow, stream: FlowStream, tokens: Tensor, hops: list[int]) -> Iterator[Tensor]:
-    """Speaks `tokens` in chunks of so many blocks, as far as they go, and finishes with what is left."""
+    """Speaks `tokens` in chunks of `hops` blocks while there are enough tokens, and finishes with the rest."""
     n_sent = 0
     for hop in hops:
         n = tokens_to_block_end(stream) + (hop - 1) * BLOCK_TOKENS
@@ -91,7 +91,7 @@ def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
     assert [stage for stage in stages if not stage[1] <= stage[2]] == []
 
 
-# One way against the other
+# Cached against recomputed
 
 
 @settings(max_examples=12)
@@ -108,8 +108,8 @@ def test_a_stream_equals_recomputing(n_prompt: int, n_tokens: int, hops: list[in
 
 
 @pytest.mark.parametrize("n_prompt", [0, 3, 27, 28, 50, 53])
-def test_a_chunk_equals_upstreams_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
-    """A chunk must not know more than the tokens it was given: compared before the utterance has an end."""
+def test_a_chunk_equals_the_recomputed_chunk_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
+    """A chunk must not depend on more tokens than it was given, so it is compared before the utterance ends."""
     of, tokens = voice(n_prompt), speech(90)
     stream = flow.start(prompt_of(flow, *of))
     n = tokens_to_block_end(stream)
@@ -127,12 +127,12 @@ def test_a_shared_prompt_equals_an_own_one(flow: Flow) -> None:
 
 
 def test_masks_make_a_difference(flow: Flow) -> None:
-    """Else the tests above would pass on a flow that sees nothing but its own block."""
+    """Otherwise the tests above would pass for a flow that sees only its own block."""
     of, tokens = voice(30), speech(70)
     assert error(whole(flow, of, tokens, streaming=False), whole(flow, of, tokens)) > 1e-2
 
 
-# What belongs to whom
+# Streams, voices and memory
 
 
 def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
@@ -162,7 +162,7 @@ def test_nothing_touches_the_global_generator() -> None:
 
 
 def live_bytes() -> int:
-    """Of all tensors there are."""
+    """Bytes of all tensors in the process."""
     gc.collect()
     return sum(live_storages().values())
 

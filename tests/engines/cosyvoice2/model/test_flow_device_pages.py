@@ -1,4 +1,4 @@
-"""The memory that the flow's streams share on a device: whose pages are whose, and what happens when it is full."""
+"""The page pool of the flow on a device: which stream holds which pages, and what happens when it is full."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import numpy as np
 import pretend_device
 import pytest
 import torch
-from flow_calls import Crowd, call, chunk, end, voice
-from flow_paged import N_STEPS, batches, begun, held_against, n_free, pages_of, placed, said
+from flow_calls import InterleavedCalls, call, chunk, end, voice
+from flow_paged import (
+    N_STEPS,
+    assert_near,
+    backend_of,
+    begin_first_blocks,
+    n_free,
+    paged_flow,
+    pages_of,
+    spoken_alone,
+)
 from freeze_flow import small_flow
 from plain_flow import begin, extend, finish, prompt_of, stepped
 from pretend_device import Pretence
@@ -34,33 +43,33 @@ def inference() -> Iterator[None]:
         yield
 
 
-# Who leaves, and who comes after
+# Pages that are freed and taken again
 
 
-def test_pages_of_one_who_leaves_are_anothers_at_once(pretence: Pretence) -> None:
-    flow = placed()
+def test_pages_of_a_dropped_stream_are_free_at_once(pretence: Pretence) -> None:
+    flow = paged_flow()
     streams = [call(flow, 30, seed) for seed in range(3)]
-    solves = begun(flow, streams)
+    blocks = begin_first_blocks(flow, streams)
     for _ in range(4):
-        flow.step(solves)
-    left_behind = pages_of(solves[1]) | pages_of(streams[1])
+        flow.step(blocks)
+    left_behind = pages_of(blocks[1]) | pages_of(streams[1])
     assert len(left_behind) == 1
-    del solves[1], streams[1]
-    newcomer = call(flow, 30, 7)
-    solves.append(begin(flow, newcomer, *chunk(flow, newcomer, 1, 7)))
-    voice_pages = [page for page in newcomer.prompt.table.pages if isinstance(page, DevicePage)]
-    assert pages_of(solves[-1]) | {page.index for page in voice_pages} > left_behind
+    del blocks[1], streams[1]
+    newest = call(flow, 30, 7)
+    blocks.append(begin(flow, newest, *chunk(flow, newest, 1, 7)))
+    voice_pages = [page for page in newest.prompt.table.pages if isinstance(page, DevicePage)]
+    assert pages_of(blocks[-1]) | {page.index for page in voice_pages} > left_behind
     del voice_pages
-    while not solves[-1].done:
-        flow.step([solve for solve in solves if not solve.done])
-    for solve, stream, seed in zip(solves, [*streams, newcomer], (0, 2, 7), strict=True):
-        mel, rest = said(30, seed, (1, seed), end_seed=seed)
-        held_against(solve.mel(), mel)
-        held_against(finish(flow, stream, end(flow, seed)), rest)
+    while not blocks[-1].done:
+        flow.step([block for block in blocks if not block.done])
+    for block, stream, seed in zip(blocks, [*streams, newest], (0, 2, 7), strict=True):
+        mel, rest = spoken_alone(30, seed, (1, seed), end_seed=seed)
+        assert_near(block.mel(), mel)
+        assert_near(finish(flow, stream, end(flow, seed)), rest)
 
 
-def test_a_voice_is_its_streams_until_the_last_has_left() -> None:
-    flow = placed("cpu")
+def test_a_voices_pages_are_held_until_its_last_stream_is_dropped() -> None:
+    flow = paged_flow("cpu")
     before = n_free(flow)
     prompt = prompt_of(flow, *voice(flow, 80, 1))
     of_voice = before - n_free(flow)
@@ -70,22 +79,22 @@ def test_a_voice_is_its_streams_until_the_last_has_left() -> None:
     del prompt
     extend(flow, streams[0], *chunk(flow, streams[0], 2, 1))
     assert before - n_free(flow) == of_voice + 2
-    solve = begin(flow, streams[0], *chunk(flow, streams[0], 1, 2))
+    block = begin(flow, streams[0], *chunk(flow, streams[0], 1, 2))
     for _ in range(4):
-        flow.step([solve])
+        flow.step([block])
     assert before - n_free(flow) == of_voice + 3
-    del streams[0], solve
+    del streams[0], block
     assert before - n_free(flow) == of_voice
-    call(flow, 60, 4)  # which writes to what was given back
-    held_against(extend(flow, streams[0], *chunk(flow, streams[0], 1, 5)), said(80, 1, (1, 5))[0])
+    call(flow, 60, 4)  # it writes to pages that were freed
+    assert_near(extend(flow, streams[0], *chunk(flow, streams[0], 1, 5)), spoken_alone(80, 1, (1, 5))[0])
     del streams
     assert n_free(flow) == before
 
 
-def test_pages_may_be_given_back_by_any_thread() -> None:
-    flow = placed("cpu")
+def test_any_thread_may_free_pages() -> None:
+    flow = paged_flow("cpu")
     before = n_free(flow)
-    held = list(batches(flow).pages.take(2))
+    held = list(backend_of(flow).pages.take(2))
     assert n_free(flow) == before - 2
     thread = threading.Thread(target=held.clear)
     thread.start()
@@ -93,10 +102,10 @@ def test_pages_may_be_given_back_by_any_thread() -> None:
     assert n_free(flow) == before
 
 
-def test_the_page_that_is_nobodys_stays_empty() -> None:
-    flow = placed("cpu")
-    Crowd(flow).speak()
-    pages = batches(flow).pages
+def test_the_zero_page_stays_zero() -> None:
+    flow = paged_flow("cpu")
+    InterleavedCalls(flow).speak()
+    pages = backend_of(flow).pages
     for memory in (pages.encoder, pages.estimator):
         n = memory.layout.n_rows
         assert not any(kv[:, :, ZERO_PAGE * n : (ZERO_PAGE + 1) * n].any() for kv in memory.kv)
@@ -106,36 +115,36 @@ def test_the_page_that_is_nobodys_stays_empty() -> None:
 # Too little memory
 
 
-def test_a_full_memory_refuses_a_newcomer_and_nobody_else(pretence: Pretence) -> None:
-    n_bytes = int(7.9 * batches(placed("cpu")).pages.page_nbytes)  # with the two that belong to no stream
-    flow = placed(n_bytes=n_bytes)
-    prompt = prompt_of(flow, *voice(flow, 53, 0))  # 2 blocks; the first of each stream is another
-    streams, newcomer = [flow.start(prompt) for _ in range(4)], flow.start(prompt)
-    solves = begun(flow, streams)
-    flow.step(solves)
+def test_a_full_pool_refuses_new_blocks_and_no_others(pretence: Pretence) -> None:
+    page_nbytes = backend_of(paged_flow("cpu")).pages.page_nbytes
+    flow = paged_flow(n_bytes=int(7.9 * page_nbytes))  # 7 pages, and the two that belong to no stream
+    prompt = prompt_of(flow, *voice(flow, 53, 0))  # 2 pages; the first block of each stream is one more
+    streams, newest = [flow.start(prompt) for _ in range(4)], flow.start(prompt)
+    blocks = begin_first_blocks(flow, streams)
+    flow.step(blocks)
     full = r"full: 7 s of both fit .* \(engines.cosyvoice2.flow_memory_mb\)"
     with pytest.raises(EngineError, match=full):
         flow.begin_prompt(*voice(flow, 80, 9))
     assert n_free(flow) == 1, "a second fits, and the voice has three"
     streams.append(flow.start(prompt))
-    solves.append(begin(flow, streams[-1], *chunk(flow, streams[-1], 1, 4)))
+    blocks.append(begin(flow, streams[-1], *chunk(flow, streams[-1], 1, 4)))
     with pytest.raises(EngineError, match=full):
-        begin(flow, newcomer, *chunk(flow, newcomer, 1, 5))
+        begin(flow, newest, *chunk(flow, newest, 1, 5))
     assert n_free(flow) == 0
-    assert not any(stream.finished for stream in (newcomer, *streams)) and newcomer.steps_done == []
-    while not solves[4].done:
-        flow.step([solve for solve in solves if not solve.done])
+    assert not any(stream.finished for stream in (newest, *streams)) and newest.steps_done == []
+    while not blocks[4].done:
+        flow.step([block for block in blocks if not block.done])
     for seed in (0, 4):
-        mel, rest = said(53, 0, (1, seed), end_seed=seed)
-        held_against(solves[seed].mel(), mel)
-        last = begin(flow, streams[seed], end(flow, seed), None)  # of which nothing is kept
-        held_against(stepped(flow, last), rest)
-    del streams, solves, last
-    held_against(extend(flow, newcomer, *chunk(flow, newcomer, 1, 5)), said(53, 0, (1, 5))[0])
+        mel, rest = spoken_alone(53, 0, (1, seed), end_seed=seed)
+        assert_near(blocks[seed].mel(), mel)
+        last = begin(flow, streams[seed], end(flow, seed), None)  # nothing of it is kept
+        assert_near(stepped(flow, last), rest)
+    del streams, blocks, last
+    assert_near(extend(flow, newest, *chunk(flow, newest, 1, 5)), spoken_alone(53, 0, (1, 5))[0])
 
 
-def test_one_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: Path, alone: list[Pcm]) -> None:
-    """Nor does who keeps the error."""
+def test_an_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: Path, alone: list[Pcm]) -> None:
+    """A reference to the error holds nothing either."""
     rig = Rig(model_dir)
     flow = rig.model.flow
     encoder, estimator = flow.encoder.layout(), flow.decoder.estimator.layout()
@@ -148,19 +157,19 @@ def test_one_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: 
     assert error is not None and "flow_memory_mb" in error.message and error.retryable
     for key, expected in zip(keys[:3], alone, strict=False):
         np.testing.assert_allclose(core.pcm(key), expected, atol=2)
-    assert core.is_empty() and n_free(flow) == free == 5, "but for a voice of 3 blocks"
+    assert core.is_empty() and n_free(flow) == free == 5, "all but the 3 pages of a voice"
     again = core.say(REQUESTS[1], VOICES[1])
     core.run()
     np.testing.assert_allclose(core.pcm(again), alone[1], atol=2)
 
 
-def test_memory_for_less_than_a_second_is_refused_when_it_is_loaded(model_dir: Path, pretence: Pretence) -> None:
+def test_a_pool_of_less_than_a_second_is_refused_at_loading(model_dir: Path, pretence: Pretence) -> None:
     def load(flow_memory_mb: int | None) -> int:
         device, checkpoint = str(pretend_device.device()), load_model_directory(model_dir)
         model = SpeechModel.load(
             checkpoint, device=device, precision=Precision(), n_slots=2, flow_memory_mb=flow_memory_mb
         )
-        pages = batches(model.flow).pages
+        pages = backend_of(model.flow).pages
         return pages.n_pages * pages.page_nbytes
 
     with pytest.raises(EngineUnavailable, match=r"1 MB are too few .* 1\.1 MB; .*flow_memory_mb"):
@@ -169,7 +178,7 @@ def test_memory_for_less_than_a_second_is_refused_when_it_is_loaded(model_dir: P
     assert 127 << 20 < load(None) < 128 << 20
 
 
-def test_memory_that_the_device_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_the_device_has_no_memory_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 5 GiB")
 

@@ -1,4 +1,4 @@
-"""The flow on a CPU in bfloat16: weights laid out for it, and a step in one call."""
+"""The flow on a CPU in bfloat16: packed weights, and an Euler step as one TorchScript call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, Linear, PackedLinear, packs
 
 needs_packing = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not know bfloat16"
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16"
 )
 
 
@@ -43,17 +43,17 @@ def test_a_packed_convolution_has_the_bits_of_a_plain_one() -> None:
 
 @needs_packing
 @pytest.mark.parametrize("call", CALLS[:3])
-def test_in_one_call_a_step_is_what_it_is_in_many(
+def test_a_torchscript_step_equals_a_step_layer_by_layer(
     call: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As TorchScript and as Python to the bit, as layers of their own up to bfloat16, and all of them near float32."""
+    """TorchScript and Python have the same bits. Layer by layer is as near as bfloat16 is; all are near float32."""
     n_prompt, n_blocks, seed = call
     runs: list[int] = []
     quick, compiled = torchscript_step.velocity, torchscript_step.compiled()
     assert compiled is not quick
     monkeypatch.setattr(torchscript_step, "compiled", lambda: lambda *args: (runs.append(1), compiled(*args))[1])
     scripted = alone(small_flow(torch.bfloat16), n_prompt, n_blocks, seed)
-    # Steps of the prompt, of two chunks and of the end.
+    # The steps of the prompt, of two chunks and of the end.
     assert len(runs) == N_STEPS * (3 + (n_prompt >= BLOCK_TOKENS + LOOKAHEAD_TOKENS))
     monkeypatch.setattr(torchscript_step, "compiled", lambda: quick)
     assert torch.equal(alone(small_flow(torch.bfloat16), n_prompt, n_blocks, seed), scripted)
@@ -68,8 +68,8 @@ def test_in_one_call_a_step_is_what_it_is_in_many(
 
 
 @needs_packing
-def test_a_new_shape_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where something else in the process wants TorchScript optimised, it still is."""
+def test_a_new_shape_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchScript of other parts of the process is still optimised."""
     wanted = torch._C._get_graph_executor_optimize()
     seen = []
     script = torch.jit.ScriptFunction.__call__
@@ -84,7 +84,7 @@ def test_a_new_shape_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen and not any(seen) and torch._C._get_graph_executor_optimize() == wanted
 
 
-def test_without_torchscript_and_packed_weights_bfloat16_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_runs_without_torchscript_and_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise RuntimeError("no longer part of torch")
 

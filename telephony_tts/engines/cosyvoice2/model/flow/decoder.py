@@ -1,13 +1,14 @@
-"""Flow decoder: a velocity field over mels and the ten Euler steps along it (specification 5.2, 5.3).
+"""Flow decoder: a velocity field over mel frames, and the ten Euler steps along it (specification 5.2, 5.3).
 
-    estimator  v(x, mu, t, spk, cond): a U-Net in shape only (one level, no change of the frame rate)
+    estimator  v(x, mu, t, spk, cond): a U-Net in shape only, with one level and one frame rate
                  [B, T, 320] -> down: R, 4 TB, conv -> 12 x mid: R, 4 TB -> with skip, up: R, 4 TB, conv -> [B, T, 80]
     solver     x = noise; ten times x += dt * (1.7 v(x | text, voice) - 0.7 v(x | nothing))
 
-Both guidance branches run as one batch of two, or of two for each stream. What happens to a frame depends on nothing
-after its block of 50, so with one cache per Euler step a new block costs its own frames only, and the frames before
-never change. A stream that goes by itself has its caches (`flow_cache`); many as one batch have pages (`flow_pages`).
-All that a step's time does is a table made when the weights are read.
+R is a `ResnetBlock`, TB a `TransformerBlock`. Both guidance branches of a stream are two rows of one batch.
+
+A frame depends on no frame after its own block of 50. So a new block computes its own frames only, and reads what each
+Euler step has kept of the frames before from an `EstimatorContext` (`pass_context`). Time enters each R as one vector
+per Euler step; these vectors are a table that is made when the weights are read.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.pass_context import Convolution
 NORM_EPS = 1e-5
 KERNEL = 3
 N_BRANCHES = 2
-"""Guidance branches, in this order: with text and voice, without."""
+"""Guidance branches, in this order: with text and voice, and without."""
 NOISE_SEED = 0
 
 Velocity = Callable[[Tensor, Tensor, EstimatorContext], Tensor]
@@ -46,12 +47,12 @@ Velocity = Callable[[Tensor, Tensor, EstimatorContext], Tensor]
 
 
 def fixed_noise(d_mel: int) -> Tensor:
-    """z [1, d_mel, 15000], the same for every utterance: frame f always starts from column f (specification 5.3)."""
+    """z [1, d_mel, 15000], the same for every utterance. Frame f starts from column f (specification 5.3)."""
     return torch.randn(1, d_mel, N_NOISE_FRAMES, generator=torch.Generator().manual_seed(NOISE_SEED))
 
 
 def euler_times(n_steps: int) -> list[tuple[float, float]]:
-    """(t, dt) of every step on the cosine schedule tau_k = 1 - cos(pi k / 2n), summed in float32 like the reference."""
+    """(t, dt) of every step: tau_k = 1 - cos(pi k / 2n), summed in float32 as in the reference."""
     tau = 1 - torch.cos(torch.linspace(0, 1, n_steps + 1) * 0.5 * torch.pi)
     t, dt = tau[0], tau[1] - tau[0]
     times = []
@@ -81,7 +82,7 @@ class CausalConvBlock:
         self.slot = slot
 
     def quantize(self, *, conv: bool) -> None:
-        """Activations become float32; the convolution int8, if it is to."""
+        """Activations become float32. With `conv` the convolution becomes int8."""
         self.norm, self.activation = self.norm.to(torch.float32), quick_mish
         if conv:
             self.conv.quantize()
@@ -107,7 +108,7 @@ class ResnetBlock:
 
 
 class TransformerBlock:
-    """x += MHA(LN(x)); x += FF(LN(x)) on [B, T, C]. Time does not enter here."""
+    """x += MHA(LN(x)); x += FF(LN(x)) on [B, T, C]."""
 
     def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
@@ -115,7 +116,7 @@ class TransformerBlock:
         qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
         self.qkv: Map = qkv
         self.dtype = qkv.weight.dtype
-        """Of queries, keys and values."""
+        """The dtype of queries, keys and values."""
         self.out: Map = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
         self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
@@ -128,7 +129,7 @@ class TransformerBlock:
         return x
 
     def quantize(self) -> None:
-        """Products in int8, but for the output of attention; norms in float32."""
+        """Products become int8, except the output of attention. Norms become float32."""
         self.norm_1, self.norm_3 = self.norm_1.to(torch.float32), self.norm_3.to(torch.float32)
         self.qkv, self.ff_1, self.ff_2 = (int8(part) for part in (self.qkv, self.ff_1, self.ff_2))
 
@@ -175,7 +176,7 @@ class Estimator:
         self.final = CausalConvBlock(take, f"{key}.final_block", d, d, slot_final)
         self.projection = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
         self.dtype = self.time_1.weight.dtype
-        """Of activations. Keys and values have that of the weights."""
+        """The dtype of activations. Keys and values have the dtype of the weights."""
         self.is_packed = False
         """Whether all weights are laid out for a CPU, as `torchscript_step` needs them."""
         if self.dtype == torch.bfloat16 and self.time_1.weight.device.type == "cpu" and packs():
@@ -197,10 +198,10 @@ class Estimator:
         self.is_packed = True
 
     def quantize(self) -> None:
-        """Turns to int8 what takes the time; activations are float32 from then on.
+        """Turns the expensive products to int8. Activations are float32 from then on.
 
-        Not the first convolution, whose input holds mels beside the noise and is coarse for it, nor the output of
-        attention, which is as fast as it is.
+        The first convolution stays: its input holds mels beside noise, and int8 would be too coarse for it. The output
+        of attention stays too, because int8 makes it no faster.
         """
         self.dtype = torch.float32
         self.is_packed = False
@@ -232,7 +233,7 @@ class Estimator:
         return self.time_2(F.silu(self.time_1(e)))
 
     def times(self, t: Tensor) -> Tensor:
-        """t [B] -> what each stage adds to its activations at that time, [n_stages, B, C]."""
+        """t [B] -> [n_stages, B, C]: what each stage's R adds to its activations at that time."""
         temb = F.mish(self.time_embedding(t))
         return torch.stack([stage.resnet.time(temb) for stage in self.stages])
 
@@ -259,14 +260,17 @@ class FlowDecoder:
         self.estimator = Estimator(config, take, "decoder.estimator")
         self.times = euler_times(config.n_steps)
         device = self.estimator.time_1.weight.device
-        # Each time twice, as both branches would ask for it: a batch of ten is rounded otherwise.
+        # Each time as a batch of both branches, like the reference. A batch of all ten is rounded differently.
         each = [self.estimator.times(torch.full((N_BRANCHES,), t, device=device))[:, 0] for t, _ in self.times]
         self.stage_times = torch.stack(each, dim=1)
-        """[n_stages, n_steps, C]: all that a step's time does."""
+        """[n_stages, n_steps, C]: `Estimator.times` of every Euler step."""
         self.noise = fixed_noise(config.d_mel).to(device)
 
     def start(self, first_frame: int, n_frames: int) -> Tensor:
-        """x_0 [1, T, 80], float32: the noise of these absolute frames, frame 0 being the prompt's first."""
+        """x_0 [1, T, 80] float32: the noise of these frames, counted from the prompt's first frame.
+
+        Raises ValueError for more frames than there is noise.
+        """
         if first_frame + n_frames > N_NOISE_FRAMES:
             raise ValueError(f"{first_frame + n_frames} frames with the prompt; the flow can make {N_NOISE_FRAMES}")
         return self.noise[:, :, first_frame : first_frame + n_frames].transpose(1, 2)

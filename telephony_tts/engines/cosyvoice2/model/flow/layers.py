@@ -1,7 +1,7 @@
-"""The few operations both flow networks are made of, and the reader that takes their weights out of a checkpoint.
+"""The operations of both flow networks, and the reader that takes their weights out of a checkpoint.
 
-Activations are [B, T, C] throughout. What looks back takes the left contexts of the streams in the batch, or None on
-the plain path that sees the whole sequence at once.
+Activations are [B, T, C]. A causal convolution reads frames before the first one from its left context, which a
+`ConvolutionContext` (`pass_context`) provides.
 
 Linears come in two kinds: as the checkpoint has them, or in int8 (`Int8Linear`), which a CPU multiplies faster.
 """
@@ -26,7 +26,7 @@ PACKED_FOR = 2 * BLOCK_FRAMES
 SMALLEST_ROW = 1e-30
 """A row whose values are all smaller is taken for zeros, which would otherwise be divided by their own size."""
 MISH_IS_LINEAR = 30.0
-"""Beyond this mish(x) is x, in float64 as well."""
+"""For larger x, mish(x) equals x, in float64 too."""
 
 
 class Reader:
@@ -168,10 +168,10 @@ class LayerNorm(NamedTuple):
 
 
 class FlowConv:
-    """Convolution over time; pads nothing by itself.
+    """A convolution over time, without padding.
 
-    In half precision a product with windows of `kernel` frames, which a CPU takes half the time for; in float32 as the
-    reference computes it, to the bit.
+    In half precision it is a product with windows of `kernel` frames, which takes a CPU half the time. In float32 it is
+    the reference's operation, with the same bits.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -181,14 +181,14 @@ class FlowConv:
         self._weight = weight if self._direct else weight.transpose(1, 2).flatten(1)
         self._bias = bias
         self.windows: Map = Linear(self._weight, bias)
-        """Of [..., kernel * C_in]."""
+        """The product: [..., kernel * C_in] -> [..., C_out]."""
 
     def pack(self) -> None:
-        """From now on packed, in bfloat16."""
+        """From now on the product is packed (`PackedLinear`), in bfloat16."""
         self.windows, self._weight = packed(self.windows), self._weight[:0]
 
     def quantize(self) -> None:
-        """From now on in int8."""
+        """From now on the product is in int8 (`Int8Linear`)."""
         if self._direct:
             self.windows = Linear(self._weight.transpose(1, 2).flatten(1), self._bias)
         self.windows, self._direct = int8(self.windows), False
@@ -200,7 +200,7 @@ class FlowConv:
             return F.conv1d(x.to(self._weight.dtype).transpose(1, 2), self._weight, self._bias).transpose(1, 2)
         n_batch, n, d = x.shape
         windows = x.flatten(1).unfold(1, self.kernel * d, d)
-        # As plain rows: a product of overlapping windows would be taken batch by batch.
+        # Copied to plain rows: a product of overlapping windows would run for each batch entry by itself.
         return self.windows(windows.reshape(-1, self.kernel * d)).view(n_batch, n - self.kernel + 1, -1)
 
     def causal(self, x: Tensor, context: ConvolutionContext, slot: int) -> Tensor:
@@ -209,14 +209,14 @@ class FlowConv:
 
 
 def mish(x: Tensor) -> Tensor:
-    """x tanh(log(1 + e^x)), in float32 as the reference computes it, to the bit."""
+    """x tanh(log(1 + e^x)). In float32 it is the reference's operation, with the same bits."""
     return quick_mish(x) if x.device.type == "cpu" and x.dtype == torch.bfloat16 else F.mish(x)
 
 
 def quick_mish(x: Tensor, most: float = MISH_IS_LINEAR, log2_e: float = LOG2_E) -> Tensor:
-    """The same as x n / (n + 2) with n = e^x (e^x + 2), a third of the time on a CPU.
+    """mish(x) as x n / (n + 2) with n = e^x (e^x + 2). It takes a third of the time on a CPU.
 
-    Constants are arguments because TorchScript sees no others.
+    `most` and `log2_e` are arguments because TorchScript does not see a module's constants.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     power = (wide.clamp(max=most) * log2_e).exp2_()

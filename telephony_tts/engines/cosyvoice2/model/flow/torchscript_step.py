@@ -126,17 +126,17 @@ def velocity(
 
 @functools.cache
 def compiled() -> TensorFunction:
-    """`velocity` without the interpreter between its operations."""
+    """`velocity` as TorchScript, or `velocity` itself if TorchScript cannot compile it."""
     try:
         with warnings.catch_warnings():
-            # Deprecated; where it is gone the ordinary function does.
+            # It is deprecated. Without it the ordinary function runs.
             warnings.simplefilter("ignore")
             script: TensorFunction = torch.jit.script(velocity)
     except (AttributeError, OSError, RuntimeError):
         return velocity
 
     def run(*args: object) -> tuple[Tensor, list[Tensor]]:
-        # Otherwise it is compiled once more for each new shape, which takes seconds.
+        # Otherwise TorchScript compiles it again for each new shape, which takes seconds.
         before = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
@@ -196,7 +196,7 @@ class TorchScriptVelocity:
 
 
 def _of_linear(linear: Map) -> list[Tensor]:
-    """Packed weight, and bias if it has one. Raises TypeError for a linear of another kind."""
+    """The packed weight, and the bias if there is one. Raises TypeError for any other kind of linear."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"{type(linear).__name__} is not packed")
     return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
