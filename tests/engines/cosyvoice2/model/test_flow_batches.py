@@ -14,6 +14,7 @@ import torch
 from flow_calls import CALLS, InterleavedCalls, alone, call, chunk, end, voice
 from flow_paged import (
     N_STEPS,
+    WITHIN,
     assert_near,
     backend_of,
     begin_first_blocks,
@@ -24,15 +25,16 @@ from flow_paged import (
     watch_batches,
 )
 from freeze_flow import small_flow
-from plain_flow import begin, extend, finish, recomputed, stepped
+from plain_flow import begin, extend, finish, prompt_of, recomputed, stepped
 from pretend_device import Pretence
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES, BLOCK_TOKENS
 from telephony_tts.engines.cosyvoice2.model.flow import device_backend
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.errors import EngineError
@@ -113,6 +115,28 @@ def test_other_precisions_stay_near(dtype: torch.dtype, rms: float, pretence: Pr
         ours, theirs = block.mel().cpu(), spoken_alone(n, n, (1, seed))[0]
         assert ours.dtype == torch.promote_types(dtype, torch.float32)
         assert (ours - theirs).square().mean().sqrt() <= rms * theirs.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_streams_with_pasts_of_different_lengths_share_an_encoder_pass(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU too, where bfloat16 has an attention of its own."""
+    flow = paged_flow("cpu", dtype)
+    prompts = [prompt_of(flow, *voice(flow, n, n)) for n in (53, 80)]
+    requests = []
+    for prompt in prompts:
+        stream = flow.start(prompt)
+        new, ahead = chunk(flow, stream, 1, 1)
+        requests.append(BlockRequest(stream, new[0].tolist(), ahead[0].tolist()))
+    shapes = []
+    encode = flow.encoder.encode
+    monkeypatch.setattr(flow.encoder, "encode", lambda ids, *rest: (shapes.append(ids.shape), encode(ids, *rest))[1])
+    together = flow.begin(requests)
+    assert shapes == [(2, BLOCK_TOKENS)]
+    for block, prompt, request in zip(together, prompts, requests, strict=True):
+        (alone_block,) = flow.begin([BlockRequest(flow.start(prompt), request.new, request.ahead)])
+        assert_near(block.mu.float(), alone_block.mu.float(), WITHIN if dtype == torch.float32 else 0.05)
 
 
 def test_blocks_that_are_too_long_for_a_batch_go_alone(wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
