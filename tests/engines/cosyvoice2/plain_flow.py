@@ -129,16 +129,21 @@ def finish(flow: Flow, stream: FlowStream, rest: Tensor) -> Tensor:
     return stepped(flow, begin(flow, stream, rest, None))
 
 
-def storages(pages: Iterable[KeptPage]) -> dict[int, int]:
-    """Bytes of all tensors of pages on a CPU, by the address of their memory."""
-    found = {}
+def tensors(pages: Iterable[KeptPage]) -> list[Tensor]:
+    """All tensors of pages on a CPU: keys and values, and left contexts."""
+    found: list[Tensor] = []
     for page in pages:
         assert isinstance(page, HostPage)
         for record in (page.encoder, *page.steps):
-            for tensor in (*(piece for pieces in record.kv for piece in pieces), *record.contexts):
-                storage = tensor.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
+            found += [piece for pieces in record.kv for piece in pieces]
+            found += record.contexts
     return found
+
+
+def storages(pages: Iterable[KeptPage]) -> dict[int, int]:
+    """Bytes of all tensors of pages on a CPU, by the address of their memory."""
+    found = [tensor.untyped_storage() for tensor in tensors(pages)]
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 def own_bytes(*of: PageTable | FlowBlock) -> int:

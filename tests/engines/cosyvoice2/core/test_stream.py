@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_flow import tensors
 from speaking import FEW_EULER, N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
 from torch import Tensor
 
@@ -174,15 +175,15 @@ def test_utterances_write_nothing_into_the_voice(rig: Rig) -> None:
     stepped.run()
     prompt = stepped.voice("prompted")
 
-    def tensors() -> list[Tensor]:
-        caches = [prompt.flow.encoder, *prompt.flow.steps]
-        return [tensor.clone() for cache in caches for tensor in cache.tensors()]
+    def copies() -> list[Tensor]:
+        return [tensor.clone() for tensor in tensors(prompt.flow.table.pages)]
 
-    before = tensors()
+    before = copies()
+    assert before
     key = stepped.say(Request(SENTENCE))
     stepped.run()
     assert len(stepped.pcm(key)) and stepped.voice("prompted") is prompt
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(), strict=True))
 
 
 # ------------------------------------------------------------------------------ limits
