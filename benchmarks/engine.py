@@ -338,7 +338,7 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     return {
         "LM, bytes per second": round(per_position * TOKENS_PER_S),
         "LM, bytes of a slot, allocated at the start": cache.n_bytes_per_slot,
-        "flow, bytes per second": _kept_per_second(rig, prompt, tokens),
+        "flow, bytes per second": _kept_per_second(rig, prompt),
         "flow, bytes per second with spare room": round((n_flow - n_start) / (seconds + tail_s)),
         "flow, bytes at the start": n_start,
         "vocoder, bytes at most": vocoder,
@@ -348,9 +348,9 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     }
 
 
-def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:
+def _kept_per_second(rig: Rig, prompt: SpeakerPrompt) -> int:
     """Bytes that the flow keeps of a second, told by what a second block adds to the first."""
-    stream = rig.model.flow.start(prompt.flow)
+    stream, tokens = rig.model.flow.start(prompt.flow), _ids(3 * BLOCK_TOKENS)
     n_first = -prompt.n_flow_tokens % BLOCK_TOKENS or BLOCK_TOKENS
     _next_mel(rig.model.flow, stream, tokens, (0, n_first + LOOKAHEAD_TOKENS), last=False)
     n_start = _kept_nbytes(stream.table)
