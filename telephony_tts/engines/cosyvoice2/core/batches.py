@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.stream import Piece, UnderWay
 from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.text.generation import Feed
 from telephony_tts.errors import EngineError
 
@@ -43,12 +43,7 @@ class Batches:
     def flow(self, jobs: Sequence[Job], blocks: Mapping[int, UnderWay]) -> None:
         """A step of the blocks that were claimed for them, by key."""
         new = [job for job in jobs if blocks[job.key].solve is None]
-        if self._runner.together:
-            shared = [job for job in new if blocks[job.key].block.all_ids is None]
-            self._tried(shared, partial(self._begin_together, blocks))
-            new = [job for job in new if job not in shared]
-        for job in new:
-            self._tried([job], partial(self._begin, blocks))
+        self._tried(new, partial(self._begin, blocks))
         begun = [job for job in jobs if blocks[job.key].solve is not None]
         self._tried(begun, partial(self._flow, blocks))
 
@@ -123,20 +118,14 @@ class Batches:
         return [(job, drawn, i) for i, job in enumerate(jobs)]
 
     def _begin(self, blocks: Mapping[int, UnderWay], jobs: Sequence[Job]) -> list[Job]:
-        (job,) = jobs
-        under_way = blocks[job.key]
-        under_way.solve = self._runner.begin(track_of(job), under_way.block)
-        return []
-
-    def _begin_together(self, blocks: Mapping[int, UnderWay], jobs: Sequence[Job]) -> list[Job]:
         under_way = [blocks[job.key] for job in jobs]
-        solves = self._runner.begin_together([track_of(job) for job in jobs], [each.block for each in under_way])
+        solves = self._runner.begin([track_of(job) for job in jobs], [each.block for each in under_way])
         for each, solve in zip(under_way, solves, strict=True):
             each.solve = solve
         return []
 
     def _flow(self, blocks: Mapping[int, UnderWay], jobs: Sequence[Job]) -> list[Job]:
-        solves = [cast(Solve, blocks[job.key].solve) for job in jobs]
+        solves = [cast(FlowBlock, blocks[job.key].solve) for job in jobs]
         # One without tokens is done before its first step.
         self._runner.flow([solve for solve in solves if not solve.done])
         return []

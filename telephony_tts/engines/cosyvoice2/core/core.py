@@ -33,7 +33,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import (
 from telephony_tts.engines.cosyvoice2.core.stream import BROKEN, Stream, UnderWay
 from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Sound
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineError
@@ -371,7 +371,7 @@ class Core:
             blocks[job.key].is_busy = False
             while (done := job.done_block()) is not None:
                 if not job.is_over:
-                    self.runner.keep(track_of(job), done.block, cast(Solve, done.solve))
+                    self.runner.keep(track_of(job), done.block, cast(FlowBlock, done.solve))
                     piece_of(job).n_mels += 1
 
     def _fail(self, job: Job, error: Exception) -> None:

@@ -25,7 +25,7 @@ from speaking import (
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -77,15 +77,15 @@ class Faulty(Runner):
         self._maybe("decode", tracks)
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: Any) -> Solve:
-        self._maybe("begin", [track])
-        solve = super().begin(track, block)
-        self._tracks[id(solve)] = track
-        return solve
+    def begin(self, tracks: Sequence[Track], blocks: Any) -> list[FlowBlock]:
+        self._maybe("begin", tracks)
+        begun = super().begin(tracks, blocks)
+        self._tracks.update((id(block), track) for block, track in zip(begun, tracks, strict=True))
+        return begun
 
-    def flow(self, solves: Sequence[Solve]) -> None:
-        self._maybe("flow", [self._tracks.get(id(solve)) for solve in solves])
-        super().flow(solves)
+    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+        self._maybe("flow", [self._tracks.get(id(block)) for block in blocks])
+        super().flow(blocks)
 
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         try:
@@ -219,21 +219,22 @@ def test_audio_that_cannot_be_read_fails_its_utterance_and_no_lane(
 def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_again(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = rig.model.flow.decoder.advance
+    step = rig.model.flow.backend.step
     n_left = FEW_EULER - 2
 
-    def last_but_one_fails(path: Any) -> None:
+    def last_but_one_fails(blocks: Sequence[FlowBlock]) -> None:
         nonlocal n_left
-        if path.voice is not None:
+        (block,) = blocks
+        if block.voice is not None:
             n_left -= 1
-        if path.voice is not None and n_left < 0:
+        if block.voice is not None and n_left < 0:
             raise RuntimeError("out of memory")
-        advance(path)
+        step(blocks)
 
     stepped = Stepped(rig)
     other = stepped.say(REQUESTS[1], "preset")
     with monkeypatch.context() as patch:
-        patch.setattr(rig.model.flow.decoder, "advance", last_but_one_fails)
+        patch.setattr(rig.model.flow.backend, "step", last_but_one_fails)
         waiting = [stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2)]
         stepped.run()
     np.testing.assert_array_equal(stepped.pcm(other), alone[1])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_flow import tensors
 from speaking import FEW_EULER, N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
 from torch import Tensor
 
@@ -97,7 +98,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
         return call
 
     monkeypatch.setattr(lm, "_layers", counted("lm", lm._layers))
-    monkeypatch.setattr(decoder.estimator, "velocity", counted("flow", decoder.estimator.velocity))
+    monkeypatch.setattr(decoder, "step", counted("flow", decoder.step))
     monkeypatch.setattr(rig.model.vocoder, "decode", counted("vocoder", rig.model.vocoder.decode))
     stepped = Stepped(rig, profile)
     key = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}"))
@@ -174,15 +175,15 @@ def test_utterances_write_nothing_into_the_voice(rig: Rig) -> None:
     stepped.run()
     prompt = stepped.voice("prompted")
 
-    def tensors() -> list[Tensor]:
-        caches = [prompt.flow.encoder, *prompt.flow.steps]
-        return [tensor.clone() for cache in caches for tensor in cache.tensors()]
+    def copies() -> list[Tensor]:
+        return [tensor.clone() for tensor in tensors(prompt.flow.table.pages)]
 
-    before = tensors()
+    before = copies()
+    assert before
     key = stepped.say(Request(SENTENCE))
     stepped.run()
     assert len(stepped.pcm(key)) and stepped.voice("prompted") is prompt
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, copies(), strict=True))
 
 
 # ------------------------------------------------------------------------------ limits

@@ -18,7 +18,7 @@ from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core import batches
 from telephony_tts.engines.cosyvoice2.core.stream import Block
 from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Track
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import Feed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
@@ -124,9 +124,9 @@ class Failing(Runner):
             self.n_tried.append(len(tracks))
         return super().prefill_together(tracks, feeds)
 
-    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[Solve]:
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[FlowBlock]:
         self._try("begin", tracks)
-        return super().begin_together(tracks, blocks)
+        return super().begin(tracks, blocks)
 
     def _next_frames(self, track: Track) -> tuple[Tensor, bool]:
         self._try("vocode", [track])
