@@ -7,6 +7,7 @@ number that was only half heard was not heard.
 
 from __future__ import annotations
 
+from telephony_tts.session.marks import MarkState
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.text.characters import is_cjk, is_hangul
 
@@ -30,7 +31,7 @@ def heard_offset(turn: Turn, position: int) -> int:
     return _cut_at_word(turn.text, offset)
 
 
-def mark_position(turn: Turn, offset: int) -> int | None:
+def mark_sample(turn: Turn, offset: int) -> int | None:
     """The sample by which all text before `offset` has been spoken; None while that is not known."""
     last_end = 0
     offset = len(turn.text[:offset].rstrip())
@@ -48,15 +49,13 @@ def mark_position(turn: Turn, offset: int) -> int | None:
     return None
 
 
-def resolve_marks(turn: Turn) -> None:
-    """Move every mark whose place in the audio has become known to `turn.resolved`, in order."""
-    while turn.unresolved:
-        mark = turn.unresolved[0]
-        position = mark_position(turn, mark.offset)
-        if position is None:
+def place_marks(turn: Turn) -> None:
+    """Place the marks whose place in the audio has become known, in order."""
+    while (mark := turn.marks.first(MarkState.ASKED)) is not None:
+        sample = mark_sample(turn, mark.offset)
+        if sample is None:
             return
-        mark.position = position
-        turn.resolved.append(turn.unresolved.pop(0))
+        turn.marks.place(mark, sample)
 
 
 def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:

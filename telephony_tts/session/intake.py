@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.heard import resolve_marks
+from telephony_tts.session.heard import place_marks
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.turn import Speaking, Turn
@@ -92,9 +92,8 @@ class Intake:
         for turn in self._turns:
             if turn.cut(now_ns):
                 wake.append(now_ns)
-            if turn.unresolved:
-                # Before the frames go: a mark must travel behind its own frame, not behind the lead.
-                resolve_marks(turn)
+            # Before the frames go: a mark must travel behind its own frame, not behind the lead.
+            place_marks(turn)
             if turn.closed:
                 continue
             at_ns = turn.text_timeout_ns()
@@ -142,7 +141,7 @@ class Intake:
             if turn is None:
                 self._out.append(m.MarkReached(mark.name, "played"))
                 return None
-        n_pending = sum(len(turn.marks()) for turn in self._turns)
+        n_pending = sum(len(turn.marks) for turn in self._turns)
         if n_pending >= self._limits.pending_marks:
             self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
             self._out.append(m.MarkReached(mark.name, "cleared", turn.id))

@@ -6,11 +6,11 @@ two turns in a row have no gap and no overlap even though both are sent ahead of
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.session.marks import NO_SAMPLE, MarkState
+from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
 FRAMES_PER_POLL = 32
@@ -42,7 +42,6 @@ class Sender:
         self.silent_until_ns = 0
         """When the silence in the peer's buffer has been played."""
         self.next_ns: int | None = None
-        self.wire_marks: dict[str, tuple[Turn, Mark]] = {}
         self._n_marks = 0
 
     def send_due(self, now_ns: int) -> bool:
@@ -128,8 +127,8 @@ class Sender:
                     self.on_frame(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
                 self._remember(turn, payload)
-                if self.peer_marks:
-                    self.announce_marks(turn)
+                if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
+                    self.send_marks(turn)
                 continue
             if turn.spoken_out:
                 if not encoder.finished:
@@ -139,8 +138,8 @@ class Sender:
                 turn.sent_all = True
                 self.media_end_ns = playout.end_ns()
                 if self.peer_marks:
-                    turn.resolved.append(Mark(None, turn.n_chars, turn.n_sent_samples))
-                    self.announce_marks(turn)
+                    turn.marks.add_ours(turn.n_sent_samples, turn.n_chars)
+                    self.send_marks(turn)
                 return True
             if now_ns < playout.due_ns():
                 self.next_ns = playout.due_ns()
@@ -153,9 +152,7 @@ class Sender:
         """When the peer was where before a gap says nothing of where it is behind it: as at the turn's beginning, the
         echo of a mark behind the first frame tells."""
         if self.peer_marks and not turn.settings.whole_sentences:
-            position = turn.n_sent_samples + turn.frame_samples
-            n_before = sum((mark.position or 0) <= position for mark in turn.resolved)
-            turn.resolved.insert(n_before, Mark(None, 0, position))
+            turn.marks.add_ours(turn.n_sent_samples + turn.frame_samples)
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
@@ -168,7 +165,7 @@ class Sender:
         self._out.append(Started(turn.id, turn.first_audio_ms))
         if self.peer_marks:
             # The echo of a mark behind the first frame tells when the peer truly began to play.
-            turn.resolved.appendleft(Mark(None, 0, turn.frame_samples))
+            turn.marks.add_beginning(turn.frame_samples)
 
     def _run_dry(self, turn: Turn, now_ns: int) -> bool:
         """The next frame is due and not there. True if draining the encoder brought frames out."""
@@ -192,28 +189,36 @@ class Sender:
         if len(turn.recent) > n_lead:
             turn.recent.popleft()
 
-    def announce_marks(self, turn: Turn) -> None:
+    # ------------------------------------------------------------------ marks
+
+    def sentence_begun(self, turn: Turn, part: Part) -> None:
+        """The first audio of a sentence is there. Where each is a file it begins when the peer says so, not when the
+        one before has ended; the turn's first frame has such a mark anyway."""
+        if self.peer_marks and turn.settings.whole_sentences and part.start_sample:
+            turn.marks.add_ours(part.start_sample + turn.frame_samples)
+
+    def sentence_ended(self, turn: Turn, part: Part) -> None:
+        """All the audio of a sentence is there."""
+        if self.peer_marks:
+            turn.marks.ask(None, part.sentence.end)
+
+    def send_marks(self, turn: Turn) -> None:
         """Send the peer the marks whose place it has been sent. Where it has also been sent what follows, a mark would
         come back that much too late."""
-        n_sent_samples = turn.n_sent_samples
-        while turn.resolved:
-            position = turn.resolved[0].position
-            if not turn.sent_all and (position is None or position > n_sent_samples):
+        marks, n_sent_samples = turn.marks, turn.n_sent_samples
+        while (mark := marks.first(MarkState.PLACED)) is not None:
+            if not turn.sent_all and mark.sample > n_sent_samples:
                 return
-            mark = turn.resolved.popleft()
-            is_past = position is not None and position < n_sent_samples - turn.frame_samples
-            if (is_past or turn.end_is_placed) and not turn.settings.whole_sentences:
-                if mark.name is not None:
-                    turn.passed.append(mark)
+            is_past = mark.sample < n_sent_samples - turn.frame_samples
+            if (is_past or marks.end_is_sent) and not turn.settings.whole_sentences:
+                marks.leave_to_clock(mark)
                 continue
             self._n_marks += 1
-            name = f"{turn.seq}.{self._n_marks}"
-            self.wire_marks[name] = (turn, mark)
-            turn.announced.append(mark)
+            marks.send(mark, f"{turn.seq}.{self._n_marks}")
             # Of our own marks those with no text before them stand at a beginning.
-            ends = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
-            turn.end_is_placed = turn.sent_all and not turn.resolved
-            self._out.append(MediaMark(name, ends, turn.end_is_placed))
+            ends_sentence = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
+            marks.end_is_sent = turn.sent_all and marks.next_sample == NO_SAMPLE
+            self._out.append(MediaMark(mark.wire_name, ends_sentence, marks.end_is_sent))
 
     def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;
@@ -227,34 +232,10 @@ class Sender:
                 turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
             else:
                 turn.playout.t0_ns = None
-            self._take_back_marks(turn)
         for turn, heard in heard_samples.items():
             if turn.settings.whole_sentences:
-                self._keep_reached(turn, heard)
-
-    def _take_back_marks(self, turn: Turn) -> None:
-        """Marks placed in frames that will be sent again are placed again."""
-        n_sent_samples = turn.n_sent_samples
-        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
-        if back:
-            self._withdraw(turn, back)
-            turn.resolved.extendleft(reversed(back))
-
-    def _keep_reached(self, turn: Turn, heard_samples: int) -> None:
-        """A peer that plays files does not report files that it was told to forget. What it has played still counts as
-        heard, and we report the marks in it. The peer tells where it begins again."""
-        reached = list(turn.announced)
-        self._withdraw(turn, reached)
-        turn.passed += [mark for mark in reached if mark.name is not None]
-        turn.heard_samples, turn.anchor = heard_samples, None
-
-    def _withdraw(self, turn: Turn, marks: list[Mark]) -> None:
-        """The peer will not report these marks."""
-        self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in marks}
-        turn.announced = deque(mark for mark in turn.announced if mark not in marks)
-
-    def forget(self, turn: Turn) -> None:
-        """The turn is over: its marks on the wire are nobody's, their echoes will find nothing."""
-        if turn.announced:
-            self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[0] is not turn}
-            turn.announced.clear()
+                # Such a peer does not report files that it was told to forget. What it has played still counts as
+                # heard, and we report the marks in it. The peer tells where it begins again.
+                for mark in turn.marks.in_state(MarkState.SENT):
+                    turn.marks.leave_to_clock(mark)
+                turn.heard_samples, turn.anchor = heard, None

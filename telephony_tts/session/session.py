@@ -22,12 +22,13 @@ from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.language import CallLanguage, HasVoice, TellLanguage
-from telephony_tts.session.marks import Marks
+from telephony_tts.session.marks import MarkState
+from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.supply import Supply
-from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.session.turn import Turn
 from telephony_tts.wire import messages as m
 
 _MS = 1_000_000
@@ -58,7 +59,7 @@ class Session:
         self._supply = Supply(self.turns, self._out, settings.made_ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
         self._media_clears = False
-        self._marks = Marks(settings, self._sender, self._out)
+        self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
         self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(tell_language, has_voice))
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
@@ -84,16 +85,20 @@ class Session:
             return
         self._dirty = True
         if isinstance(message, m.MediaMark):
-            late_ns = self._marks.came_back(message.name, now_ns)
-            if late_ns is not None:
-                self.caller.peer_is_late(late_ns)
+            if (late := self._playhead.mark_came_back(message.name, now_ns)) is not None:
+                late_turn, late_ns = late
+                if late_turn.settings.whole_sentences:
+                    self._sender.move(late_turn, late_ns)
+                else:
+                    self.caller.peer_is_late(late_ns)
             return
         if isinstance(message, m.MediaBegun):
-            self._marks.begun(message, now_ns)
+            if (late := self._playhead.file_begun(message, now_ns)) is not None:
+                self._sender.move(*late)
             self.caller.file_begun()
             return
         if isinstance(message, m.MediaLost):
-            self._marks.lost(self.turns, now_ns)
+            self._playhead.peer_stopped(now_ns)
             return
         if isinstance(message, m.MediaDtmf):
             self._out.append(m.Dtmf(message.digit))
@@ -118,7 +123,7 @@ class Session:
                     self._intake.warn("no_active_turn", "nothing to clear", turn_id)
             case m.Mark(name):
                 if (turn := self._intake.for_mark(message)) is not None:
-                    turn.unresolved.append(Mark(name, turn.n_chars))
+                    turn.marks.ask(name, turn.n_chars)
             case m.Configure():
                 self._intake.configure(message)
                 self.inbound.configure(message)
@@ -182,7 +187,7 @@ class Session:
             return
         self.settings = settings
         self._supply.keep_ahead(settings.made_ahead_ms * _MS)
-        self._marks.rate_hz = settings.rate_hz
+        self._playhead.rate_hz = settings.rate_hz
         self._intake.settings = settings
         for turn in self.turns:
             self._supply.drop(turn)
@@ -207,7 +212,7 @@ class Session:
         is_beginning = part.start_sample is None
         turn.take(part, chunk, gain_db, now_ns)
         if is_beginning:
-            self._marks.sentence_begun(turn, part)
+            self._sender.sentence_begun(turn, part)
         self._supply.fed()
         self._dirty = True
 
@@ -227,7 +232,7 @@ class Session:
         if not part.is_told:
             part.is_told = True
             self._out.append(sentence_spoken(turn, part))
-        self._marks.sentence_ended(turn, part)
+        self._sender.sentence_ended(turn, part)
 
     def audio_failed(self, utterance_id: str, error: TelephonyTTSError, now_ns: int) -> None:
         """The engine could not speak the utterance: its turn ends with an error, the call goes on."""
@@ -257,7 +262,7 @@ class Session:
         keep = [turn for turn in self.turns if turn not in hit]
         self.turns[:] = keep
         sounded = [turn for turn in hit if turn.playout.n_sent]
-        positions = {turn: self._marks.playhead(turn, now_ns) for turn in sounded}
+        positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded}
         for turn in hit:
             self._supply.drop(turn)
         self._silence(sounded, keep, now_ns)
@@ -266,7 +271,7 @@ class Session:
             if heard_ms is not None and turn is hit[0]:
                 basis = "client"
                 position = min(heard_ms * self.settings.rate_hz // 1000, turn.n_sent_samples)
-            self._marks.end(turn, position, basis)
+            self._playhead.report_interrupted(turn, position, basis)
             offset = heard_offset(turn, position)
             text = turn.text
             heard_at_ms = position * 1000 // self.settings.rate_hz
@@ -315,7 +320,7 @@ class Session:
             self._out.append(m.MediaClear())
         if not sounded:
             return
-        heard_samples = {turn: self._marks.playhead(turn, now_ns)[0] for turn in keep}
+        heard_samples = {turn: self._playhead.position(turn, now_ns)[0] for turn in keep}
         sender.emptied(heard_samples, now_ns)
         self.caller.emptied(now_ns)
 
@@ -379,23 +384,23 @@ class Session:
         while self.turns:
             turn = self.turns[0]
             if peer_marks and turn.playout.t0_ns is not None:
-                self._sender.announce_marks(turn)
-                self._marks.report_reached(turn, turn.passed, now_ns, wake)
+                self._sender.send_marks(turn)
+                self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
             else:
-                self._marks.report_reached(turn, turn.resolved, now_ns, wake)
+                self._playhead.report(turn, MarkState.PLACED, now_ns, wake)
             if not turn.sent_all:
                 return
             if turn.playout.t0_ns is not None:
                 at_ns = turn.playout.end_ns()
-                if turn.announced:
+                is_awaited = turn.marks.first(MarkState.SENT) is not None
+                if is_awaited:
                     if turn.settings.whole_sentences:
                         return  # The leg waits for the peer, and ends the call where it waits in vain.
                     at_ns += self.settings.mark_timeout_ms * _MS
-                if now_ns < at_ns and not (peer_marks and not turn.announced):
+                if now_ns < at_ns and not (peer_marks and not is_awaited):
                     wake.append(at_ns)
                     return
-            for mark in turn.marks():
-                self._marks.played(turn, mark)
+            self._playhead.report_all_played(turn)
             self.turns.pop(0)
             self._last_active_ns = now_ns
             if turn.n_skipped or not turn.parts:
@@ -410,7 +415,6 @@ class Session:
 
     def _forget(self, turn: Turn, outcome: str) -> None:
         self.n_underruns += turn.underruns
-        self._sender.forget(turn)
         self._intake.forget(turn, outcome)
 
     def _finish(self, code: int, reason: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from telephony_tts.engines.api import Chunk, LangSource, TextFeed, Utterance
 from telephony_tts.session.language import CallLanguage
+from telephony_tts.session.marks import TurnMarks
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import Span, detect_lang, is_speakable, normalize_spans
@@ -58,15 +59,6 @@ class Part:
     """(offset in `utterance.text`, sample on the turn's timeline) at which each word ends."""
 
 
-@dataclass(slots=True, eq=False)
-class Mark:
-    """A place in the speech. `name` is None for the ones we set ourselves to learn where the peer is."""
-
-    name: str | None
-    offset: int
-    position: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Speaking:
     """The voice settings a turn begins with."""
@@ -111,14 +103,7 @@ class Turn:
         """The engine or the bot was late; true until audio comes, so that one lateness counts once."""
         self.ready_since_ns = now_ns
         self.sent_all = False
-        self.unresolved: list[Mark] = []
-        """Ordered by text offset; `resolved` and `announced` by place in the audio."""
-        self.resolved: deque[Mark] = deque()
-        self.announced: deque[Mark] = deque()
-        self.passed: list[Mark] = []
-        """Marks whose place was known only when the peer had been sent what follows it."""
-        self.end_is_placed = False
-        """The peer has the mark that tells where the turn ends."""
+        self.marks = TurnMarks()
         self.anchor: tuple[int, int] | None = None
         """(sample, time) at which the peer last told us where it was; None also where it has lost its place."""
         self.heard_samples = 0
@@ -359,11 +344,7 @@ class Turn:
             part.utterance = part.submitted_ns = part.begun_ns = part.first_pcm_ns = None
             part.start_sample = part.end_sample = None
             part.words.clear()
-        placed = [mark for mark in self.resolved if mark.name is not None]
-        for mark in placed:
-            mark.position = None
-        self.unresolved = [*placed, *(mark for mark in self.unresolved if mark.name is not None)]
-        self.resolved.clear()
+        self.marks.begin_again()
 
     # ----------------------------------------------------------------- audio
 
@@ -403,13 +384,9 @@ class Turn:
         self.again.extendleft(reversed(list(self.recent)[-n_lost:]))
         self.recent.clear()
         self.playout.n_sent = n_played
-        self.sent_all = self.end_is_placed = False
+        self.sent_all = False
+        self.marks.take_back(self.n_sent_samples)
         return True
-
-    def marks(self) -> list[Mark]:
-        """All that wait, for the peer, their time or their place, in the order of the text."""
-        marks = [*self.announced, *self.passed, *self.resolved, *self.unresolved]
-        return sorted(marks, key=lambda mark: mark.offset)
 
     @property
     def frame_samples(self) -> int:

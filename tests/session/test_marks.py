@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from world import World
 
+from telephony_tts.session.marks import MarkState
 from telephony_tts.session.settings import Limits, SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -188,7 +189,7 @@ def test_a_mark_whose_place_was_known_late_was_played_if_the_clear_came_before_t
     world.send(m.Mark("m", "a"))  # at 93 characters of 50 ms
     world.send(m.Text(text[74:], "a", last=True))
     world.run(4500)
-    assert world.session.turns[0].passed
+    assert world.session.turns[0].marks.in_state(MarkState.TIMED)
     world.jump(late_ms)
     world.send(m.Clear())
     assert reached(world) == [("m", state)]
@@ -205,7 +206,7 @@ def test_two_marks_at_one_place_have_one_fate_though_one_was_set_late(delay_ms: 
     world.send(m.Text("Five six seven eight nine.", "a"))
     world.send(m.Mark("m1", "a"))
     world.send(m.End("a"))
-    while not (world.session.turns and world.session.turns[0].end_is_placed):
+    while not (world.session.turns and world.session.turns[0].marks.end_is_sent):
         world.run(20)
     world.send(m.Mark("m2", "a"))
     world.run(100)
