@@ -86,29 +86,31 @@ class Intake:
         for turn in self._turns:
             self.close_turn(turn, now_ns)
 
-    def watch(self, now_ns: int, wake: list[int]) -> None:
-        """Cut what text is there into sentences, and end what the bot has left open. When to look again: to `wake`."""
+    def watch(self, now_ns: int) -> int | None:
+        """End what the bot has left open, and cut the text into sentences. Returns when to look again."""
+        wake: list[int] = []
         turn_idle_s = self._limits.turn_idle_s
         for turn in self._turns:
-            if turn.cut(now_ns):
-                wake.append(now_ns)
-            # Before the frames go: a mark must travel behind its own frame, not behind the lead.
-            place_marks(turn)
-            if turn.closed:
-                continue
-            at_ns = turn.text_timeout_ns()
-            if at_ns is not None and now_ns >= at_ns:
-                turn.text_timed_out(now_ns)
-                at_ns = turn.text_timeout_ns()
-            if at_ns is not None:
-                wake.append(at_ns)
-            if turn_idle_s:
+            if turn_idle_s and not turn.closed:
                 at_ns = turn.last_text_ns + turn_idle_s * _S
                 if now_ns >= at_ns:
                     self.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
                     self.close_turn(turn, now_ns)
                 else:
                     wake.append(at_ns)
+            if turn.cut(now_ns):
+                wake.append(now_ns)
+            # Before the frames go: a mark must travel behind its own frame, not behind the lead.
+            place_marks(turn)
+            if turn.closed:
+                continue
+            timeout_ns = turn.text_timeout_ns()
+            if timeout_ns is not None and now_ns >= timeout_ns:
+                turn.text_timed_out(now_ns)
+                timeout_ns = turn.text_timeout_ns()
+            if timeout_ns is not None:
+                wake.append(timeout_ns)
+        return min(wake) if wake else None
 
     def named(self, turn_id: str | None, verb: str) -> Turn | None:
         """The open turn a verb is about: the one named, or else the implicit one, or else the newest open one."""

@@ -67,7 +67,9 @@ class Session:
         self._close_code = (1000, "closed")
         self._last_active_ns = now_ns
         self._dirty = True
-        self._house_ns: int | None = None
+        self._housekeeping_ns: int | None = None
+        self._text_ns: int | None = None
+        """When the intake wants to look at the text again."""
         self.n_underruns = 0
 
     # -------------------------------------------------------------- input
@@ -330,36 +332,35 @@ class Session:
         """Do all that is due by `now_ns` and hand over the effects, in the order they must happen."""
         sender = self._sender
         sender.allowance = FRAMES_PER_POLL
-        if self._dirty or (self._house_ns is not None and now_ns >= self._house_ns):
-            self._keep_house(now_ns)
-        if sender.next_ns is not None and now_ns >= sender.next_ns and sender.send_due(now_ns):
-            self._keep_house(now_ns)
+        is_due = self._dirty or (self._housekeeping_ns is not None and now_ns >= self._housekeeping_ns)
+        if is_due:
+            # Before the frames: a mark must travel behind its own frame, and a turn that ends here lets the next begin.
+            self._dirty = False
+            self._text_ns = self._intake.watch(now_ns)
+            self._end_stuck_turn(now_ns)
+        if is_due or (sender.next_ns is not None and now_ns >= sender.next_ns):
+            # A turn that was sent to its end has to be watched from now on.
+            is_due |= sender.send_due(now_ns)
+        if is_due:
+            self._run_housekeeping(now_ns)
         effects = self._out[:]
         self._out.clear()
         return effects
 
     def deadline_ns(self) -> int | None:
         """Call `poll` again no later than this; None: only when something happens."""
-        send_ns, house_ns = self._sender.next_ns, self._house_ns
-        if send_ns is None or (house_ns is not None and house_ns < send_ns):
-            return house_ns
+        send_ns, housekeeping_ns = self._sender.next_ns, self._housekeeping_ns
+        if send_ns is None or (housekeeping_ns is not None and housekeeping_ns < send_ns):
+            return housekeeping_ns
         return send_ns
 
-    def _keep_house(self, now_ns: int) -> None:
-        """Everything that is not a frame: text, supply, marks, ends of turns, limits."""
-        self._dirty = False
+    def _run_housekeeping(self, now_ns: int) -> None:
+        """Everything behind the frames: supply, marks, ends of turns, limits."""
         wake: list[int] = []
-        self._intake.watch(now_ns, wake)
-        self._sender.send_due(now_ns)
-        self._give_up_on_stuck_engine(now_ns)
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
-        if supply_ns is not None:
-            wake.append(supply_ns)
-        self._sender.send_due(now_ns)
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
-        if (caller_ns := self.caller.poll(now_ns)) is not None:
-            wake.append(caller_ns)
+        wake += [at_ns for at_ns in (self._text_ns, supply_ns, self.caller.poll(now_ns)) if at_ns is not None]
         if not self.turns and not self.finished:
             if self._intake.closing:
                 self._finish(*self._close_code)
@@ -369,11 +370,11 @@ class Session:
                     self._out.append(m.ErrorEvent("idle", "no message for too long", fatal=True))
                     self._finish(1008, "idle")
                 wake.append(idle_ns)
-        self._house_ns = min(wake) if wake else None
+        self._housekeeping_ns = min(wake) if wake else None
         if self._dirty:
-            self._house_ns = now_ns
+            self._housekeeping_ns = now_ns
 
-    def _give_up_on_stuck_engine(self, now_ns: int) -> None:
+    def _end_stuck_turn(self, now_ns: int) -> None:
         if (turn := self._supply.stuck(now_ns)) is not None:
             error = EngineError(f"the engine gave no audio for {self.settings.engine_timeout_ms / 1000:g} s")
             self.interrupt("engine_failure", now_ns, turn_id=turn.id, error=error)

@@ -97,7 +97,6 @@ class Supply:
         Where none is complete, it is the beginning of the one being written, if the call speaks interleaved.
         """
         for turn in self._turns:
-            turn.cut(now_ns)
             part = turn.next_part()
             if part is not None:
                 return turn, part
