@@ -17,10 +17,10 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import Cancel, Effect, Feed, Finish, Pull, Synthesize
+from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
-from telephony_tts.transport.feeds import Feeds, complete
 from telephony_tts.transport.journal import Journal
+from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
 
 _log = logs.get(__name__)
@@ -65,9 +65,9 @@ class Call:
         self._catalog = catalog
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._gates: dict[str, asyncio.Event] = {}
-        self._feeds = Feeds()
+        self._runs: dict[str, UtteranceRun] = {}
+        """What the engines speak for this call, by the utterance's id."""
+        self._side_tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._claim: asyncio.TimerHandle | None = None
@@ -209,8 +209,11 @@ class Call:
                 self.started.set()
                 self._tick()
                 await self._over.wait()
-                for name in list(self._tasks):
-                    self._let_go(name)
+                for run in self._runs.values():
+                    run.cancel()
+                self._runs.clear()
+                for task in self._side_tasks:
+                    task.cancel()
         finally:
             self.finish(1011, "internal error")
             live.dec()
@@ -223,7 +226,7 @@ class Call:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a child of the call: it ends with the call at the latest."""
         assert self._group is not None
-        self._tasks[name] = self._group.create_task(work, name=name)
+        self._side_tasks.append(self._group.create_task(work, name=name))
 
     # -------------------------------------------------------------- driving
 
@@ -280,16 +283,35 @@ class Call:
 
     def _pump(self, now_ns: int) -> None:
         """Perform all that is due and arm the timer for what is next."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return  # both legs may be there before `run` has begun; what they said waits in the session
         for effect in self.session.poll(now_ns):
-            if type(effect) is m.Frame:
-                metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
-                self._to_media(effect)
-            elif type(effect) is m.InboundAudio:
-                self._to_bot(effect)
-            else:
-                self._perform(effect)
+            match effect:
+                case m.Frame():
+                    metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
+                    self._to_media(effect)
+                case m.InboundAudio():
+                    self._to_bot(effect)
+                case Synthesize(utterance):
+                    run = self._runs[utterance.id] = UtteranceRun(utterance)
+                    run.task = group.create_task(self._speak(run), name=f"speak {utterance.id}")
+                # What is over has no run: a pull or text that comes late is dropped.
+                case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
+                    found.pull()
+                case Feed(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
+                    found.feed(text, last)
+                case Cancel(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
+                    found.cancel()
+                case Pull() | Feed() | Cancel():
+                    pass
+                case Finish(code, reason):
+                    self._loop.call_soon(self.finish, code, reason)
+                case m.MediaMark() | m.MediaClear():
+                    self._to_media(effect)
+                case _:
+                    self._journal.note(effect, self.session.n_underruns)
+                    self._to_bot(effect)
         if self._send_gathered is not None:
             self._send_gathered()
         deadline_ns = self.session.deadline_ns()
@@ -303,26 +325,6 @@ class Call:
         self._timer_ns = deadline_ns
         # The loop's timers have a grain of 1 ms; rounding up avoids waking just before the moment.
         self._timer = self._loop.call_later(max(0, deadline_ns - now_ns + NS_PER_MS // 2) / NS_PER_S, self._tick)
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Synthesize):
-            self._start(effect.utterance)
-        elif isinstance(effect, Feed):
-            self._feeds.push(effect)
-        elif isinstance(effect, Pull):
-            if (gate := self._gates.get(effect.utterance_id)) is not None:
-                gate.set()
-        elif isinstance(effect, Cancel):
-            # Here too: a task cancelled before its first step never reaches its own `finally`.
-            self._let_go(effect.utterance_id)
-        elif isinstance(effect, Finish):
-            self._loop.call_soon(self.finish, effect.code, effect.reason)
-        elif isinstance(effect, m.MediaMark | m.MediaClear):
-            self._to_media(effect)
-        else:
-            assert not isinstance(effect, m.Frame)
-            self._journal.note(effect, self.session.n_underruns)
-            self._to_bot(effect)
 
     def _to_media(self, message: m.ToMedia) -> None:
         if self.media is None or self._encode_media is None:
@@ -344,15 +346,9 @@ class Call:
 
     # --------------------------------------------------------------- engine
 
-    def _start(self, utterance: Utterance) -> None:
-        assert self._group is not None
-        gate = self._gates[utterance.id] = asyncio.Event()
-        self._feeds.begin(utterance)
-        self._tasks[utterance.id] = self._group.create_task(self._speak(utterance, gate), name=f"speak {utterance.id}")
-
-    async def _speak(self, utterance: Utterance, gate: asyncio.Event) -> None:
+    async def _speak(self, run: UtteranceRun) -> None:
         """Pull one utterance from its engine, a chunk whenever the session asks for one."""
-        session = self.session
+        session, utterance = self.session, run.utterance
         compute_ns = audio_ns = 0
         engine_name = "none"
         try:
@@ -361,7 +357,7 @@ class Call:
                     utterance.voice, utterance.lang, utterance.text, utterance.lang_source
                 )
                 if not engine.streams_text:
-                    utterance = await complete(utterance)
+                    utterance = await run.whole()
             engine, voice = self._catalog.choose(utterance)
             engine_name = engine.name
             self._warn_of_language(utterance, voice)
@@ -380,8 +376,7 @@ class Call:
                     # An engine that is ahead would otherwise be pulled dry in one go, and the first frame, which
                     # the loop writes at the end of its round, would wait for the encoding of all the others.
                     await asyncio.sleep(0)
-                    await gate.wait()
-                    gate.clear()
+                    await run.until_pulled()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
             self._failed(utterance, error)
@@ -395,8 +390,8 @@ class Call:
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
             self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
-            self._tasks.pop(utterance.id, None)
-            self._let_go(utterance.id)
+            self._runs.pop(utterance.id, None)
+            run.end_text()
             if audio_ns and utterance.more is None:  # else the time is also that of the bot's writing
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
 
@@ -410,13 +405,6 @@ class Call:
             warning = m.WarningEvent("language_mismatch", message, utterance.turn)
             self._journal.note(warning, self.session.n_underruns)
             self._to_bot(warning)
-
-    def _let_go(self, name: str) -> None:
-        """Cancel a task; an utterance's gate and text end with it."""
-        self._gates.pop(name, None)
-        if (task := self._tasks.pop(name, None)) is not None:
-            task.cancel()
-        self._feeds.end(name)
 
     def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
         now_ns = monotonic_ns()

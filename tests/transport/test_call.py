@@ -71,7 +71,7 @@ def test_turns_cancelled_before_their_first_step_leave_no_trace() -> None:
         for _ in range(100):
             call.receive(m.Say(TEXT))
             call.receive(m.Clear())
-        assert not call._tasks and not call._gates
+        assert not call._runs
         call.finish(1000, "over")
         await task
 
