@@ -206,8 +206,8 @@ class Session:
         self._dirty = True
 
     def audio(self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0) -> None:
-        """PCM from the engine. Audio of an interrupted turn finds no part and is gone."""
-        found = self._supply.part_of(utterance_id)
+        """PCM from the engine. Audio of an interrupted turn finds no part and is dropped."""
+        found = self._supply.chunk_came(utterance_id)
         if found is None:
             return
         turn, part = found
@@ -215,7 +215,6 @@ class Session:
         turn.take(part, chunk, gain_db, now_ns)
         if is_beginning:
             self._sender.sentence_begun(turn, part)
-        self._supply.fed()
         self._dirty = True
 
     def audio_ended(self, utterance_id: str, now_ns: int) -> None:

@@ -117,15 +117,18 @@ class Supply:
         return at_ns
 
     def part_of(self, utterance_id: str) -> tuple[Turn, Part] | None:
-        """Whose audio this is; None when its turn is gone and so is the wish for it."""
+        """The turn and the part of the active utterance. None for any other: its turn is over."""
         if self._active is None:
             return None
         utterance = self._active[1].utterance
         return self._active if utterance is not None and utterance.id == utterance_id else None
 
-    def fed(self) -> None:
-        """A chunk of the active utterance came."""
-        self._hungry = True
+    def chunk_came(self, utterance_id: str) -> tuple[Turn, Part] | None:
+        """An engine gave a chunk: `part_of` it. The engine waits until it is asked for the next one."""
+        found = self.part_of(utterance_id)
+        if found is not None:
+            self._hungry = True
+        return found
 
     def ended(self) -> None:
         """The active utterance is complete."""
