@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts import event_loop, logs
-from telephony_tts.config import MOST_PTIME_MS, Config, Tls
+from telephony_tts.config import Config
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import Absent, Catalog
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
@@ -22,9 +22,9 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
-from telephony_tts.session.settings import BargeIn, Limits, SessionSettings
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.settings import TlsFiles, TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 _log = logs.get(__name__)
@@ -177,38 +177,12 @@ def installed(part: str) -> bool:
 
 def session_settings(config: Config) -> SessionSettings:
     """What a call starts with."""
-    speech, limits, barge_in = config.speech, config.limits, config.barge_in
-    return SessionSettings(
-        codec=speech.codec,
-        rate_hz=speech.rate_hz,
-        ptime_ms=speech.ptime_ms,
-        pace=speech.pace,
-        lead_ms=speech.lead_ms,
-        ahead_ms=speech.ahead_ms,
-        voice=speech.voice,
-        lang=speech.lang,
-        speed=speech.speed,
-        first_clause_chars=speech.first_clause_chars,
-        text_timeout_ms=speech.text_timeout_ms,
-        text_mode=speech.text_mode,
+    return SessionSettings.of(
+        config.speech,
         control_tokens=config.engines.cosyvoice2.control_tokens,
         engine_timeout_ms=round(config.engines.timeout_s * 1000),
-        barge_in=BargeIn(
-            enabled=barge_in.enabled,
-            min_speech_ms=barge_in.min_speech_ms,
-            hold_off_ms=barge_in.hold_off_ms,
-            silence_ms=barge_in.silence_ms,
-            floor_dbov=barge_in.floor_dbov,
-        ),
-        limits=Limits(
-            turn_chars=limits.turn_chars,
-            queued_turns=limits.queued_turns,
-            text_chars_per_s=limits.text_chars_per_s,
-            pause_chars=speech.pause_chars,
-            resume_chars=speech.resume_chars,
-            idle_s=int(limits.idle_s),
-            turn_idle_s=int(limits.turn_idle_s),
-        ),
+        barge_in=config.barge_in,
+        limits=config.limits,
     )
 
 
@@ -228,27 +202,12 @@ def transport_settings(config: Config) -> TransportSettings:
         )
     return TransportSettings(
         speech=session_settings(config),
-        host=server.host,
-        port=server.port,
-        tokens=server.tokens,
-        metrics_without_token=server.metrics_without_token,
+        server=server,
+        limits=config.limits,
+        bot=config.bot,
+        twilio=config.twilio,
+        asterisk=config.asterisk,
         tls=None if server.tls.cert is None else _tls(server.tls),
-        public_url=server.public_url,
-        origins=server.origins,
-        twilio_auth_token=config.twilio.auth_token,
-        asterisk_urls=config.asterisk.dial,
-        asterisk_lead_ms=max(MOST_PTIME_MS, min(config.asterisk.lead_ms, config.speech.ahead_ms)),
-        drain_s=server.drain_s,
-        max_message_bytes=server.max_message_bytes,
-        slow_reader_s=server.slow_reader_s,
-        ping_interval_s=server.ping_interval_s,
-        max_calls=config.limits.calls,
-        call_claim_s=config.limits.call_claim_s,
-        max_frame_lateness_ms=config.limits.max_frame_lateness_ms,
-        bot_url=config.bot.url,
-        bot_token=config.bot.token,
-        bot_connect_timeout_s=config.bot.connect_timeout_s,
-        bot_inbound=config.bot.inbound,
     )
 
 
@@ -267,7 +226,7 @@ def why_tokens_are_needed(config: Config) -> str | None:
     return None
 
 
-def _tls(files: Tls) -> ssl.SSLContext:
+def _tls(files: TlsFiles) -> ssl.SSLContext:
     """The server's side of TLS. Never asks a terminal for a passphrase. Raises ConfigError."""
     assert files.cert is not None and files.key is not None
     given = None if files.passphrase_file is None else _passphrase(files.passphrase_file)
@@ -356,7 +315,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 event_loop.settle()
                 server.ready = True
                 scheme = "wss" if settings.tls is not None else "ws"
-                address = f"{scheme}://{_host_here(settings.host)}:{server.port}"
+                address = f"{scheme}://{_host_here(settings.server.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
                 if (why := why_tokens_are_needed(config)) is not None:
                     _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")

@@ -201,7 +201,7 @@ def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) 
     """As of a server that has room for all callers, unless --config or --set says how much it has."""
     from telephony_tts import config
 
-    slots = None if arguments.config else max(config.CosyVoice2().slots, *(load.concurrency for load in loads))
+    slots = None if arguments.config else max(config.CosyVoice2Settings().slots, *(load.concurrency for load in loads))
     key = "engines.cosyvoice2"
     return config.load(
         arguments.config,

@@ -15,7 +15,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.effects import Synthesize
 from telephony_tts.session.session import Session
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 Progress = Callable[[int, int], None]
@@ -37,8 +37,8 @@ async def speak(
     `how` asks for what the settings do not hold (seed, instruction).
     Raises what the engine raised (UnsupportedText, UnknownVoice, ...).
     """
-    unbounded = Limits(turn_chars=len(text) + 1, text_chars_per_s=0, pause_chars=len(text) + 1, idle_s=0)
-    unpaced = replace(settings, pace="burst", text_mode="sentence", limits=unbounded)
+    unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
+    unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
     session = Session(unpaced, 0, tell_language=catalog.tell_language, has_voice=catalog.has_voice)
     now_ns = 0
     if how is not None:

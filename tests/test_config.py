@@ -11,7 +11,6 @@ import yaml
 from telephony_tts.app import transport_settings
 from telephony_tts.config import Config, load
 from telephony_tts.errors import ConfigError
-from telephony_tts.session.settings import SessionSettings
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
 
@@ -54,14 +53,21 @@ def test_an_empty_file_is_the_defaults(text: str, tmp_path: Path) -> None:
     assert loaded(text, tmp_path) == load(environ={}) == Config()
 
 
-def test_the_session_starts_from_the_same_defaults() -> None:
-    """They are written down twice, because the session may not know the configuration."""
-    session = dataclasses.asdict(SessionSettings())
-    bounds = session.pop("limits")
-    for section, theirs in ((Config().speech, session), (Config().limits, bounds), (Config().speech, bounds)):
-        ours = dataclasses.asdict(section)
-        shared = ours.keys() & theirs.keys()
-        assert shared and {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+def test_a_call_starts_with_what_the_sections_say(tmp_path: Path) -> None:
+    config = loaded(
+        "speech: {voice: af_heart, codec: pcm, rate_hz: 16000, lead_ms: 120, text_mode: interleaved, resume_chars: 7}\n"
+        "limits: {turn_chars: 5, idle_s: 0, calls: 3}\n"
+        "barge_in: {enabled: true, floor_dbov: -50}\n"
+        "engines: {timeout_s: 12.5, cosyvoice2: {control_tokens: ['[laughter]']}}\n",
+        tmp_path,
+    )
+    transport = transport_settings(config)
+    call = transport.speech
+    for item in dataclasses.fields(config.speech):
+        assert getattr(call, item.name) == getattr(config.speech, item.name), item.name
+    assert (call.limits.turn_chars, call.limits.idle_s) == (5, 0) and transport.limits.calls == 3
+    assert call.barge_in.enabled and call.barge_in.floor_dbov == -50.0
+    assert call.engine_timeout_ms == 12_500 and call.control_tokens == ("[laughter]",)
 
 
 def test_the_defaults_listen_on_loopback_only() -> None:
@@ -74,7 +80,7 @@ def test_the_defaults_listen_on_loopback_only() -> None:
 def test_origins_of_web_pages(tmp_path: Path) -> None:
     origins = ["*", "https://console.example.com", "http://localhost:3000", "http://[::1]:3000", "chrome-extension://abc"]
     config = loaded(f"server: {{origins: {origins}}}\n", tmp_path)
-    assert config.server.origins == transport_settings(config).origins == tuple(origins)
+    assert config.server.origins == transport_settings(config).server.origins == tuple(origins)
 
 
 def test_values_of_the_file_arrive_and_the_rest_stays_default(tmp_path: Path) -> None:

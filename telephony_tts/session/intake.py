@@ -144,7 +144,7 @@ class Intake:
                 self._out.append(m.MarkReached(mark.name, "played"))
                 return None
         n_pending = sum(len(turn.marks) for turn in self._turns)
-        if n_pending >= self._limits.pending_marks:
+        if n_pending >= self.settings.pending_marks:
             self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
             self._out.append(m.MarkReached(mark.name, "cleared", turn.id))
             return None
@@ -175,10 +175,10 @@ class Intake:
     def balance(self) -> int:
         """Ask the bot to pause or resume its text; returns the characters that wait."""
         waiting = sum(turn.waiting_chars for turn in self._turns)
-        if not self._paused and waiting > self._limits.pause_chars:
+        if not self._paused and waiting > self.settings.pause_chars:
             self._paused = True
             self._out.append(m.Pause(waiting))
-        elif self._paused and waiting <= self._limits.resume_chars:
+        elif self._paused and waiting <= self.settings.resume_chars:
             self._paused = False
             self._out.append(m.Resume(waiting))
         return waiting

@@ -12,15 +12,15 @@ from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 
 
 class Playout:
-    """The schedule of one turn. `n_together` frames are sent at once, of which the last is `lead_ns` ahead."""
+    """The schedule of one turn. `frames_per_bulk` frames are sent at once, of which the last is `lead_ns` ahead."""
 
-    __slots__ = ("first_lead_ns", "lead_ns", "n_sent", "n_together", "ptime_ns", "t0_ns")
+    __slots__ = ("first_lead_ns", "frames_per_bulk", "lead_ns", "n_sent", "ptime_ns", "t0_ns")
 
-    def __init__(self, ptime_ns: int, lead_ns: int, n_together: int = 1) -> None:
+    def __init__(self, ptime_ns: int, lead_ns: int, frames_per_bulk: int = 1) -> None:
         self.ptime_ns = ptime_ns
         self.lead_ns = lead_ns
-        self.n_together = n_together
-        self.first_lead_ns = lead_ns - (n_together - 1) * ptime_ns
+        self.frames_per_bulk = frames_per_bulk
+        self.first_lead_ns = lead_ns - (frames_per_bulk - 1) * ptime_ns
         """How far ahead the first frame of those sent together is."""
         self.t0_ns: int | None = None
         self.n_sent = 0
@@ -37,7 +37,7 @@ class Playout:
     def send_ns(self) -> int:
         """When the next frame is to be sent: with the first of those it goes together with, less the lead."""
         assert self.t0_ns is not None
-        return self.t0_ns + (self.n_sent - self.n_sent % self.n_together) * self.ptime_ns - self.first_lead_ns
+        return self.t0_ns + (self.n_sent - self.n_sent % self.frames_per_bulk) * self.ptime_ns - self.first_lead_ns
 
     def resume_at(self, now_ns: int) -> int:
         """A frame that was missing is here: move the schedule by the gap and return it (0 if none)."""
@@ -64,5 +64,5 @@ def outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
     lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
     return (
         Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
-        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.n_together),
+        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.frames_per_bulk),
     )

@@ -45,7 +45,7 @@ async def serve_dialled(
 ) -> None:
     """Dial `url` and serve it as a media leg, for as long as `control` lives."""
     control.listen(lambda payload, is_text: None, lambda flag: None)
-    if not may_dial(url, settings.asterisk_urls):
+    if not may_dial(url, settings.asterisk.dial):
         control.log.warning("dial_refused")  # the address may hold a secret
         control.end(4400, "the address is none of asterisk.dial in the server's configuration")
         return
@@ -55,8 +55,8 @@ async def serve_dialled(
             create_connection=DialledConnection,
             subprotocols=[Subprotocol("media")],
             compression=None,
-            max_size=settings.max_message_bytes,
-            ping_interval=settings.ping_interval_s,
+            max_size=settings.server.max_message_bytes,
+            ping_interval=settings.server.ping_interval_s,
             open_timeout=_OPEN_TIMEOUT_S,
             close_timeout=_CLOSE_TIMEOUT_S,
             proxy=None,
@@ -68,7 +68,7 @@ async def serve_dialled(
         return
     assert isinstance(connection, DialledConnection)
     connection.log = control.log
-    connection.watch_slow_reader(settings.slow_reader_s)
+    connection.watch_slow_reader(settings.server.slow_reader_s)
     leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
     control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))
     try:

@@ -29,11 +29,11 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
         if call.bot is not None:
             connection.end(4409, "the call already has a bot")
             return
-        codec = NativeCodec("none", call.id, inbound=settings.bot_inbound)
+        codec = NativeCodec("none", call.id, inbound=settings.bot.inbound)
         connection.log = call.log
-        connection.watch_slow_reader(settings.slow_reader_s)
+        connection.watch_slow_reader(settings.server.slow_reader_s)
         call.join_bot(connection, codec.encode, ready(call))
-        call.receive(m.Configure(inbound=settings.bot_inbound))
+        call.receive(m.Configure(inbound=settings.bot.inbound))
         received = metrics.RECEIVED_BYTES.labels(leg="bot")
 
         def on_message(payload: bytes, is_text: bool) -> None:
@@ -53,22 +53,22 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
 
 async def _connect(call: Call, settings: TransportSettings) -> DialledConnection | None:
     """The connection; None if there is none to be had, and then the call is over."""
-    assert settings.bot_url is not None
-    joint = "&" if "?" in settings.bot_url else "?"
+    assert settings.bot.url is not None
+    joint = "&" if "?" in settings.bot.url else "?"
     why = "no answer"
     try:
-        async with asyncio.timeout(settings.bot_connect_timeout_s):
+        async with asyncio.timeout(settings.bot.connect_timeout_s):
             while True:
                 try:
                     connection = await connect(
-                        f"{settings.bot_url}{joint}call={quote(call.id, safe='')}",
+                        f"{settings.bot.url}{joint}call={quote(call.id, safe='')}",
                         additional_headers=(
-                            {"Authorization": f"Bearer {settings.bot_token}"} if settings.bot_token else {}
+                            {"Authorization": f"Bearer {settings.bot.token}"} if settings.bot.token else {}
                         ),
                         create_connection=DialledConnection,
                         compression=None,
-                        max_size=settings.max_message_bytes,
-                        ping_interval=settings.ping_interval_s,
+                        max_size=settings.server.max_message_bytes,
+                        ping_interval=settings.server.ping_interval_s,
                         close_timeout=_CLOSE_TIMEOUT_S,
                         proxy=None,
                     )

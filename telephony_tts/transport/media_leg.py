@@ -60,13 +60,13 @@ async def serve_media(
     if not trusted:
         # Twilio strips query strings, so the token comes as a <Parameter>; it is nothing the bot should see.
         given = start.parameters.pop("token", "")
-        if not settings.knows(given.encode()):
+        if not settings.server.knows(given.encode()):
             metrics.REFUSED.labels(reason="unauthorized").inc()
             connection.log.warning("media_unauthorised", call=start.call)
             connection.end(4401, "a token is needed as a stream parameter")
             return
         # While it was a stranger it did not count as a call to come.
-        may_begin = may_begin and len(registry) < settings.max_calls
+        may_begin = may_begin and len(registry) < settings.limits.calls
     call = registry.find(start.call)
     if call is None:
         if not may_begin or registry.draining:
@@ -88,10 +88,10 @@ async def serve_media(
         leg.attach(call, start)
         await call.started.wait()
         if call.bot is None and not call.over:
-            if settings.bot_url is not None:
+            if settings.bot.url is not None:
                 call.spawn(dial_bot(call, settings), "dial bot")
             else:
-                call.expect("bot", settings.call_claim_s)
+                call.expect("bot", settings.limits.call_claim_s)
         await connection.left
         close = connection.protocol.close_sent
         if close is not None and close.code in _BROKEN:

@@ -73,7 +73,7 @@ class Server:
         self.settings = settings
         self.catalog = catalog
         self.registry = Registry()
-        self.admission = Admission(settings.max_calls, settings.max_frame_lateness_ms)
+        self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.of_strangers()
         self.strangers = _log.limited(self._limit)
         """The log of connections that are no call."""
@@ -104,12 +104,12 @@ class Server:
 
         Not `ready`, it answers /healthz and /readyz and takes calls once `ready` is set.
         """
-        settings = self.settings
+        settings = self.settings.server
         listener = self._listener = await serve(
             self._handle,
             settings.host,
             settings.port,
-            ssl=settings.tls,
+            ssl=self.settings.tls,
             compression=None,
             process_request=self._answer,
             select_subprotocol=_any_subprotocol,
@@ -158,11 +158,11 @@ class Server:
         calls = self.registry.calls()
         if not calls:
             return
-        _log.info("draining", calls=len(calls), at_most_s=self.settings.drain_s)
+        _log.info("draining", calls=len(calls), at_most_s=self.settings.server.drain_s)
         for call in calls:
             call.drain(1001, _CLOSE_REASON)
         try:
-            async with asyncio.timeout(0 if self._at_once else self.settings.drain_s) as self._drain_limit:
+            async with asyncio.timeout(0 if self._at_once else self.settings.server.drain_s) as self._drain_limit:
                 await self.registry.wait_empty()
         except TimeoutError:
             for call in self.registry.calls():
@@ -216,9 +216,9 @@ class Server:
         return self._admit(connection, joins)
 
     def _admit_twilio(self, connection: CallConnection, request: Request) -> Response | None:
-        token = self.settings.twilio_auth_token
+        token = self.settings.twilio.auth_token
         if token is not None:
-            base = self.settings.public_url or f"wss://{_only(request.headers, 'Host')}"
+            base = self.settings.server.public_url or f"wss://{_only(request.headers, 'Host')}"
             url = base.rstrip("/") + request.path
             if not twilio.verify(token, url, _only(request.headers, "X-Twilio-Signature")):
                 message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
@@ -265,7 +265,7 @@ class Server:
         """
         if "Origin" not in request.headers:
             return None
-        settings = self.settings
+        settings = self.settings.server
         if settings.tokens and (bearer := _bearer(request)) is not None and settings.knows(bearer):
             return None
         origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
@@ -282,7 +282,7 @@ class Server:
         if given is None:
             scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
             given = _password(credential) if scheme.lower() == "basic" else (token_in(request.path) or "").encode()
-        return self.settings.knows(given)
+        return self.settings.server.knows(given)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -303,7 +303,7 @@ class Server:
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
 
     def _metrics(self, request: Request) -> Response:
-        if not (self.settings.metrics_without_token or self._authorised(request)):
+        if not (self.settings.server.metrics_without_token or self._authorised(request)):
             return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
         for name, stats in self.catalog.stats().items():
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
@@ -319,7 +319,7 @@ class Server:
 
     async def _handle(self, connection: ServerConnection) -> None:
         assert isinstance(connection, CallConnection) and connection.request is not None
-        connection.watch_slow_reader(self.settings.slow_reader_s)
+        connection.watch_slow_reader(self.settings.server.slow_reader_s)
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
         elif (url := dial_in(connection.request.path)) is not None:

@@ -58,7 +58,7 @@ async def serve_stream(
             call.frames_to_bot(connection, codec.encode)
         call.join_bot(connection, codec.encode, ready(call, options))
         if call.media is None:
-            call.expect("media", settings.call_claim_s)
+            call.expect("media", settings.limits.call_claim_s)
         _warn_of_options(call, options, joins)
         call.receive(_asked_for(options))
         if options.voice is not None:
@@ -116,9 +116,9 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
             "text_chars_per_s": limits.text_chars_per_s,
-            "pause_chars": limits.pause_chars,
-            "resume_chars": limits.resume_chars,
-            "pending_marks": limits.pending_marks,
+            "pause_chars": speech.pause_chars,
+            "resume_chars": speech.resume_chars,
+            "pending_marks": speech.pending_marks,
             "idle_s": limits.idle_s,
             "turn_idle_s": limits.turn_idle_s,
         },

@@ -20,7 +20,7 @@ from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.session.settings import BargeIn, SessionSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings
 from telephony_tts.wire import messages as m
 
 RATE_HZ = 8000
@@ -90,7 +90,7 @@ class Line(World):
 
     def __init__(
         self,
-        barge_in: BargeIn | None = None,
+        barge_in: BargeInSettings | None = None,
         *,
         codec: str = "ulaw",
         rate_hz: int = RATE_HZ,
@@ -108,7 +108,7 @@ class Line(World):
                 first_clause_chars=0,
                 codec=codec,
                 rate_hz=rate_hz,
-                barge_in=barge_in or BargeIn(enabled=True),
+                barge_in=barge_in or BargeInSettings(enabled=True),
                 **settings,
             ),
             peer=True,

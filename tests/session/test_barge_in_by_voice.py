@@ -11,7 +11,7 @@ import pytest
 from speech_line import BOT, CALLERS, HOUSE_DBOV, Line, at_level, model, speech
 
 from telephony_tts.errors import AudioError
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 from telephony_tts.wire import messages as m
 
 BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "en-gb"), ("en-us", "heart")])
@@ -190,7 +190,7 @@ def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_
 
 
 def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
-    line = Line(BargeIn(enabled=True, hold_off_ms=0))
+    line = Line(BargeInSettings(enabled=True, hold_off_ms=0))
     said = np.concatenate([speech(CALLERS[1], "en-gb"), speech(CALLERS[2], "en-gb")])
     n_steps = 0
     while not line.when(m.CallerSpeech):
@@ -203,7 +203,7 @@ def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
 
 def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> None:
     def beginning_together(hold_off_ms: int, said_ms: int) -> Line:
-        line = Line(BargeIn(enabled=True, hold_off_ms=hold_off_ms))
+        line = Line(BargeInSettings(enabled=True, hold_off_ms=hold_off_ms))
         line.say(BOT, "a")
         line.listen(20)
         line.listen(4000, np.tile(speech(CALLERS[0], "en-gb")[:6000], 4)[: said_ms * 8])
@@ -219,7 +219,7 @@ def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> N
 
 
 def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_comes() -> None:
-    line = Line(BargeIn(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
+    line = Line(BargeInSettings(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
     line.say(BOT, "a")
     line.listen(4000)
     said = speech(CALLERS[1], "en-gb")
@@ -236,7 +236,7 @@ def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_
 
 
 def test_it_is_turned_on_and_off_within_a_call() -> None:
-    line = Line(BargeIn(enabled=False))
+    line = Line(BargeInSettings(enabled=False))
     said = speech(CALLERS[0], "en-gb")
     assert not line.session.wants_audio
     line.say(BOT, "a")
@@ -269,7 +269,7 @@ def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
 @pytest.mark.parametrize("lead_ms", [200, 2000])
 def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_ms: int) -> None:
     """However much of it was sent ahead."""
-    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
+    line = Line(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
     line.say(BOT, "a")
     line.listen(3000)
     line.send(m.Configure(barge_in="on"))
@@ -278,7 +278,7 @@ def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_
 
 
 def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> None:
-    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
+    line = Line(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
     line.say(" ".join([BOT] * 4), "a")
     line.listen(3000)
     line.send(m.Configure(barge_in="on"))
@@ -287,7 +287,7 @@ def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> N
 
 
 def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
-    line = Line(BargeIn(enabled=False), echo_db=-10, lead_ms=2000)
+    line = Line(BargeInSettings(enabled=False), echo_db=-10, lead_ms=2000)
     line.say(BOT, "a")
     line.listen(1000)
     line.send(m.Clear())
@@ -332,7 +332,7 @@ def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> No
 
 
 def test_a_server_that_does_not_listen_says_so_when_asked() -> None:
-    line = Line(BargeIn(enabled=False), find_model=None)
+    line = Line(BargeInSettings(enabled=False), find_model=None)
     line.send(m.Configure(barge_in="on"))
     (warning,) = line.of(m.WarningEvent)
     assert warning.code == "barge_in_unavailable"

@@ -7,7 +7,7 @@ import pytest
 
 from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 MS = 1_000_000
 WINDOW_MS = 32
@@ -50,7 +50,7 @@ class Speaking:
 
     def pass_by(self, seconds: float) -> int:
         """How often our echo alone would be taken for a caller, if all of it were told for speech."""
-        spurt = TalkSpurt(BargeIn(enabled=True))
+        spurt = TalkSpurt(BargeInSettings(enabled=True))
         n_windows = round(seconds * 1000 / WINDOW_MS)
         changes = [spurt.feed(1.0, self.opens(), WINDOW_MS, n * WINDOW_MS) for n in range(n_windows)]
         return changes.count(Change.BEGAN)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from speech_line import BOT, CALLERS, Line, Signal, speech
 
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 from telephony_tts.wire import messages as m
 
 FRAME_MS = 20
@@ -19,7 +19,7 @@ BOTH_HOLES = pytest.mark.parametrize("is_gap", [False, True], ids=["shorter", "g
 
 def file_line(**barge_in: int) -> Line:
     """A line to a peer that plays files."""
-    line = Line(BargeIn(enabled=True, **barge_in))  # type: ignore[arg-type]
+    line = Line(BargeInSettings(enabled=True, **barge_in))  # type: ignore[arg-type]
     start = m.MediaStart("c", "s", "ulaw", 8000, ptime_ms=20, lead_ms=60_000, whole_sentences=True)
     line.session.attach_media(line.now_ns, marks=True, clears=True, start=start)
     return line

@@ -11,7 +11,7 @@ from world import World, heard_turn
 
 from telephony_tts.errors import EngineError
 from telephony_tts.session.effects import Cancel, Feed, Synthesize
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXTS = [
@@ -164,7 +164,7 @@ def test_random_histories(
     history: list[tuple[Any, ...]], shape: dict[str, Any], mode: str, leads_ms: tuple[int, int]
 ) -> None:
     lead_ms, bulk_ms = leads_ms
-    limits = Limits(queued_turns=6, turn_idle_s=5)
+    limits = CallLimits(queued_turns=6, turn_idle_s=5)
     how = SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits, lead_ms=lead_ms, bulk_ms=bulk_ms)
     world = World(how, **shape)
     bot = Judge(world)
@@ -179,7 +179,7 @@ def test_random_histories_that_end_at_once(
     history: list[tuple[Any, ...]], shape: dict[str, Any], how: str, mode: str
 ) -> None:
     """Whatever was going on, a hang-up or a `close` ends every turn and every mark, once, and then the call."""
-    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=Limits(queued_turns=6)), **shape)
+    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=CallLimits(queued_turns=6)), **shape)
     bot = Judge(world)
     for step in history:
         bot.do(step)

@@ -6,7 +6,7 @@ import pytest
 from world import World
 
 from telephony_tts.session.marks import MarkState
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
 
@@ -142,7 +142,7 @@ def test_a_mark_whose_frames_are_sent_again_is_placed_again() -> None:
 
 
 def test_marks_have_a_bound() -> None:
-    world = World(SessionSettings(limits=Limits(pending_marks=3)))
+    world = World(SessionSettings(pending_marks=3))
     world.say("One two three four.", "a")
     for n in range(5):
         world.send(m.Mark(f"m{n}"))

@@ -8,7 +8,7 @@ import pytest
 from test_open_sentences import SETTINGS, given_to_engine, new_world
 from world import World
 
-from telephony_tts.session.settings import Limits
+from telephony_tts.session.settings import CallLimits
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.wire import messages as m
 
@@ -19,7 +19,7 @@ HAN_CLAUSE = "然后我们仔细看了您在春天寄到我们办公室的所有
 
 
 def spoken(text: str, n_at_once: int, pause_ms: float = 20) -> tuple[World, list[str]]:
-    settings = replace(SETTINGS, limits=Limits(turn_chars=10_000, text_chars_per_s=0, turn_idle_s=0))
+    settings = replace(SETTINGS, limits=CallLimits(turn_chars=10_000, text_chars_per_s=0, turn_idle_s=0))
     world = new_world(settings)
     for at in range(0, len(text), n_at_once):
         world.send(m.Text(text[at : at + n_at_once]))
@@ -57,7 +57,7 @@ def test_numbers_and_a_last_word_in_it_are_spoken_once() -> None:
 def test_what_was_heard_of_it_is_exact() -> None:
     text = (CLAUSE * 8).strip()
     for cleared_ms in range(500, 12_000, 1_700):
-        world = new_world(replace(SETTINGS, limits=Limits(text_chars_per_s=0)))
+        world = new_world(replace(SETTINGS, limits=CallLimits(text_chars_per_s=0)))
         for at in range(0, len(text), 9):
             world.send(m.Text(text[at : at + 9]))
             world.run(20)

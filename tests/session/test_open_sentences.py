@@ -12,7 +12,7 @@ from world import World
 
 from telephony_tts.errors import EngineError
 from telephony_tts.session.effects import Cancel, Feed, Synthesize
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.text.normalizer import detect_lang, normalize
 from telephony_tts.wire import messages as m
 
@@ -256,7 +256,7 @@ def test_an_engine_that_ends_before_its_text_is_a_fault() -> None:
 
 
 def test_patience_with_the_engine_begins_when_it_has_all_the_text() -> None:
-    patient = replace(SETTINGS, engine_timeout_ms=2000, text_timeout_ms=60_000, limits=Limits(turn_idle_s=0))
+    patient = replace(SETTINGS, engine_timeout_ms=2000, text_timeout_ms=60_000, limits=CallLimits(turn_idle_s=0))
     world = new_world(patient, first_audio_ms=1e9)
     write(world, "I am looking at your account now, please")
     world.run(30_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 WINDOW_MS = 32
 
@@ -12,7 +12,7 @@ class Windows:
     """Feeds a talk spurt with letters: v is voice, e the voice behind the gate, . silence, ? doubtful."""
 
     def __init__(self, **settings: int) -> None:
-        self.spurt = TalkSpurt(BargeIn(enabled=True, **settings))  # type: ignore[arg-type]
+        self.spurt = TalkSpurt(BargeInSettings(enabled=True, **settings))  # type: ignore[arg-type]
         self.at_ms = 0
         self.changes: list[tuple[Change, int]] = []
 

@@ -8,7 +8,7 @@ import pytest
 from world import World
 
 from telephony_tts.errors import UnsupportedText
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 
@@ -21,7 +21,8 @@ def codes(world: World, kind: type) -> list[str]:
 
 
 def with_limits(**limits: Any) -> World:
-    return World(SessionSettings(first_clause_chars=0, limits=Limits(**limits)))
+    own = {name: limits.pop(name) for name in ("pause_chars", "resume_chars") if name in limits}
+    return World(SessionSettings(first_clause_chars=0, limits=CallLimits(**limits), **own))
 
 
 # ------------------------------------------------------------------ which turn

@@ -15,6 +15,7 @@ import pytest
 import soxr
 from bridge_rig import Ended, bridging, noise, run
 from log_lines import lines
+from server_settings import transport_settings
 from standin_asterisk import Phone, phone
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -22,7 +23,6 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 pytestmark = pytest.mark.timed
 
@@ -34,8 +34,8 @@ async def tts_server(**settings: Any) -> AsyncIterator[Server]:
     """The real server, with tones for a voice."""
     catalog = Catalog([FakeEngine()])
     await catalog.start()
-    given = TransportSettings(
-        speech=replace(SessionSettings(), first_clause_chars=0), host="127.0.0.1", port=0, tokens=(TOKEN,), drain_s=1.0,
+    given = transport_settings(
+        speech=replace(SessionSettings(), first_clause_chars=0), tokens=(TOKEN,), drain_s=1.0,
         max_frame_lateness_ms=60_000, **settings,
     )  # fmt: skip
     try:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.config import ORIGIN
 from telephony_tts.transport.origins import is_allowed, is_loopback, parse_origin
+from telephony_tts.transport.settings import ORIGIN
 
 PUBLIC, LOOPBACK = "192.0.2.7", "127.0.0.1"
 

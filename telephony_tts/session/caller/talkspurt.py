@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 _SPEECH, _STILL_SPEECH = 0.5, 0.35
 """Probabilities from which a window is speech: of one who is silent, and of one who speaks."""
@@ -24,7 +24,7 @@ class Change(Enum):
 class TalkSpurt:
     """One call's. Times are milliseconds of the caller's audio since its first sample."""
 
-    def __init__(self, settings: BargeIn) -> None:
+    def __init__(self, settings: BargeInSettings) -> None:
         self.settings = settings
         self.is_speaking = False
         self.begun_ms = 0
