@@ -34,7 +34,7 @@ class LogConfig(Protocol):
     def spoken_text(self) -> bool: ...
 
 
-class Speech:
+class SpokenText:
     """Text that was or will be spoken. Only a formatter that was told to may look inside."""
 
     __slots__ = ("text",)
@@ -46,9 +46,9 @@ class Speech:
         return f"<speech of {len(self.text)} characters>"
 
 
-def speech(text: str) -> Speech:
+def speech(text: str) -> SpokenText:
     """Wrap spoken text for a log field: logged as {"chars": n}, and with {"text": ...} only where that is allowed."""
-    return Speech(text)
+    return SpokenText(text)
 
 
 class LineLimit:
@@ -240,7 +240,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 def _plain(value: object, spoken_text: bool) -> object:
     """`value` as JSON can carry it, whatever it is."""
-    if isinstance(value, Speech):
+    if isinstance(value, SpokenText):
         chars = len(value.text)
         return {"chars": chars, "text": value.text} if spoken_text else {"chars": chars}
     if isinstance(value, float) and not math.isfinite(value):

@@ -16,7 +16,7 @@ class Synthesize:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedText:
     """More text of this utterance, for its `more`: the bot has written it while the beginning was being spoken."""
 
     utterance_id: str
@@ -32,7 +32,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelUtterance:
     """Close this utterance's generator; nothing it still yields is wanted, and no more text comes for it."""
 
     utterance_id: str
@@ -46,4 +46,4 @@ class Finish:
     reason: str
 
 
-Effect = Synthesize | Feed | Pull | Cancel | Finish | ToBot | ToMedia
+Effect = Synthesize | FeedText | Pull | CancelUtterance | Finish | ToBot | ToMedia

@@ -12,7 +12,7 @@ from telephony_tts.session.effects import Effect
 from telephony_tts.session.heard import place_marks
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.session.turn import Speaking, Turn
+from telephony_tts.session.turn import Turn, TurnVoice
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
@@ -31,7 +31,7 @@ class Intake:
         self._limits = settings.limits
         self._turns = turns
         self._out = out
-        self.speaking = Speaking(settings.voice, settings.lang, settings.speed, None, None)
+        self.speaking = TurnVoice(settings.voice, settings.lang, settings.speed, None, None)
         self.closing = False
         self._implicit: Turn | None = None
         self._n_turns = 0
@@ -153,7 +153,7 @@ class Intake:
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
         old = self.speaking
-        self.speaking = Speaking(
+        self.speaking = TurnVoice(
             voice=old.voice if message.voice is None else message.voice,
             lang=old.lang if message.lang is None else message.lang,
             speed=old.speed if message.speed is None else message.speed,

@@ -6,7 +6,7 @@ woken for every 100 ms it may make costs more in waking than in encoding (docs/e
 
 from __future__ import annotations
 
-from telephony_tts.session.effects import Cancel, Effect, Feed, Pull, Synthesize
+from telephony_tts.session.effects import CancelUtterance, Effect, FeedText, Pull, Synthesize
 from telephony_tts.session.turn import Part, Turn
 
 _RUN_NS = 500_000_000
@@ -69,7 +69,7 @@ class Supply:
             assert part.utterance is not None
             text, last = more
             self._asked_ns = now_ns
-            self._out.append(Feed(part.utterance.id, text, last))
+            self._out.append(FeedText(part.utterance.id, text, last))
 
     def _patient_until_ns(self) -> int | None:
         """When the engine will have been silent for too long; None while it may be waiting for the bot's text."""
@@ -140,4 +140,4 @@ class Supply:
             utterance = self._active[1].utterance
             assert utterance is not None
             self._active = None
-            self._out.append(Cancel(utterance.id))
+            self._out.append(CancelUtterance(utterance.id))

@@ -60,7 +60,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaking:
+class TurnVoice:
     """The voice settings a turn begins with."""
 
     voice: str | None
@@ -78,7 +78,7 @@ class Turn:
         turn_id: str,
         seq: int,
         settings: SessionSettings,
-        speaking: Speaking,
+        speaking: TurnVoice,
         language: CallLanguage,
         now_ns: int,
     ) -> None:

@@ -13,7 +13,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
-from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DialledConnection
 from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
@@ -41,7 +41,7 @@ def may_dial(url: str, allowed: Sequence[str]) -> bool:
 
 
 async def serve_dialled(
-    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: Catalog
+    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: EngineCatalog
 ) -> None:
     """Dial `url` and serve it as a media leg, for as long as `control` lives."""
     control.listen(lambda payload, is_text: None, lambda flag: None)

@@ -17,7 +17,7 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.utterance_run import UtteranceRun
@@ -32,9 +32,15 @@ _MISSED_EVENTS = 64
 """Call events kept for a bot that is not there yet."""
 
 
-class Catalog(Protocol):
-    """The engines, as the transport needs them."""
+class EngineCatalog(Protocol):
+    """The engines, as the transport needs them: `engines.catalog.Catalog`."""
 
+    @property
+    def engines(self) -> tuple[Engine, ...]: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def retry_after_ms(self) -> int: ...
     def resolve(
         self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
     ) -> tuple[Engine, Voice]: ...
@@ -56,7 +62,7 @@ class Leg(Protocol):
 class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
-    def __init__(self, session: Session, catalog: Catalog, kind: str) -> None:
+    def __init__(self, session: Session, catalog: EngineCatalog, kind: str) -> None:
         self.session = session
         self.id = session.settings.call
         self.kind = kind
@@ -299,11 +305,11 @@ class Call:
                 # What is over has no run: a pull or text that comes late is dropped.
                 case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
                     found.pull()
-                case Feed(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
+                case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
                     found.feed(text, last)
-                case Cancel(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
+                case CancelUtterance(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
                     found.cancel()
-                case Pull() | Feed() | Cancel():
+                case Pull() | FeedText() | CancelUtterance():
                     pass
                 case Finish(code, reason):
                     self._loop.call_soon(self.finish, code, reason)

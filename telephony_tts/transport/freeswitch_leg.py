@@ -61,7 +61,7 @@ _SLACK_NS = 200 * NS_PER_MS
 
 
 @dataclass(slots=True)
-class _File:
+class SentFile:
     """A message of speech. `marks` are (bytes before it, name) of those that have not been reported, `joints` the bytes
     before each sentence but the first."""
 
@@ -97,7 +97,7 @@ class FreeSwitchLeg(MediaLeg):
         self._joints: list[int] = []
         """Of whole sentences of one turn, which are the next file."""
         self._hold_timer: asyncio.TimerHandle | None = None
-        self._files: list[_File] = []
+        self._files: list[SentFile] = []
         """At FreeSWITCH, in the order in which they are played, and not known to have been heard."""
         self._next = 1
         self._mark_timer: asyncio.TimerHandle | None = None
@@ -216,10 +216,10 @@ class FreeSwitchLeg(MediaLeg):
             self._hold_timer = None
         if not self._held:
             return
-        self._send(_File(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
+        self._send(SentFile(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
         self._held, self._held_marks, self._joints = bytearray(), [], []
 
-    def _send(self, file: _File) -> None:
+    def _send(self, file: SentFile) -> None:
         self._next = file.number + 1
         self._files.append(file)
         if len(self._files) == 1:
@@ -263,7 +263,7 @@ class FreeSwitchLeg(MediaLeg):
             self._is_heard()
             self._send_held_if_due()
 
-    def _begins(self, file: _File, now_ns: int) -> None:
+    def _begins(self, file: SentFile, now_ns: int) -> None:
         if file.begun_ns is not None and self.call is not None:
             self.call.receive(m.MediaLost())  # it was broken, and is played again from its beginning
             if not self._files or self._files[0] is not file:
@@ -354,7 +354,7 @@ class FreeSwitchLeg(MediaLeg):
             marks = [(max(0, at - n_heard), name) for at, name in file.marks]
             joints = [at - n_heard for at in file.joints if at > n_heard]
             n_sends = 1 if n_heard else file.n_sends + (file is files[0])
-            self._send(_File(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
+            self._send(SentFile(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
         if self.call is not None:
             self.call.receive(m.MediaLost())
 

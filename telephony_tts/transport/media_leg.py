@@ -9,7 +9,7 @@ from typing import Protocol
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.bot_dial import dial_bot
-from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
@@ -23,7 +23,7 @@ _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "lengt
 """Close codes of the WebSocket library's own, for what it does not let through to us."""
 
 
-class Codec(Protocol):
+class MediaCodec(Protocol):
     """A dialect: what comes becomes messages, and messages what is sent."""
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> m.FromMedia | None: ...
@@ -34,7 +34,7 @@ async def serve_media(
     leg: MediaLeg,
     settings: TransportSettings,
     registry: Registry,
-    catalog: Catalog,
+    catalog: EngineCatalog,
     *,
     trusted: bool,
     may_begin: bool,
@@ -107,7 +107,7 @@ class MediaLeg:
     fills = False
     """Whether it is never to be left without frames."""
 
-    def __init__(self, connection: DirectConnection, codec: Codec) -> None:
+    def __init__(self, connection: DirectConnection, codec: MediaCodec) -> None:
         self.connection = connection
         self.codec = codec
         self.call: Call | None = None

@@ -13,7 +13,7 @@ _PAGE = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://" + _AUTHORITY)
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
-class Page(NamedTuple):
+class Origin(NamedTuple):
     """An origin: the part of a page's address in front of its path. `port` is None for schemes without a default."""
 
     scheme: str
@@ -21,13 +21,13 @@ class Page(NamedTuple):
     port: int | None
 
 
-def parse_origin(text: str) -> Page | None:
+def parse_origin(text: str) -> Origin | None:
     """None for anything else, such as "null", which browsers send for files and sandboxed frames."""
     found = _PAGE.fullmatch(text.lower())
     if found is None:
         return None
     scheme, port = found["scheme"], found["port"]
-    return Page(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
+    return Origin(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
 
 
 def is_allowed(

@@ -14,7 +14,7 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -26,13 +26,12 @@ from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
-from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, serve_media
@@ -53,23 +52,10 @@ _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
 
 
-class Engines(Catalog, Protocol):
-    """The engines, as the server's health and metrics need them."""
-
-    @property
-    def engines(self) -> tuple[Engine, ...]: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def retry_after_ms(self) -> int: ...
-
-
 class Server:
     """Serves calls until told to drain. `ready` gates /readyz and new calls."""
 
-    def __init__(self, settings: TransportSettings, catalog: Engines) -> None:
+    def __init__(self, settings: TransportSettings, catalog: EngineCatalog) -> None:
         self.settings = settings
         self.catalog = catalog
         self.registry = Registry()

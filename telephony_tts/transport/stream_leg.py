@@ -9,7 +9,7 @@ from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
@@ -23,7 +23,7 @@ _MEDIA_OPTIONS = ("codec", "rate_hz", "ptime_ms", "pace", "lead_ms")
 
 
 async def serve_stream(
-    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
+    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: EngineCatalog
 ) -> None:
     """Serve one bot until its socket is gone."""
     options = connection.options
@@ -82,7 +82,7 @@ def _asked_for(options: StreamOptions) -> m.Configure:
     )
 
 
-def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
+def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call:
     """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`; but for "stream" the media leg is still
     to be joined."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")

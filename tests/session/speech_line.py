@@ -81,7 +81,7 @@ def at_level(wave: Signal, dbov: float) -> Signal:
     return scaled
 
 
-class Line(World):
+class SpeechLine(World):
     """A media leg whose far end is a person; `listen` lets time pass there.
 
     The peer plays from the moment at which frames come, and `late_ms` after that. What it plays comes back `delay_ms`

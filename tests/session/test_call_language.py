@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world import World
 
-from telephony_tts.session.effects import Feed
+from telephony_tts.session.effects import FeedText
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
@@ -99,7 +99,7 @@ def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> No
     world.run(8000)
     ((_, utterance),) = world.submitted
     assert (utterance.lang, utterance.lang_source, utterance.more is not None) == ("de", "words", True)
-    fed = "".join(effect.text for effect in world.log if isinstance(effect, Feed))
+    fed = "".join(effect.text for effect in world.log if isinstance(effect, FeedText))
     assert utterance.text + fed == "Ihre Nummer lautet jetzt also 25 und nicht 30 wie bisher."
 
 

@@ -20,7 +20,7 @@ def our_levels(n_slots: int, seed: int = 1) -> list[float]:
     return [-100.0 if n % 60 >= 50 else float(syllables[n // 5]) for n in range(n_slots)]
 
 
-class Speaking:
+class EchoPath:
     """We speak; `opens` lets a window of time pass, in which the line had a level or the echo of `echo_db`."""
 
     def __init__(self, echo_db: float = -15.0, delay_ms: int = 120, late_ms: int = 0) -> None:
@@ -59,11 +59,11 @@ class Speaking:
 @pytest.mark.parametrize("echo_db", [-10.0, -17.0, -30.0])
 @pytest.mark.parametrize("delay_ms", [20, 110, 200, 300])
 def test_an_echo_stays_outside(echo_db: float, delay_ms: int) -> None:
-    assert Speaking(echo_db, delay_ms).pass_by(50) == 0
+    assert EchoPath(echo_db, delay_ms).pass_by(50) == 0
 
 
 def test_a_peer_that_plays_late_has_a_late_echo() -> None:
-    told, untold = Speaking(-10, 100, late_ms=800), Speaking(-10, 100, late_ms=800)
+    told, untold = EchoPath(-10, 100, late_ms=800), EchoPath(-10, 100, late_ms=800)
     told.gate.peer_is_late(800 * MS)
     assert told.pass_by(30) == 0
     assert untold.pass_by(30) > 0, "without the peer's marks there is no telling"
@@ -72,7 +72,7 @@ def test_a_peer_that_plays_late_has_a_late_echo() -> None:
 def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_strong_one() -> None:
     n_open = {}
     for echo_db in (-10, -30):
-        line = Speaking(echo_db)
+        line = EchoPath(echo_db)
         line.pass_by(5)
         n_open[echo_db] = sum(line.opens(-20.0) for _ in range(20))
     assert n_open[-10] >= 10
@@ -80,7 +80,7 @@ def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_stro
 
 
 def test_a_caller_who_talks_over_us_is_not_learned_as_an_echo() -> None:
-    line = Speaking(-25)
+    line = EchoPath(-25)
     line.pass_by(5)
     opened = [line.opens(-22.0) for _ in range(30)]
     assert sum(opened) >= 25 and all(opened[:6])
@@ -88,7 +88,7 @@ def test_a_caller_who_talks_over_us_is_not_learned_as_an_echo() -> None:
 
 
 def test_a_line_that_gets_louder_is_learned_anew() -> None:
-    line = Speaking(-30)
+    line = EchoPath(-30)
     line.pass_by(10)
     line.echo_db = -12
     line.pass_by(10)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from speech_line import BOT, CALLERS, Line, Signal, speech
+from speech_line import BOT, CALLERS, Signal, SpeechLine, speech
 
 from telephony_tts.session.settings import BargeInSettings
 from telephony_tts.wire import messages as m
@@ -17,15 +17,15 @@ FRAME_MS = 20
 BOTH_HOLES = pytest.mark.parametrize("is_gap", [False, True], ids=["shorter", "gap"])
 
 
-def file_line(**barge_in: int) -> Line:
+def file_line(**barge_in: int) -> SpeechLine:
     """A line to a peer that plays files."""
-    line = Line(BargeInSettings(enabled=True, **barge_in))  # type: ignore[arg-type]
+    line = SpeechLine(BargeInSettings(enabled=True, **barge_in))  # type: ignore[arg-type]
     start = m.MediaStart("c", "s", "ulaw", 8000, ptime_ms=20, lead_ms=60_000, whole_sentences=True)
     line.session.attach_media(line.now_ns, marks=True, clears=True, start=start)
     return line
 
 
-def speak(line: Line, said: Signal, holes: set[int], is_gap: bool) -> None:
+def speak(line: SpeechLine, said: Signal, holes: set[int], is_gap: bool) -> None:
     """The caller says it; `holes` are the numbers of the frames that FreeSWITCH drops."""
     for n in range(len(said) // 160):
         if n not in holes:

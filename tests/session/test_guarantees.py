@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from world import World, heard_turn
 
 from telephony_tts.errors import EngineError
-from telephony_tts.session.effects import Cancel, Feed, Synthesize
+from telephony_tts.session.effects import CancelUtterance, FeedText, Synthesize
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -43,7 +43,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-class Judge:
+class HistoryJudge:
     """Feeds a world and remembers what was asked of it."""
 
     def __init__(self, world: World) -> None:
@@ -91,7 +91,7 @@ class Judge:
                 world.send(m.Configure(speed=1.2, lang="en"))
 
 
-def judge(world: World, judge: Judge) -> None:
+def judge(world: World, judge: HistoryJudge) -> None:
     world.session.writable(True)
     world.session.close(world.now_ns)
     world.pump()
@@ -120,11 +120,11 @@ def judge(world: World, judge: Judge) -> None:
     for event in world.log:
         if isinstance(event, Synthesize) and event.utterance.more is not None:
             waiting.add(event.utterance.id)
-        elif isinstance(event, Feed):
+        elif isinstance(event, FeedText):
             assert event.utterance_id in waiting, "text for an utterance that has its end or was cancelled"
             if event.last:
                 waiting.remove(event.utterance_id)
-        elif isinstance(event, Cancel):
+        elif isinstance(event, CancelUtterance):
             waiting.discard(event.utterance_id)
     assert not waiting, "an engine waits for text that will not come"
 
@@ -167,7 +167,7 @@ def test_random_histories(
     limits = CallLimits(queued_turns=6, turn_idle_s=5)
     how = SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits, lead_ms=lead_ms, bulk_ms=bulk_ms)
     world = World(how, **shape)
-    bot = Judge(world)
+    bot = HistoryJudge(world)
     for step in history:
         bot.do(step)
     judge(world, bot)
@@ -180,7 +180,7 @@ def test_random_histories_that_end_at_once(
 ) -> None:
     """Whatever was going on, a hang-up or a `close` ends every turn and every mark, once, and then the call."""
     world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=CallLimits(queued_turns=6)), **shape)
-    bot = Judge(world)
+    bot = HistoryJudge(world)
     for step in history:
         bot.do(step)
     if how != "hangup":

@@ -22,7 +22,7 @@ def filled(**kwargs: object) -> World:
     return world
 
 
-class Peer:
+class TelephonePeer:
     """Plays a frame every 20 ms from the moment the first one came."""
 
     def __init__(self, world: World, until_ms: float | None = None) -> None:
@@ -54,7 +54,7 @@ def spoken_ms(world: World) -> float:
 def test_a_call_in_which_nobody_speaks_is_silence_and_no_more_than_a_frame_and_a_half_of_it_in_front() -> None:
     world = filled()
     world.run(1000)
-    peer = Peer(world, 1000)
+    peer = TelephonePeer(world, 1000)
     assert peer.holes == [] and peer.most_ms <= 1.5 * PTIME_MS
     assert {payload for _, _, payload in world.frames} == {SILENT}
     assert not world.events, "nobody is told of it"
@@ -82,7 +82,7 @@ def test_a_turn_follows_the_silence_and_is_followed_by_it_without_a_hole() -> No
     world.say(LONG, "a")
     world.run(5000)
     assert heard(world) == [0, 1, 0]
-    peer = Peer(world, 5333)
+    peer = TelephonePeer(world, 5333)
     assert peer.holes == [] and peer.most_ms <= LEAD_MS + 1.5 * PTIME_MS
     (done,) = world.of(m.Done)
     assert abs(spoken_ms(world) - done.audio_ms) <= PTIME_MS, "its last frame is all but silent"
@@ -95,7 +95,7 @@ def test_two_turns_in_a_row_have_no_silence_between() -> None:
     world.say(LONG, "a")
     world.say(LONG, "b")
     world.run(8000)
-    assert Peer(world, 8000).holes == []
+    assert TelephonePeer(world, 8000).holes == []
     assert abs(spoken_ms(world) - sum(done.audio_ms for done in world.of(m.Done))) <= PTIME_MS
 
 
@@ -105,7 +105,7 @@ def test_the_gap_of_a_late_engine_is_filled_and_the_schedule_moves_by_it(late_ms
     world = filled(chunk_interval_ms=late_ms)
     world.say(LONG, "a")
     world.run(60_000)
-    assert Peer(world, 60_000).holes == []
+    assert TelephonePeer(world, 60_000).holes == []
     (done,) = world.of(m.Done)
     assert done.underruns > 0
     assert heard(world).count(1) > 3, "silence was heard between"
@@ -123,7 +123,7 @@ def test_after_a_gap_the_turn_is_over_when_the_peer_has_played_it() -> None:
     over_ms = world.now_ms
     last = max(i for i, (_, turn, _) in enumerate(world.frames) if turn)
     world.frames = world.frames[: last + 1]
-    assert over_ms - 2 * PTIME_MS <= Peer(world).end_ms <= over_ms + 1
+    assert over_ms - 2 * PTIME_MS <= TelephonePeer(world).end_ms <= over_ms + 1
 
 
 def test_a_clear_in_a_gap_is_followed_by_silence_at_once() -> None:
@@ -149,7 +149,7 @@ def test_at_a_clear_there_is_silence_at_once_and_none_that_was_in_front() -> Non
     world.run(400)
     assert world.of(m.MediaClear) and heard(world) == [0]
     assert world.frames[0][0] == 600, "the peer's buffer is empty: at once"
-    assert Peer(world, 1000).holes == []
+    assert TelephonePeer(world, 1000).holes == []
 
 
 def test_a_peer_that_is_behind_catches_up_in_the_silence() -> None:
@@ -187,7 +187,7 @@ def test_a_stalled_loop_is_not_made_up_for_with_silence() -> None:
     world.frames.clear()
     world.jump(500)
     world.run(1000)
-    assert Peer(world).most_ms <= 1.5 * PTIME_MS
+    assert TelephonePeer(world).most_ms <= 1.5 * PTIME_MS
 
 
 @pytest.mark.parametrize(("codec", "rate_hz", "silence"), [("alaw", 8000, b"\xd5"), ("pcm", 16000, b"\0\0")])

@@ -17,7 +17,7 @@ import numpy as np
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.session.caller.caller import FindModel
-from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.language import HasVoice, TellLanguage
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -137,11 +137,11 @@ class World:
                 self._peer_end_ns = begin_ns + self._ptime_ns
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
-            elif isinstance(effect, Feed):
+            elif isinstance(effect, FeedText):
                 self._feed(effect)
             elif isinstance(effect, Pull):
                 self._pull(effect.utterance_id)
-            elif isinstance(effect, Cancel):
+            elif isinstance(effect, CancelUtterance):
                 self.cancelled.append(effect.utterance_id)
                 self._queued.pop(effect.utterance_id, None)
                 self.open.pop(effect.utterance_id, None)
@@ -188,7 +188,7 @@ class World:
             self.open[utterance.id] = utterance.text
         self._at(self.now_ns + round(self.first_audio_ms * MS), lambda: self._give(utterance.id))
 
-    def _feed(self, effect: Feed) -> None:
+    def _feed(self, effect: FeedText) -> None:
         """Text may only come for an utterance that was begun, is open and was not cancelled."""
         n_before = len(self.open[effect.utterance_id])
         self.open[effect.utterance_id] += effect.text

@@ -36,7 +36,7 @@ async def until(true: Callable[[], object], what: str, within_s: float = 5) -> N
         await asyncio.sleep(0.002)
 
 
-class Leg:
+class RecordingLeg:
     """A leg of a call: `sent` is everything it was given to send, as messages."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Leg:
         return [message for message in self.sent if type(message) is kind]
 
 
-class Clinging(FakeEngine):
+class ClingingEngine(FakeEngine):
     """Keeps its slot after a cancel until `let_go` is set."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import pytest
 import virtual_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage import READY, Leg
+from stage import READY, RecordingLeg
 from virtual_loop import at
 from websockets.datastructures import Headers
 from websockets.http11 import Request
@@ -191,7 +191,7 @@ def words(*sentences: str) -> str:
     return " ".join(sentences).replace(".", "").strip()
 
 
-class Bot(Leg):
+class RecordingBot(RecordingLeg):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[tuple[float, Any]] = []
@@ -214,17 +214,17 @@ class Bot(Leg):
         return at_ms
 
 
-Act = Callable[[Call, Bot, Telephone], Awaitable[None]]
+Act = Callable[[Call, RecordingBot, Telephone], Awaitable[None]]
 
 
-def play(act: Act, *, asks: bool = True, **engine: Any) -> tuple[Bot, Telephone]:
-    async def main() -> tuple[Bot, Telephone]:
+def play(act: Act, *, asks: bool = True, **engine: Any) -> tuple[RecordingBot, Telephone]:
+    async def main() -> tuple[RecordingBot, Telephone]:
         phone = Telephone(asks)
         session = Session(SessionSettings(call="c1", first_clause_chars=0), virtual_loop.clock(), media=False)
         call = Call(session, Catalog([FakeEngine(**engine)]), "freeswitch")
         task = asyncio.create_task(call.run())
         await call.started.wait()
-        bot = Bot()
+        bot = RecordingBot()
         call.join_bot(bot, bot.encode, READY)
         phone.leg.on_message(b"{}", True)
         phone.leg.attach(call, phone.leg.started.result())
@@ -245,7 +245,7 @@ def say(call: Call, *sentences: str) -> None:
     call.receive(m.End("a"))
 
 
-async def until_done(bot: Bot, within_ms: float = 40_000) -> None:
+async def until_done(bot: RecordingBot, within_ms: float = 40_000) -> None:
     end_ms = now_ms() + within_ms
     while not bot.got(m.Done):
         assert now_ms() < end_ms, bot.told
@@ -275,7 +275,7 @@ def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
     sentences = SENTENCES[:n_sentences]
     assert killed_ms < n_sentences * SENTENCE_MS, "within the turn"
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *sentences)
         await at(killed_ms)
         phone.kill()
@@ -295,7 +295,7 @@ def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
 
 
 def test_a_bridge_that_is_killed_twice_and_one_that_loses_touch_twice() -> None:
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         for ms in (1200, 2500):
             await at(ms)
@@ -314,7 +314,7 @@ def test_a_bridge_that_is_killed_twice_and_one_that_loses_touch_twice() -> None:
 
 
 def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -> None:
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await at(1200)
         phone.kill()
@@ -333,7 +333,7 @@ def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -
 def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
     """Whoever asks for it for ever would keep the call in it for ever."""
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES[:2])
         for n in range(1, 8):
             await at(1000 * n)
@@ -370,7 +370,7 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
     """Also while a sentence is said for the second time, and inside a file of several sentences."""
     truth: list[float] = []
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await at(1200)
         if fault == "killed":
@@ -401,7 +401,7 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
 def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -> None:
     """The first sentence waits for no other, and no file is late for the one before it."""
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await until_done(bot)
 
@@ -433,7 +433,7 @@ def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
     said: list[str] = []
     heard_at_clear: list[float] = []
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         for what, ms in steps:
             await asyncio.sleep(ms / 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from stage import READY, Leg, run, until
+from stage import READY, RecordingLeg, run, until
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
@@ -72,12 +72,12 @@ class Whole(FakeEngine):
             yield chunk
 
 
-async def begin(engine: FakeEngine, *, text_timeout_ms: int = 60_000) -> tuple[Call, Leg, asyncio.Task[None]]:
+async def begin(engine: FakeEngine, *, text_timeout_ms: int = 60_000) -> tuple[Call, RecordingLeg, asyncio.Task[None]]:
     settings = SessionSettings(first_clause_chars=0, text_mode="interleaved", text_timeout_ms=text_timeout_ms)
     call = Call(Session(settings, monotonic_ns()), Catalog([engine]), "stream")
     task = asyncio.create_task(call.run())
     await call.started.wait()
-    leg = Leg()
+    leg = RecordingLeg()
     call.frames_to_bot(leg, leg.encode)
     call.join_bot(leg, leg.encode, READY)
     return call, leg, task

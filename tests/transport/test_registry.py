@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stage import READY, Clinging, Leg, new_call, run, until
+from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
 
 from telephony_tts.transport.registry import Registry
 from telephony_tts.wire import messages as m
@@ -15,10 +15,10 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
-            engine = Clinging()
+            engine = ClingingEngine()
             first, second = new_call(engine), new_call()
             await registry.start(first)
-            leg = Leg()
+            leg = RecordingLeg()
             first.frames_to_bot(leg, leg.encode)
             first.join_bot(leg, leg.encode, READY)
             first.receive(m.Say("One two three."))
@@ -47,7 +47,7 @@ def test_who_waits_for_a_media_leg() -> None:
             assert not registry.awaits_media
             await registry.start(joined)
             assert registry.awaits_media
-            leg = Leg()
+            leg = RecordingLeg()
             joined.join_media(leg, leg.encode)
             assert not registry.awaits_media
             for call in registry.calls():
@@ -83,7 +83,7 @@ def test_what_is_said_before_the_call_has_begun_is_spoken_when_it_has() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
             call = new_call()
-            leg = Leg()
+            leg = RecordingLeg()
             starting = asyncio.create_task(registry.start(call))
             await asyncio.sleep(0)
             assert registry.find("c1") is call and not call.started.is_set()

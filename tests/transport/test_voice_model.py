@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage import READY, Leg, new_call, run, until
+from stage import READY, RecordingLeg, new_call, run, until
 
 from telephony_tts import app, config
 from telephony_tts.audio.voice_activity import VoiceModel
@@ -95,7 +95,7 @@ def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch:
         call = stream_leg.new_call(new_call().session.settings, new_call()._catalog, "twilio")
         running = asyncio.create_task(call.run())
         await call.started.wait()
-        bot, media = Leg(), Leg()
+        bot, media = RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.session.attach_media(0, marks=True, clears=True)
         call.join_media(media, media.encode)
