@@ -1,7 +1,7 @@
-"""The bot's words into turns: who is meant, what is refused, and how much text may wait.
+"""The bot's text into turns: which turn a message is for, what is refused, and how much text may wait.
 
-Turns speak in the order in which they were first mentioned. An id that is over stays over: an LLM's late tokens
-for an interrupted turn are dropped with one warning instead of starting to talk again.
+Turns are spoken in the order in which they were first mentioned. The id of a turn that is over is not used again: an
+LLM's late tokens for an interrupted turn are dropped with one warning, so they do not start a new turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Intake:
         self._implicit: Turn | None = None
         self._n_turns = 0
         self._ended: OrderedDict[str, str] = OrderedDict()
-        """Ids that are over, and how."""
+        """Ids of turns that are over, and how they ended."""
         self._warned_late: set[str] = set()
         self._paused = False
         self._budget_chars = float(self._burst_chars)
@@ -50,7 +50,7 @@ class Intake:
             self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
             return
         if self._implicit is not None:
-            # A bot that begins a whole turn has nothing to add to the one it left open.
+            # A bot that begins a whole turn adds nothing to the turn that it left open.
             self.close_turn(self._implicit, now_ns)
         turn = self._new(turn_id, len(text), now_ns, whole=True)
         if turn is not None:
@@ -87,7 +87,7 @@ class Intake:
             self.close_turn(turn, now_ns)
 
     def watch(self, now_ns: int) -> int | None:
-        """End what the bot has left open, and cut the text into sentences. Returns when to look again."""
+        """End turns that the bot left open, and cut the text into sentences. Returns when to look again."""
         wake: list[int] = []
         turn_idle_s = self._limits.turn_idle_s
         for turn in self._turns:
@@ -100,7 +100,7 @@ class Intake:
                     wake.append(at_ns)
             if turn.cut(now_ns):
                 wake.append(now_ns)
-            # Before the frames go: a mark must travel behind its own frame, not behind the lead.
+            # Before the frames are sent: a mark must follow its own frame, not the whole lead.
             place_marks(turn)
             if turn.closed:
                 continue
@@ -113,7 +113,7 @@ class Intake:
         return min(wake) if wake else None
 
     def named(self, turn_id: str | None, verb: str) -> Turn | None:
-        """The open turn a verb is about: the one named, or else the implicit one, or else the newest open one."""
+        """The open turn that a verb is for: the named one, else the implicit one, else the newest open one."""
         if turn_id is not None:
             turn = self._find(turn_id)
             if turn is None:
@@ -127,7 +127,7 @@ class Intake:
         return turn
 
     def for_mark(self, mark: m.Mark) -> Turn | None:
-        """The turn a mark belongs to; None if it was answered here because there is nothing to wait for."""
+        """The turn that a mark belongs to. None if the mark was answered here, because nothing is left to play."""
         if mark.turn is not None:
             turn = self._find(mark.turn)
             if turn is None:
@@ -173,7 +173,7 @@ class Intake:
     # -------------------------------------------------------------- limits
 
     def balance(self) -> int:
-        """Ask the bot to pause or resume its text; returns the characters that wait."""
+        """Ask the bot to pause or resume its text. Returns how many characters wait."""
         waiting = sum(turn.waiting_chars for turn in self._turns)
         if not self._paused and waiting > self.settings.pause_chars:
             self._paused = True
@@ -204,7 +204,7 @@ class Intake:
         if refusal is not None:
             self._refuse(*refusal, turn=turn_id)
             if not (may_come_again and refusal[0] in _RETRYABLE):
-                # The rest of a streamed turn would otherwise begin in the middle. A whole one may simply be said again.
+                # Otherwise the rest of a streamed turn would begin in the middle. A whole turn can be sent again.
                 self._remember(turn_id, "error")
             return None
         self._n_turns += 1
@@ -213,7 +213,7 @@ class Intake:
         return turn
 
     def _fits(self, turn: Turn, n_chars: int, now_ns: int) -> bool:
-        """True if a running turn may have this much more; otherwise it keeps what it has and the bot is told."""
+        """True if an open turn may have this much more text. Otherwise it keeps its text, and the bot is told."""
         if turn.n_chars + n_chars > self._limits.turn_chars:
             message = f"{turn.n_chars + n_chars} characters in one turn, the limit is {self._limits.turn_chars}"
             self._refuse("text_too_long", message, about=turn.id)
@@ -226,7 +226,7 @@ class Intake:
 
     @property
     def _burst_chars(self) -> int:
-        """A whole turn of the allowed length may come at once."""
+        """How many characters may come at once: at least a turn of the greatest length."""
         return max(2 * self._limits.text_chars_per_s, 2 * self._limits.turn_chars)
 
     def _spend(self, n_chars: int, now_ns: int) -> bool:

@@ -1,12 +1,12 @@
 """The state machine of one call: messages and audio in, effects out, time as an argument.
 
-No I/O, no clock, no tasks. The driver calls `receive`, `audio` and the others as things happen and `poll` after
-each of them and no later than `deadline_ns`. What this file promises, and the property tests hold it to:
+It does no I/O, reads no clock and starts no tasks. The driver calls `receive`, `audio` and the other inputs as things
+happen. It calls `poll` after each of them, and no later than `deadline_ns`. Property tests check these promises:
 
 * after `cleared` no frame of that turn is sent;
 * every turn ends in exactly one of done, cleared, error;
 * every mark ends in exactly one of played, cleared;
-* stopping has one door, `interrupt`, whoever knocks.
+* every reason to stop goes through `interrupt`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Session:
         tell_language: TellLanguage | None = None,
         has_voice: HasVoice | None = None,
     ) -> None:
-        """`voice_model` finds the network that tells the caller's voice, for barge-in; without it there is none.
-        `tell_language` tells the language of Latin text; without it all of that counts as English.
-        `has_voice` tells whether the voice of a text has a language."""
+        """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
+        `tell_language` detects the language of Latin text; without it all Latin text counts as English.
+        `has_voice` tells whether the voice of a text speaks a language."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -69,7 +69,7 @@ class Session:
         self._dirty = True
         self._housekeeping_ns: int | None = None
         self._text_ns: int | None = None
-        """When the intake wants to look at the text again."""
+        """When the intake has to look at the text again."""
         self.n_underruns = 0
 
     # -------------------------------------------------------------- input
@@ -154,14 +154,16 @@ class Session:
 
     @property
     def wants_audio(self) -> bool:
-        """Whether anybody listens to the caller."""
+        """Whether the bot or barge-in needs the caller's audio."""
         return self.inbound.form != "none" or self.caller.is_on
 
     def attach_media(
         self, now_ns: int, *, marks: bool, clears: bool, fills: bool = False, start: m.MediaStart | None = None
     ) -> None:
-        """The media leg is there; frames flow from now on, as `start` has them, by default as they were expected.
-        `marks` and `clears` say what its dialect can do, `fills` that it is never to be left without frames."""
+        """The media leg is there, so frames flow from now on. `start` says in which format, None: as expected.
+
+        `marks` and `clears` say what its dialect can do. `fills`: it gets silence while there is no speech.
+        """
         if start is not None:
             self._speak_as(start)
         settings, sender = self.settings, self._sender
@@ -176,14 +178,14 @@ class Session:
         self._media_clears = clears
 
     def _speak_as(self, start: m.MediaStart) -> None:
-        """Speech for another telephone than was expected: what was made for that one is made again."""
+        """The media leg has another format than was expected: speech that was synthesised is synthesised again."""
         before = self.settings
         settings = replace(
             before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
             bulk_ms=start.bulk_ms, whole_sentences=start.whole_sentences, ahead_ms=max(before.ahead_ms, start.ahead_ms),
         )
         if start.lead_ms is not None:
-            # Who says how much it holds would lose what a whole turn has beyond that.
+            # A peer that states how much it holds would drop what is sent beyond that.
             settings = replace(settings, lead_ms=start.lead_ms, pace="realtime")
         if settings == before:
             return
@@ -196,12 +198,12 @@ class Session:
             turn.begin_again(settings)
 
     def peer_holds(self, n_frames: int, now_ns: int) -> None:
-        """What the peer has not played yet, by its own account."""
+        """The peer reports that it has `n_frames` which it has not played."""
         self._sender.peer_holds(n_frames, now_ns)
         self._dirty = True
 
     def writable(self, flag: bool) -> None:
-        """The media socket can take more, or cannot: frames then wait here, where a clear can still drop them."""
+        """The media socket can take more, or cannot. Frames then wait here, where a clear can still drop them."""
         self._sender.open = flag and self._media
         self._dirty = True
 
@@ -218,7 +220,7 @@ class Session:
         self._dirty = True
 
     def audio_ended(self, utterance_id: str, now_ns: int) -> None:
-        """The engine has given all of the utterance."""
+        """The engine has given all the audio of the utterance."""
         found = self._supply.part_of(utterance_id)
         if found is None:
             return
@@ -252,9 +254,9 @@ class Session:
         heard_ms: int | None = None,
         error: TelephonyTTSError | None = None,
     ) -> bool:
-        """The one door: end one turn, or all, now. True if there was anything to end.
+        """End one turn, or all turns, now. Every reason to stop comes through here. True if a turn was ended.
 
-        Each turn ends with `cleared` (with `error` if one is given) that says what the caller heard of it.
+        Each turn ends with `cleared`, or with `error` if one is given, which says what the caller heard of the turn.
         """
         hit = [turn for turn in self.turns if turn_id is None or turn.id == turn_id]
         if not hit:
@@ -292,7 +294,7 @@ class Session:
         return True
 
     def hang_up(self, reason: str, now_ns: int) -> None:
-        """The telephone side is gone: nothing more can be heard."""
+        """The telephone side is gone, so the caller hears nothing more."""
         if self.finished:
             return
         self.interrupt("hangup", now_ns)
@@ -300,7 +302,7 @@ class Session:
         self._finish(1000, "the call has ended")
 
     def close(self, now_ns: int, *, at_once: bool = False, code: int = 1000, reason: str = "closed") -> None:
-        """Take no more turns, and finish when the last one is over (at once: clear them first)."""
+        """Take no more turns, and finish when the last turn is over. `at_once`: clear the turns first."""
         if self.finished:
             return
         self._close_code = (code, reason)
@@ -310,7 +312,7 @@ class Session:
             self.interrupt("close", now_ns)
 
     def _silence(self, sounded: list[Turn], keep: list[Turn], now_ns: int) -> None:
-        """Stop what is on its way to the caller's ear, and repair the turns that stay."""
+        """Stop audio that is on its way to the caller, and repair the turns that stay."""
         sender = self._sender
         cut = next((turn for turn in sounded if not turn.sent_all), None)
         if cut is not None and sender.open and self.settings.fade_on_clear and not self._media_clears:
@@ -328,17 +330,17 @@ class Session:
     # -------------------------------------------------------------- output
 
     def poll(self, now_ns: int) -> list[Effect]:
-        """Do all that is due by `now_ns` and hand over the effects, in the order they must happen."""
+        """Do all that is due by `now_ns`, and return the effects in the order in which they must happen."""
         sender = self._sender
         sender.allowance = FRAMES_PER_POLL
         is_due = self._dirty or (self._housekeeping_ns is not None and now_ns >= self._housekeeping_ns)
         if is_due:
-            # Before the frames: a mark must travel behind its own frame, and a turn that ends here lets the next begin.
+            # Before the frames: a mark is sent behind its own frame, and after a turn that ends here the next begins.
             self._dirty = False
             self._text_ns = self._intake.watch(now_ns)
             self._end_stuck_turn(now_ns)
         if is_due or (sender.next_ns is not None and now_ns >= sender.next_ns):
-            # A turn that was sent to its end has to be watched from now on.
+            # When a turn was sent to its end, housekeeping has to arrange when it counts as played.
             is_due |= sender.send_due(now_ns)
         if is_due:
             self._run_housekeeping(now_ns)
@@ -347,14 +349,14 @@ class Session:
         return effects
 
     def deadline_ns(self) -> int | None:
-        """Call `poll` again no later than this; None: only when something happens."""
+        """Call `poll` again no later than this. None: only when something happens."""
         send_ns, housekeeping_ns = self._sender.next_ns, self._housekeeping_ns
         if send_ns is None or (housekeeping_ns is not None and housekeeping_ns < send_ns):
             return housekeeping_ns
         return send_ns
 
     def _run_housekeeping(self, now_ns: int) -> None:
-        """Everything behind the frames: supply, marks, ends of turns, limits."""
+        """Everything that follows the frames: supply, marks, ends of turns, limits."""
         wake: list[int] = []
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
         self._end_played_turns(now_ns, wake)
@@ -379,7 +381,7 @@ class Session:
             self.interrupt("engine_failure", now_ns, turn_id=turn.id, error=error)
 
     def _end_played_turns(self, now_ns: int, wake: list[int]) -> None:
-        """Report marks that were played and end the turns that were, in order."""
+        """Report marks that were played, and end turns that were played, in order."""
         peer_marks = self._sender.peer_marks
         while self.turns:
             turn = self.turns[0]
@@ -395,7 +397,7 @@ class Session:
                 is_awaited = turn.marks.first(MarkState.SENT) is not None
                 if is_awaited:
                     if turn.settings.whole_sentences:
-                        return  # The leg waits for the peer, and ends the call where it waits in vain.
+                        return  # The leg waits for the peer's report, and ends the call if none comes.
                     at_ns += self.settings.mark_timeout_ms * _MS
                 if now_ns < at_ns and not (peer_marks and not is_awaited):
                     wake.append(at_ns)
