@@ -1,4 +1,4 @@
-"""Dials the bot for a call: the server is the WebSocket client, the roles and messages stay those of PROTOCOL.md."""
+"""Dials the bot of a call: the server is the WebSocket client. Roles and messages stay as in PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
 
 
 async def _connect(call: Call, settings: TransportSettings) -> DialledConnection | None:
-    """The connection; None if there is none to be had, and then the call is over."""
+    """The connection to the bot. None if the bot cannot be reached; the call is over then."""
     assert settings.bot.url is not None
     joint = "&" if "?" in settings.bot.url else "?"
     why = "no answer"
@@ -75,16 +75,16 @@ async def _connect(call: Call, settings: TransportSettings) -> DialledConnection
                     assert isinstance(connection, DialledConnection)
                     return connection
                 except OSError as error:
-                    # A bot that is just starting refuses the connection for a moment.
+                    # A bot that is starting refuses connections for a moment.
                     why = error.strerror or str(error)
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         pass
     except InvalidURI:
-        why = "its address is none"  # the address itself may hold a secret, so it is not logged
+        why = "bot.url is not a valid address"  # the address may hold a secret, so it is not logged
     except (WebSocketException, ValueError) as error:
         why = str(error)
     call.log.error("bot_unreachable", why=why)
-    if call.bot is None:  # else one came by itself in the meantime
+    if call.bot is None:  # otherwise a bot connected by itself meanwhile
         call.finish(1011, "the bot cannot be reached")
     return None
