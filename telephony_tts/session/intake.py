@@ -100,8 +100,9 @@ class Intake:
                     wake.append(at_ns)
             if turn.cut(now_ns):
                 wake.append(now_ns)
-            # Before the frames are sent: a mark must follow its own frame, not the whole lead.
-            place_marks(turn)
+            if turn.marks.live:
+                # Before the frames are sent: a mark must follow its own frame, not the whole lead.
+                place_marks(turn)
             if turn.closed:
                 continue
             timeout_ns = turn.text_timeout_ns()

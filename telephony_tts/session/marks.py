@@ -65,24 +65,24 @@ class TurnMarks:
     """
 
     def __init__(self) -> None:
-        self._marks: list[TurnMark] = []
+        self.live: list[TurnMark] = []
         self.next_sample = NO_SAMPLE
         """The sample of the next mark to be sent; NO_SAMPLE if no mark is placed."""
         self.end_is_sent = False
         """The peer has the mark at the end of the turn."""
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self.live)
 
     def __iter__(self) -> Iterator[TurnMark]:
         """All marks in the order of the text."""
-        return iter(sorted(self._marks, key=lambda mark: mark.offset))
+        return iter(sorted(self.live, key=lambda mark: mark.offset))
 
     def first(self, state: MarkState) -> TurnMark | None:
-        return next((mark for mark in self._marks if mark.state is state), None)
+        return next((mark for mark in self.live if mark.state is state), None)
 
     def in_state(self, state: MarkState) -> list[TurnMark]:
-        return [mark for mark in self._marks if mark.state is state]
+        return [mark for mark in self.live if mark.state is state]
 
     def sent_as(self, wire_name: str) -> TurnMark | None:
         """The mark that the peer knows by this name; None if the peer is no longer expected to report it."""
@@ -92,10 +92,10 @@ class TurnMarks:
 
     def ask(self, name: str | None, offset: int) -> None:
         """Add a mark whose place in the audio is not known yet."""
-        at = len(self._marks)
-        while at and self._marks[at - 1].state is MarkState.ASKED and self._marks[at - 1].offset > offset:
+        at = len(self.live)
+        while at and self.live[at - 1].state is MarkState.ASKED and self.live[at - 1].offset > offset:
             at -= 1
-        self._marks.insert(at, TurnMark(name, offset))
+        self.live.insert(at, TurnMark(name, offset))
 
     def add_ours(self, sample: int, offset: int = 0) -> None:
         """Add a mark of ours at a known sample, behind the placed marks up to there."""
@@ -107,12 +107,12 @@ class TurnMarks:
 
     def _insert(self, mark: TurnMark, behind_sample: int) -> None:
         """Insert a placed mark behind those that are placed up to `behind_sample`."""
-        at = len(self._marks)
-        for n, other in enumerate(self._marks):
+        at = len(self.live)
+        for n, other in enumerate(self.live):
             if other.state is MarkState.ASKED or (other.state is MarkState.PLACED and other.sample > behind_sample):
                 at = n
                 break
-        self._marks.insert(at, mark)
+        self.live.insert(at, mark)
         self._find_next()
 
     # --------------------------------------------------------- from state to state
@@ -149,7 +149,7 @@ class TurnMarks:
 
     def begin_again(self) -> None:
         """The turn is synthesised again: no place in its audio is known any more."""
-        for mark in self._marks[:]:
+        for mark in self.live[:]:
             if mark.name is None:
                 self._set(mark, MarkState.CLEARED)
             elif mark.state is MarkState.PLACED:
@@ -160,7 +160,7 @@ class TurnMarks:
         assert state in _NEXT[mark.state], f"a mark cannot go from {mark.state} to {state}"
         mark.state = state
         if state in _ENDS:
-            self._marks.remove(mark)
+            self.live.remove(mark)
 
     def _find_next(self) -> None:
         mark = self.first(MarkState.PLACED)

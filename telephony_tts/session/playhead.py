@@ -88,6 +88,8 @@ class Playhead:
     def report(self, turn: Turn, state: MarkState, now_ns: int, wake: list[int]) -> None:
         """Report the marks in `state`, which the peer does not have, as far as the caller has heard. The time of the
         next one goes to `wake`."""
+        if not turn.marks.live:
+            return
         waiting = turn.marks.in_state(state)
         if not waiting:
             return

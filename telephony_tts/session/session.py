@@ -361,7 +361,9 @@ class Session:
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
-        wake += [at_ns for at_ns in (self._text_ns, supply_ns, self.caller.poll(now_ns)) if at_ns is not None]
+        for at_ns in (self._text_ns, supply_ns, self.caller.poll(now_ns)):
+            if at_ns is not None:
+                wake.append(at_ns)
         if not self.turns and not self.finished:
             if self._intake.closing:
                 self._finish(*self._close_code)

@@ -17,7 +17,7 @@ MAX_HEADERS = 128
 """The same limit as the library's."""
 
 MAX_HEAD_BYTES = 65_536
-"""128 headers of 8 KiB would be a megabyte for each stranger that connects."""
+"""Without it 128 headers of 8 KiB would be a megabyte for each connection."""
 
 METHODS = ("GET", "HEAD")
 
@@ -72,9 +72,9 @@ class RequestHead:
         return self._n_bytes > 0
 
     def feed(self, data: bytes) -> bool:
-        """Whether the head is complete, or known to be wrong. Not to be called again after that."""
+        """Take bytes. True if the head is complete or known to be wrong; do not call it again then."""
         if not self.begun and not _FIRST_BYTE.match(data):
-            self.flaw = _NO_HTTP  # a TLS client, say, whose hello has no line break that could be waited for
+            self.flaw = _NO_HTTP  # for example a TLS client, whose hello has no line break to wait for
             return True
         at = 0
         while True:

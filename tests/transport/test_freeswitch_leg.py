@@ -613,7 +613,7 @@ def test_nobody_who_plays_is_noticed(has_begun: bool) -> None:
         line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "end")  # a second
-        patience_ms = freeswitch_leg._PATIENCE_S * 1000
+        patience_ms = freeswitch_leg._REPORT_TIMEOUT_S * 1000
         if has_begun:
             line.hears(esl="playing", file="1")
             patience_ms += 1000
