@@ -39,8 +39,8 @@ _WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
 def build_catalog(config: Config) -> Catalog:
     """The engines of the configuration: the default first, then every other one that is installed.
 
-    A route to an engine that is not installed is left out, so that text it would have taken gets the default
-    engine's clear refusal.
+    A route to an engine that is not installed is dropped. Its text then goes to the default engine, which refuses it
+    with a clear message.
     """
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
@@ -55,9 +55,9 @@ def build_catalog(config: Config) -> Catalog:
 
 
 async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
-    """Every voice of the configuration, the default engine's first, and why others on disk cannot be used.
+    """All voices of the configuration, the default engine's first, and the problems of voices that cannot be used.
 
-    CosyVoice2's are read from their files: to start it takes as long as to load its weights.
+    CosyVoice2's voices are read from their files, because to start that engine takes as long as to load its weights.
     """
     makers = _makers(config)
     voices: list[Voice] = []
@@ -85,7 +85,7 @@ def _wanted(config: Config) -> list[str]:
 
 
 def _absent(wanted: list[str]) -> list[Absent]:
-    """The engines that this server could have and has not."""
+    """The engines that this server could have, but does not have."""
     absent = []
     if "espeak" not in wanted:
         espeak = EspeakEngine()
@@ -110,7 +110,7 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
 
 
 def _cosyvoice2(config: Config) -> Engine:
-    """Imported only when it is configured: torch is an extra, and takes a second to import."""
+    """CosyVoice2 is imported only when it is configured: torch is an extra, and takes a second to import."""
     engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
     need_torch()
@@ -170,13 +170,13 @@ def need_torch() -> None:
 
 
 def installed(part: str) -> bool:
-    """Whether the packages are there that an engine needs, or the detector of languages (py3langid)."""
+    """Whether the package of an engine, or of the language detector (py3langid), is installed."""
     package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
     return package is None or importlib.util.find_spec(package) is not None
 
 
 def session_settings(config: Config) -> SessionSettings:
-    """What a call starts with."""
+    """The settings with which a call starts."""
     return SessionSettings.of(
         config.speech,
         control_tokens=config.engines.cosyvoice2.control_tokens,
@@ -187,7 +187,7 @@ def session_settings(config: Config) -> SessionSettings:
 
 
 def transport_settings(config: Config) -> TransportSettings:
-    """What the server needs of the configuration.
+    """The settings of the transport.
 
     Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
     that cannot be used.
@@ -212,7 +212,7 @@ def transport_settings(config: Config) -> TransportSettings:
 
 
 def why_tokens_are_needed(config: Config) -> str | None:
-    """What makes the server public, if it is public and has no tokens; else None."""
+    """What makes the server public, if it is public and has no tokens. Otherwise None."""
     server = config.server
     if server.tokens:
         return None
@@ -227,7 +227,7 @@ def why_tokens_are_needed(config: Config) -> str | None:
 
 
 def _tls(files: TlsFiles) -> ssl.SSLContext:
-    """The server's side of TLS. Never asks a terminal for a passphrase. Raises ConfigError."""
+    """Load the server's certificate. Never asks a terminal for a passphrase. Raises ConfigError."""
     assert files.cert is not None and files.key is not None
     given = None if files.passphrase_file is None else _passphrase(files.passphrase_file)
     is_encrypted = False
@@ -271,7 +271,7 @@ def _passphrase(file: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is told to whoever started the server."""
+    """What the operator is told when the server is ready."""
 
     address: str
     """Where a program on this machine connects, such as "ws://127.0.0.1:8080"."""
@@ -283,7 +283,7 @@ class Served:
 def _host_here(host: str) -> str:
     """The host part of the URL at which a program on this machine reaches a server that listens on `host`.
 
-    0.0.0.0 and :: mean all addresses; a client needs one of them. IPv6 stands in brackets (RFC 3986 §3.2.2).
+    0.0.0.0 and :: mean all addresses, and a client needs one address. IPv6 stands in brackets (RFC 3986 §3.2.2).
     """
     try:
         ip = ipaddress.ip_address(host)
@@ -297,7 +297,7 @@ def _host_here(host: str) -> str:
 async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
     """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait.
 
-    It listens before its engines are there, so that a port in use is told at once and /readyz can say that it loads.
+    It listens before its engines are loaded. So a port in use is reported at once, and /readyz is 503 while they load.
     """
     settings = transport_settings(config)
     if settings.speech.barge_in.enabled:
@@ -328,7 +328,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
 
 
 def _load_voice_model() -> None:
-    """Raises ConfigError: a server that is to listen to its callers and cannot must not start as if it did."""
+    """Raises ConfigError if the network cannot be loaded: a server with barge-in must not start without it."""
     try:
         VOICE_MODEL.load()
     except AudioError as error:
@@ -336,7 +336,7 @@ def _load_voice_model() -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work to its end, or until `stop`; whether it came to its end. Raises what it raises."""
+    """Run `work` until it ends or `stop` is set. True if it ended. Raises its errors."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -352,7 +352,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
-    """`serve` on uvloop where there is one."""
+    """Run `serve`, on uvloop if it is installed."""
     logs.setup(config.log)
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))

@@ -1,7 +1,8 @@
-"""Every setting, its default, and the one place that reads files and environment variables.
+"""The configuration of the server, and the only place that reads files and environment variables.
 
-`load()` merges, weakest first: the defaults below, a YAML file, the environment, the caller's overrides (command-line
-flags). A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
+Sections that the session or the transport uses are declared in their `settings.py`; the others are declared here.
+`load()` merges, weakest first: the defaults, a YAML file, the environment, the caller's overrides (command-line flags).
+A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
 
 Environment: TELEPHONY_TTS_TOKENS (separated by commas), TELEPHONY_TTS_BOT_TOKEN, TELEPHONY_TTS_TWILIO_AUTH_TOKEN.
 Secrets appear neither in the repr of a section nor in an error.
@@ -50,7 +51,7 @@ class FakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class CosyVoice2Settings:
-    """The neural engine for many voices. `model` is a directory in the official layout; without one it is off."""
+    """The neural engine for many voices. `model` is a directory in the official layout; without `model` it is off."""
 
     model: str | None = None
     voices: str | None = None
@@ -78,7 +79,7 @@ class CosyVoice2Settings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Which engine speaks: the route of the text's language, else `default`; and how long it is waited for."""
+    """Which engine speaks (the route of the text's language, else `default`), and the timeouts of engines."""
 
     default: Annotated[str, OneOf(ENGINES)] = "hibari"
     routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
@@ -170,7 +171,7 @@ def _beside(folder: Path, value: str) -> str:
     """The path from the file's folder, as short as it can be read: "models/x", not "configs/../models/x"."""
     plain = str(folder / value)
     short = os.path.normpath(plain)
-    # Behind a symbolic link ".." is another place than the text says.
+    # Behind a symbolic link ".." may be another folder than the text says.
     return short if os.path.realpath(short) == os.path.realpath(plain) else plain
 
 
@@ -185,13 +186,13 @@ def _gather_tokens(server: ServerSettings, environ: Mapping[str, str], problems:
             lines = [line.strip() for line in lines]
             in_file = [("server.tokens_file", line) for line in lines if line and not line.startswith("#")]
             if not in_file:
-                # A server without tokens is open to everyone, and an operator who names a file wants the opposite.
+                # A server without tokens is open to everyone, and an operator who names a file wants it closed.
                 problems.append(f"server.tokens_file: {server.tokens_file} has no token; expected one per line")
             found += in_file
     listed = environ.get("TELEPHONY_TTS_TOKENS", "").split(",")
     found += [("TELEPHONY_TTS_TOKENS", token.strip()) for token in listed if token.strip()]
     for source, token in found:
-        # An empty token would let everyone in; the rest could not be written in a header or a URL.
+        # An empty token would let everyone in. The other characters cannot be written in a header or a URL.
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             problems.append(f"{source}: a token must be visible ASCII characters without spaces")
     return tuple(dict.fromkeys(token for _, token in found))
