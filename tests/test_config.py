@@ -1,4 +1,4 @@
-"""The configuration: strict, complete in its complaints, silent about secrets."""
+"""The configuration: strict, with all problems in one error, and without secrets in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
 
 
 def problems_of(text: str, folder: Path, **environ: str) -> list[str]:
-    """The lines, after the first, of the error that loading `text` ends in."""
+    """The lines after the first of the error that loading `text` raises."""
     file = folder / "server.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -128,7 +128,7 @@ def test_tokens_are_the_union_of_list_file_and_environment(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# none yet\n"])
 def test_a_file_for_tokens_that_has_none_is_a_problem(text: str, tmp_path: Path) -> None:
-    """An empty or truncated secret opened the server to everyone who reaches it."""
+    """Pinned: an empty or truncated secret opened the server to everyone who could reach it."""
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match=r"server\.tokens_file: .*tokens has no token; expected one per line"):
         loaded("server: {tokens_file: tokens}\n", tmp_path, TELEPHONY_TTS_TOKENS="from-env")
@@ -260,7 +260,7 @@ def test_a_device_that_may_be_there_is_taken(device: str) -> None:
 
 
 def test_every_key_that_is_given_without_its_section_is_told_with_it() -> None:
-    """As `--set` may say it."""
+    """As `--set` may give it."""
     keys = {key for key in keys_of(dataclasses.asdict(Config())) if key.count(".")}
     for key in keys:
         last = key.rpartition(".")[2]

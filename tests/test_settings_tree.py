@@ -1,4 +1,4 @@
-"""The tree of values under both configurations, as far as the tests of the two do not see it."""
+"""The tree of values under both configurations: what the tests of the configurations do not cover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sections:
 
 
 def refusal(data: bytes, folder: Path) -> str:
-    """What reading a file of `data` ends in, without the file's name."""
+    """The error of reading a file of `data`, without the file's name."""
     file = folder / "settings.yaml"
     file.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
@@ -61,7 +61,7 @@ def test_keys_given_twice_are_problems_and_the_last_one_stands(tmp_path: Path) -
     ],
 )
 def test_where_a_file_is_no_yaml_is_told_without_its_words(data: bytes, says: str, tmp_path: Path) -> None:
-    """A token that lacks its quotes is what such a line often holds."""
+    """Such a line often holds a token without quotes."""
     assert refusal(data, tmp_path) == says
 
 

@@ -23,7 +23,7 @@ def spoken(pcm: np.ndarray, gain_db: float, rate_hz: int = 24_000, codec: str = 
 def test_transparent_below_the_knee_and_the_knee_is_3_db_down():
     quiet = SWEEP[np.abs(SWEEP) <= KNEE]
     assert np.array_equal(limit(quiet), quiet)
-    assert np.array_equal(limit(SWEEP)[np.abs(SWEEP) <= KNEE], quiet), "loud neighbours change nothing"
+    assert np.array_equal(limit(SWEEP)[np.abs(SWEEP) <= KNEE], quiet), "loud samples next to them change nothing"
     assert 20 * np.log10(KNEE / 32_768) == pytest.approx(-3.0, abs=0.01)
 
 

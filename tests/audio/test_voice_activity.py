@@ -1,4 +1,4 @@
-"""The network that tells speech: the file we ship, and what it says of speech, silence, tones and noise."""
+"""Voice activity: the network file that we ship, and its results for speech, silence, tones and noise."""
 
 from __future__ import annotations
 

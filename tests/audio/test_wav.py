@@ -110,7 +110,7 @@ def test_a_file_object_is_patched_where_it_began_and_left_open_at_its_end():
 
 
 class Pipe(io.RawIOBase):
-    """What standard output is when another program listens: it takes bytes and cannot seek."""
+    """Like standard output into a pipe: it takes bytes and cannot seek."""
 
     def __init__(self) -> None:
         self.received = b""

@@ -1,4 +1,4 @@
-"""The language of a call's text: what it is told from, and when it changes."""
+"""The language of a call's text: how it is detected, and when it changes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() 
 
 @pytest.mark.parametrize("text_mode", ["sentence", "interleaved"])
 def test_a_voice_without_the_language_gets_numbers_in_english(text_mode: str) -> None:
-    """German rules leave digits to the voice, and later English sentences of the call lost their numbers too."""
+    """Pinned: German rules leave digits to the voice, and later English sentences lost their numbers too."""
     german, english = "Sie kommen um 14:30 Uhr.", "It is $42.50."
     asked: list[tuple[str | None, str]] = []
 

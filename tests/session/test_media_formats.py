@@ -1,4 +1,4 @@
-"""A media leg of another codec, rate or frame than was expected, and the caller's audio as the bot wants it."""
+"""A media leg with another codec, rate or frame length than expected, and the caller's audio in the bot's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def joined(world: World, codec: str, rate_hz: int, ptime_ms: int | None = None, 
 
 
 def loud(world: World, codec: str, n_samples: int = 80) -> list[int]:
-    """Which turn each so many samples of what was sent belong to."""
+    """The turn of each piece of `n_samples` of the sent audio."""
     pcm = np.concatenate([CODECS[codec].decode(payload) for _, _, payload in world.frames]).astype(int)
     return [round(level / STEP) for level in np.abs(pcm[::n_samples])]
 
@@ -54,7 +54,7 @@ def test_what_was_said_before_the_leg_came_is_spoken_as_the_leg_has_it(codec: st
     assert set(loud(world, codec)) <= {0, 1} and loud(world, codec).count(1) > 0.9 * len(loud(world, codec))
     assert [mark.name for mark in world.of(m.MarkReached)] == ["middle"]
     ids = [utterance.id for _, utterance in world.submitted]
-    assert len(set(ids)) == len(ids), "what an utterance leaves behind must not be taken for another's"
+    assert len(set(ids)) == len(ids), "late audio of an utterance must not match another one's id"
 
 
 @pytest.mark.parametrize("run_ms", [0, 30, 200, 650, 900, 3000])
@@ -103,13 +103,13 @@ def test_a_sentence_that_is_still_being_written_is_begun_again_too(run_ms: int, 
 
 
 def test_a_leg_that_says_how_much_it_holds_is_given_no_more_of_it_by_a_server_without_a_pace() -> None:
-    """Pinned: Asterisk's queue has room for 20 s, and from 40 ms away its XOFF came too late for the rest."""
+    """Pinned: Asterisk's queue holds 20 s. With a delay of 40 ms its XOFF came too late, and the rest was lost."""
     world = World(SessionSettings(first_clause_chars=0, pace="burst"), media=False)
     joined(world, "ulaw", 8000, lead_ms=200)
     world.say(" ".join([TEXT] * 20), "a")
     world.run(300)
     assert len(world.frames) == (300 + 200) // 20 + 1
-    assert len(world.submitted) < 20, "nor is all of it made at once"
+    assert len(world.submitted) < 20, "not all of it is synthesised at once"
 
 
 def test_the_lead_is_the_legs_own() -> None:
@@ -142,7 +142,7 @@ def tone(rate_hz: int) -> np.ndarray[Any, Any]:
 
 
 def listened(world: World, codec: str, rate_hz: int) -> bytes:
-    """What the bot hears of a second of a tone in that codec."""
+    """What the bot gets of a second of a tone in that codec."""
     payload = CODECS[codec].encode(tone(rate_hz))
     n = len(payload) // 50
     for i in range(0, len(payload), n):

@@ -1,4 +1,4 @@
-"""A number in a sentence that the bot still writes: spoken in words, heard and marked in the bot's own characters."""
+"""A number in a sentence that the bot still writes: spoken in words, heard and marked in the bot's text."""
 
 from __future__ import annotations
 

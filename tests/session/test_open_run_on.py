@@ -1,4 +1,4 @@
-"""A bot that writes on and on without a full stop: spoken in pieces of bounded length, nothing twice, nothing lost."""
+"""A bot that writes without a full stop: the text is spoken in pieces of bounded length, each word once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telephony_tts.text.normalizer import normalize
 from telephony_tts.wire import messages as m
 
 LONGEST = 480
-"""Characters of an utterance: where the segmenter stops waiting, what was fed by then, and the reading of it."""
+"""The most characters of an utterance: up to where the segmenter stops waiting, with what was fed and its reading."""
 CLAUSE = "and then we looked into all of the papers that you had sent to our office in the spring of that year, "
 HAN_CLAUSE = "然后我们仔细看了您在春天寄到我们办公室的所有文件和所有照片并且把它们都好好地收了起来，"
 

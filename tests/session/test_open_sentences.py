@@ -1,4 +1,4 @@
-"""`text_mode: interleaved`: a sentence is spoken while the bot still writes it, and ends however its text ends."""
+"""`text_mode: interleaved`: a sentence is spoken while the bot still writes it, and ends with its text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fed(world: World, utterance_id: str | None = None) -> list[tuple[str, bool]]
 
 
 def given_to_engine(world: World) -> list[str]:
-    """The whole text of every utterance, as it came to the engine."""
+    """The whole text of each utterance that the engine got."""
     return [utterance.text + "".join(text for text, _ in fed(world, utterance.id)) for _, utterance in world.submitted]
 
 
@@ -117,7 +117,7 @@ def test_mandarin_is_spoken_while_it_is_written() -> None:
 
 
 def test_a_cut_inside_what_is_spoken_already_joins_the_next_sentence_to_it() -> None:
-    """A pause ends the text at a clause although words behind it were given to the engine."""
+    """A pause ends the text at a clause, though the engine has words behind it already."""
     world = new_world()
     write(world, "I have your account here, and I can see that it is all")
     assert given_to_engine(world) == ["I have your account here, and I can see that"]
@@ -260,7 +260,7 @@ def test_patience_with_the_engine_begins_when_it_has_all_the_text() -> None:
     world = new_world(patient, first_audio_ms=1e9)
     write(world, "I am looking at your account now, please")
     world.run(30_000)
-    assert world.of(m.ErrorEvent) == [], "it is the bot that is silent"
+    assert world.of(m.ErrorEvent) == [], "the bot is silent, not the engine"
     world.send(m.Text(" stay. So"))
     world.run(1900)
     assert fed(world)[-1][1] and world.of(m.ErrorEvent) == []
@@ -280,7 +280,7 @@ def test_silence_while_the_bot_writes_is_no_underrun() -> None:
     late = new_world(chunk_interval_ms=300)
     write(late, SENTENCE, last=True)
     late.run(20_000)
-    assert late.of(m.Done)[0].underruns > 0, "an engine that has its text is late as ever"
+    assert late.of(m.Done)[0].underruns > 0, "an engine that has its text counts as late"
 
 
 def test_a_mark_in_an_open_sentence_is_reported_at_its_word() -> None:
@@ -344,7 +344,7 @@ def test_what_is_said_is_the_bots_text_however_it_arrives(
     source = "".join(piece for piece, _ in steps)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
         if begun_in[sentence.index] == detect_lang(sentence.text):
-            assert said.split() == normalize(sentence.text).split(), "read as its own sentence is read"
+            assert said.split() == normalize(sentence.text).split(), "read like a complete sentence"
         assert not any(char.isdigit() for char in said)
         place = source.index(sentence.text, at)
         assert not any(char.isalpha() for char in source[at:place]), "no word is left out or said twice"

@@ -1,4 +1,4 @@
-"""A telephone that is never left without frames: silence between turns and in gaps, and never much of it in front."""
+"""A peer that always gets frames: silence between turns and in gaps, and little of it before speech."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def filled(**kwargs: object) -> World:
 
 
 class TelephonePeer:
-    """Plays a frame every 20 ms from the moment the first one came."""
+    """Plays a frame every 20 ms, from when the first frame came."""
 
     def __init__(self, world: World, until_ms: float | None = None) -> None:
         self.holes: list[tuple[float, float]] = []
@@ -40,13 +40,13 @@ class TelephonePeer:
 
 
 def heard(world: World) -> list[int]:
-    """The turns in the order they were heard, silence as 0, each stretch once."""
+    """The turns in the order in which they were heard, each stretch once; 0 is silence."""
     turns = [turn for _, turn, _ in world.frames]
     return [turn for i, turn in enumerate(turns) if i == 0 or turns[i - 1] != turn]
 
 
 def spoken_ms(world: World) -> float:
-    """From the first frame of speech to the last, all that lies between counted."""
+    """The time from the first frame of speech to the last."""
     speech = [i for i, (_, turn, _) in enumerate(world.frames) if turn]
     return (speech[-1] + 1 - speech[0]) * PTIME_MS
 
@@ -57,11 +57,11 @@ def test_a_call_in_which_nobody_speaks_is_silence_and_no_more_than_a_frame_and_a
     peer = TelephonePeer(world, 1000)
     assert peer.holes == [] and peer.most_ms <= 1.5 * PTIME_MS
     assert {payload for _, _, payload in world.frames} == {SILENT}
-    assert not world.events, "nobody is told of it"
+    assert not world.events, "silence causes no event"
 
 
 def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
-    """Silence comes half a frame before the end of what is there, and with less lead than that was always first."""
+    """Silence is sent half a frame before the buffer ends. With a smaller lead it always came before speech."""
     world = World(SessionSettings(first_clause_chars=0, lead_ms=60, ptime_ms=60), media=False)
     world.session.attach_media(world.now_ns, marks=False, clears=True, fills=True)
     world.run(1000)
@@ -85,9 +85,9 @@ def test_a_turn_follows_the_silence_and_is_followed_by_it_without_a_hole() -> No
     peer = TelephonePeer(world, 5333)
     assert peer.holes == [] and peer.most_ms <= LEAD_MS + 1.5 * PTIME_MS
     (done,) = world.of(m.Done)
-    assert abs(spoken_ms(world) - done.audio_ms) <= PTIME_MS, "its last frame is all but silent"
+    assert abs(spoken_ms(world) - done.audio_ms) <= PTIME_MS, "its last frame is nearly silent"
     begun_ms = next(at_ms for at_ms, turn, _ in world.frames if turn == 1)
-    assert 333 + 35 <= begun_ms <= 333 + 35 + 1, "it waits for no silence but what is played already"
+    assert 333 + 35 <= begun_ms <= 333 + 35 + 1, "it waits only for silence that the peer has already"
 
 
 def test_two_turns_in_a_row_have_no_silence_between() -> None:
@@ -110,12 +110,12 @@ def test_the_gap_of_a_late_engine_is_filled_and_the_schedule_moves_by_it(late_ms
     assert done.underruns > 0
     assert heard(world).count(1) > 3, "silence was heard between"
     n_speech = sum(turn == 1 for _, turn, _ in world.frames)
-    # The last frame of a stretch, and the first, may hold a little silence of their own.
+    # The first and the last frame of a stretch may hold a little silence.
     assert done.audio_ms // PTIME_MS - 2 * done.underruns <= n_speech <= done.audio_ms // PTIME_MS
 
 
 def test_after_a_gap_the_turn_is_over_when_the_peer_has_played_it() -> None:
-    """The silence that was in front of the rest of the speech is heard before it."""
+    """Silence in the peer's buffer is heard before the rest of the speech."""
     world = filled(chunk_interval_ms=155)
     world.say(LONG, "a")
     while not world.of(m.Done):
@@ -134,7 +134,7 @@ def test_a_clear_in_a_gap_is_followed_by_silence_at_once() -> None:
         world.run(1)
         if world.frames[-1][0] > world.now_ms - 1:
             break
-    assert world.frames[-1][2] == SILENT, "a frame of it was just sent"
+    assert world.frames[-1][2] == SILENT, "a frame of silence was just sent"
     world.frames.clear()
     world.send(m.Clear())
     assert [at_ms for at_ms, _, _ in world.frames] == [world.now_ms]
@@ -158,14 +158,14 @@ def test_a_peer_that_is_behind_catches_up_in_the_silence() -> None:
     world.frames.clear()
     world.session.peer_holds(10, world.now_ns)
     world.run(1000)
-    assert 190 <= world.frames[0][0] - 500 <= 200, "it has 200 ms of its own to play"
+    assert 190 <= world.frames[0][0] - 500 <= 200, "the peer has 200 ms to play"
     assert [at_ms for at_ms, _, _ in world.frames] == pytest.approx(
         [world.frames[0][0] + PTIME_MS * i for i in range(len(world.frames))]
     )
     world.session.peer_holds(1, world.now_ns)
     n_before = len(world.frames)
     world.run(100)
-    assert len(world.frames) - n_before in (4, 5), "as it should be: nothing is left out"
+    assert len(world.frames) - n_before in (4, 5), "no silence is left out"
 
 
 def test_a_socket_that_is_full_gets_no_silence_and_later_not_all_that_was_missed() -> None:

@@ -1,4 +1,4 @@
-"""The leg alone, on a clock that jumps: an Asterisk that says XOFF and no XON, or answers nothing."""
+"""The leg alone, in simulated time: an Asterisk that sends XOFF and no XON, or does not answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AsteriskLine:
 
     def __init__(self) -> None:
         self.sent: list[str | bytes] = []
-        """Names of commands, and frames."""
+        """The names of commands, and frames."""
         self.times_ms: list[int] = []
         self.open = True
         self.held: list[int] = []
@@ -86,7 +86,7 @@ def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> N
         line.hears("MEDIA_XON")
         assert line.open
         await at(10_000)
-        assert line.sent == [] and line.open, "nothing is asked of a queue that is not full"
+        assert line.sent == [] and line.open, "no question about a queue that is not full"
         line.leaves()
 
     play(act)
@@ -209,7 +209,7 @@ def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest
 
 
 def test_a_paused_queue_that_is_full_is_told_to_go_on() -> None:
-    """Nobody would hear of it otherwise: while it is full no frame is sent, and no frame asks."""
+    """While the queue is full no frame is sent, so no frame asks about it."""
 
     async def act() -> None:
         line = AsteriskLine()
@@ -237,7 +237,7 @@ def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
 def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Seconds later a queue of 5 frames is what was said meanwhile, and nothing that was to be flushed."""
+    """Seconds later 5 frames in the queue are new speech. They are not frames that should have been flushed."""
 
     async def act() -> None:
         line = AsteriskLine()
@@ -257,7 +257,7 @@ def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwa
 
 
 def test_an_answer_from_before_a_clear_does_not_cut_what_is_said_behind_it() -> None:
-    """Pinned: the question of every five seconds was on its way, and its answer told of the queue that is gone."""
+    """Pinned: the periodic question was on its way, and its answer was about the queue before the flush."""
 
     async def act() -> None:
         line = AsteriskLine()
@@ -395,7 +395,7 @@ def test_the_bulk_ends_with_the_turn_and_the_next_one_begins_its_own() -> None:
 
 
 def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> None:
-    """Asterisk forgets its bulk mode at FLUSH_MEDIA, and cuts nothing until it is told again."""
+    """FLUSH_MEDIA ends Asterisk's bulk mode, and Asterisk cuts no messages until it is told again."""
 
     async def act() -> None:
         line = AsteriskLine()
@@ -437,7 +437,7 @@ def test_what_was_sent_behind_a_clear_is_not_what_was_to_be_flushed() -> None:
 
 
 def test_no_message_is_longer_than_asterisk_can_take() -> None:
-    """Of the widest format and the longest frames there are."""
+    """With the widest format and the longest frames."""
     frame = m.Frame(bytes(48 * 2 * 60))
 
     async def act() -> None:
@@ -453,7 +453,7 @@ def test_no_message_is_longer_than_asterisk_can_take() -> None:
 
 @pytest.mark.parametrize("n_frames", [1_001, 999_999_999])
 def test_a_queue_longer_than_asterisks_is_not_believed(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Taken at its word, what is said next would wait until all that has been played: for months."""
+    """If that were believed, the next speech would wait for months."""
     caplog.set_level(logging.WARNING)
 
     async def act() -> None:

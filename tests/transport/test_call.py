@@ -1,4 +1,4 @@
-"""The driver of a session: what it owns ends with it, what goes wrong stays in it."""
+"""The driver of a session: its tasks end with it, and its errors do not reach other calls."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_nothing_is_done_or_timed_after_the_end() -> None:
         assert len(leg.sent) == n_sent and leg.ended == [(1000, "over"), (1000, "over")]
         late = RecordingLeg()
         call.join_bot(late, late.encode, READY)
-        assert late.ended == [(1000, "over")], "whoever joins a call that is over is told so at once"
+        assert late.ended == [(1000, "over")], "a leg that joins a call that is over is closed at once"
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""A call through a FreeSWITCH that plays files: what the telephone hears and what the bot is told, whatever is killed.
+"""A call through a FreeSWITCH that plays files: what the telephone hears and what the bot is told, after any restart.
 
 Call, session, leg and engine are the real ones, on a clock that jumps. The engine's speech is read back out of what the
 pretended FreeSWITCH plays, so a test compares what the bot was told with what was heard.
@@ -66,7 +66,7 @@ class Telephone:
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: tuple[int, str] | None = None
         self.heard: list[tuple[float, float, np.ndarray]] = []
-        """(from ms, to ms, samples) of each file, as far as it was heard."""
+        """(from ms, to ms, samples) of each file, as far as it was played."""
         self.words: list[dict[str, Any]] = []
         self.leg = FreeSwitchLeg(cast(CallConnection, self))
         self._to_bridge: deque[dict[str, Any]] = deque()
@@ -101,7 +101,7 @@ class Telephone:
         self._before = 0
 
     def lose_touch(self) -> None:
-        """The event socket was away for a moment."""
+        """The event socket was disconnected for a moment."""
         self._queue.clear()
         self._stop()
         self._report(esl="again")
@@ -174,7 +174,7 @@ class Telephone:
 
     @property
     def text(self) -> str:
-        """What was heard, read letter by letter, of all files in a row."""
+        """The letters that were heard, of all files in order."""
         return " ".join(self.text_of(pcm) for _, _, pcm in self.heard)
 
     @staticmethod
@@ -331,7 +331,7 @@ def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -
 
 
 def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
-    """Whoever asks for it for ever would keep the call in it for ever."""
+    """A peer that asks for it for ever must not keep the call open for ever."""
 
     async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES[:2])
@@ -351,7 +351,7 @@ def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
 
 
 def heard_ms(phone: Telephone) -> float:
-    """How much of the turn was heard without a hole in it, by now."""
+    """How much of the turn was heard by now without a gap."""
     whole_ms = -(-(SENTENCE_MS + 15) // 20) * 20
     prefix_ms = 0.0
     for from_ms, to_ms, pcm in phone.heard:
@@ -367,7 +367,7 @@ def heard_ms(phone: Telephone) -> float:
     ("fault", "asks"), [("killed", True), ("killed", False), ("lost touch", True), ("none", True)]
 )
 def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float, fault: str, asks: bool) -> None:
-    """Also while a sentence is said for the second time, and inside a file of several sentences."""
+    """Also while a sentence is played for the second time, and inside a file of several sentences."""
     truth: list[float] = []
 
     async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
@@ -383,7 +383,7 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
         call.receive(m.Clear())
         truth.append(heard_ms(phone))
         await asyncio.sleep(3)
-        assert not phone.leg._files and heard_ms(phone) <= truth[0] + 60, "silent within a break's time"
+        assert not phone.leg._files and heard_ms(phone) <= truth[0] + 60, "silent within the time of a break"
 
     bot, phone = play(act, asks=asks)
     (cleared,) = bot.got(m.Cleared)
@@ -399,7 +399,7 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
 
 @pytest.mark.parametrize("speed", [math.inf, 2.0], ids=["an engine with time to spare", "one at twice real time"])
 def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -> None:
-    """The first sentence waits for no other, and no file is late for the one before it."""
+    """The first sentence is sent alone, and no file comes later than the end of the file before."""
 
     async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
@@ -411,7 +411,7 @@ def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -
     assert phone.heard[0][0] <= made_ms + 100 + BEGIN_MS
     assert phone.text_of(phone.heard[0][2]) == words(SENTENCES[0])
     gaps_ms = [begin[0] - end[1] for end, begin in zip(phone.heard, phone.heard[1:], strict=False)]
-    assert gaps_ms == [BEGIN_MS] * len(gaps_ms), "what FreeSWITCH takes to begin, and nothing of ours"
+    assert gaps_ms == [BEGIN_MS] * len(gaps_ms), "only the time that FreeSWITCH takes to begin"
     assert len(phone.heard) == (2 if speed == math.inf else 3)
     for n, sentence in enumerate(SENTENCES, 1):
         assert bot.when(str(n)) == pytest.approx(ends_of(phone, sentence), abs=45)
@@ -429,7 +429,7 @@ STEPS = st.lists(
 def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
     steps: list[tuple[str, int]], asks: bool, speed: float
 ) -> None:
-    """With an engine that is little faster than speech each sentence is a file."""
+    """With an engine that is little faster than real time each sentence is a file."""
     said: list[str] = []
     heard_at_clear: list[float] = []
 

@@ -1,4 +1,4 @@
-"""The leg alone, on a clock that jumps: what it gathers, what it sends, and when marks come back."""
+"""The leg alone, in simulated time: what it gathers, what it sends, and when marks come back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FreeSwitchLine:
         self.closed: tuple[int, str] | None = None
         self.marks: list[tuple[float, str]] = []
         self.places: list[Any] = []
-        """What the session is told of where FreeSWITCH is."""
+        """The begins and stops that the session is told."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
         self.max_unsent_bytes = 0
@@ -94,7 +94,7 @@ class FreeSwitchLine:
 
 
 def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for() -> None:
-    """The other side was asked about a file that was no more."""
+    """Pinned: the other side was asked about a file that was over."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -207,7 +207,7 @@ def test_a_clear_of_what_has_not_left_yet_tells_freeswitch_nothing() -> None:
 
 
 def test_a_fork_is_told_to_stop_once() -> None:
-    """With its own word killAudio besides, the second of two breaks cut into the sentence behind the clear."""
+    """Pinned: with killAudio besides, the second of two breaks cut into the sentence behind the clear."""
 
     async def act() -> None:
         line = FreeSwitchLine(protocol="audio.drachtio.org")
@@ -273,7 +273,7 @@ def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
 
 
 def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None:
-    """As a bridge that was restarted does: it knows nothing of the files before the one that comes next."""
+    """As a bridge that was restarted does: it does not know the files before the next one."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -284,8 +284,8 @@ def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None
             line.sentence(20, name, number, ends_turn=True)
         await at(1000)
         line.hears(esl="playing", file="4")
-        assert [name for _, name in line.marks] == ["one"], "its time has passed, only its end was not told"
-        assert line.words()[-1] == {"tts": "clear", "before": 5}, "what plays out of its order is stopped"
+        assert [name for _, name in line.marks] == ["one"], "its time has passed, only the report of its end is missing"
+        assert line.words()[-1] == {"tts": "clear", "before": 5}, "a file that plays out of order is stopped"
         assert line.files[4:] == [(str(n), line.files[n - 4][1]) for n in (5, 6, 7)]
         line.hears(esl="played", file="4")
         for number in "567":
@@ -334,7 +334,7 @@ def test_an_end_without_a_begin_is_believed_when_the_file_can_have_been_played()
 
 
 def test_a_file_that_begins_twice_has_its_marks_by_its_last_begin() -> None:
-    """Another program has broken it: the bridge lets FreeSWITCH play the file once more."""
+    """Another program has stopped the file: the bridge lets FreeSWITCH play it again."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -390,7 +390,7 @@ def test_again_asked_for_twice_sends_twice_and_reports_of_old_numbers_are_ignore
 
 
 def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
-    """What waits behind it is sent again with it, and had no chance yet."""
+    """Files that wait behind it are sent again too, and that does not count against them."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -504,7 +504,7 @@ def test_a_sentence_that_comes_late_goes_at_once() -> None:
 
 
 def test_what_is_held_goes_at_once_when_nothing_plays() -> None:
-    """The end of a file may come earlier than it was expected."""
+    """The end of a file may come earlier than expected."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -551,7 +551,7 @@ def test_a_clear_forgets_what_is_held() -> None:
         await at(3000)
         assert len(line.files) == 1
         line.sentence(50, "new", 3)
-        assert line.files[1:] == [("2", b"\x03" * 16000)], "new speech waits for nothing"
+        assert line.files[1:] == [("2", b"\x03" * 16000)], "new speech is sent at once"
         line.end(1000, "")
 
     play(act)
@@ -582,7 +582,7 @@ def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again
         line.hears(esl="playing", file="4")
         await at(6500)
         line.hears(esl="again")
-        assert line.files[4:] == [("5", b"\x04" * 16000)], "of the last, only a report says that it was heard whole"
+        assert line.files[4:] == [("5", b"\x04" * 16000)], "only a report tells that the last file was heard whole"
         line.end(1000, "")
 
     play(act)

@@ -1,4 +1,4 @@
-"""A call whose text is in another language than the voice: told once, or led to the engine that a route names."""
+"""A call whose text is in another language than the voice: one warning, or the engine that a route names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GERMAN = "Guten Tag, wie geht es Ihnen heute?"
 
 
 class German:
-    """A detector that takes everything with "Guten Tag" in it for German."""
+    """A detector that takes text with "Guten Tag" in it for German."""
 
     def load(self) -> None: ...
 
@@ -29,7 +29,7 @@ class German:
 
 
 class VoiceEngine(FakeEngine):
-    """Remembers the texts and voices it was asked for."""
+    """Records the texts and voices that it was asked for."""
 
     def __init__(self, name: str, voice: str, lang: str, *, streams_text: bool = False) -> None:
         super().__init__(name=name, voice_names=[voice], languages=[lang], ms_per_char=5)

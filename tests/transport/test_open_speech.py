@@ -1,4 +1,4 @@
-"""Sentences spoken while they are written, by an engine that streams text and by one that wants them whole."""
+"""Sentences that are spoken while they are written, by an engine that streams text and by one that does not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Streaming(FakeEngine):
 
 
 class Whole(FakeEngine):
-    """Remembers what it was asked to say."""
+    """Records what it was asked to say."""
 
     def __init__(self) -> None:
         super().__init__(ms_per_char=5)
@@ -118,7 +118,7 @@ def test_a_clear_while_the_engine_waits_for_text_frees_it_and_ends_its_text() ->
         call.receive(m.Clear())
         await until(lambda: engine.n_live == 0, "the slot is free")
         assert leg.got(m.Cleared)[0].turn == "a"
-        assert engine.feeds[0].take()[1], "nobody may wait for ever"
+        assert engine.feeds[0].take()[1], "the engine must not wait for ever"
         call.receive(m.Text(REST, "a", last=True))
         call.receive(m.Say("Next."))
         await until(lambda: leg.got(m.Done), "the next turn")

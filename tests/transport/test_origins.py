@@ -1,4 +1,4 @@
-"""Which web pages may open a connection: by what a browser says, and by the address it was given."""
+"""Which web pages may open a connection, by the headers that a browser sends and by the server's address."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_listed_pages_may_and_none_beside_them() -> None:
     "public_url", ["wss://voice.example.com", "https://voice.example.com/", "wss://VOICE.example.com:443/x"]
 )
 def test_pages_of_the_public_address_may(public_url: str) -> None:
-    """A proxy that names its own target in Host hides what the browser has dialled."""
+    """A proxy that sends its own target in Host hides the host that the browser dialled."""
     assert allowed("https://voice.example.com", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
     assert not allowed("https://voice.example.com:8443", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
     assert not allowed("https://evil.example", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
@@ -82,7 +82,7 @@ def test_pages_of_the_public_address_may(public_url: str) -> None:
 
 @pytest.mark.parametrize("here", [LOOPBACK, "::1", "127.8.8.8"])
 def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) -> None:
-    """DNS rebinding: evil.example is made to mean 127.0.0.1, and its page asks its own host, so it seems."""
+    """DNS rebinding: evil.example resolves to 127.0.0.1, so its page seems to ask its own host."""
     assert not allowed("http://evil.example:8080", "evil.example:8080", here)
     for host in ("127.0.0.1:8080", "localhost:8080", "[::1]:8080", "tts.localhost:8080"):
         assert allowed(f"http://{host}", host, here)

@@ -1,4 +1,4 @@
-"""Which calls there are, while they come and go under the same names."""
+"""The live calls, while calls with the same id come and go."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
             first.frames_to_bot(leg, leg.encode)
             first.join_bot(leg, leg.encode, READY)
             first.receive(m.Say("One two three."))
-            await until(lambda: engine.n_held, "the engine is asked")
+            await until(lambda: engine.n_held, "the engine has begun")
             assert registry.find("c1") is first
             first.finish(1000, "over")
-            assert registry.find("c1") is None and len(registry) == 1, "it takes room as long as it holds an engine"
+            assert registry.find("c1") is None and len(registry) == 1, "it counts as long as it holds an engine"
             await registry.start(second)
             assert registry.find("c1") is second and len(registry) == 2
             engine.let_go.set()
             await until(lambda: len(registry) == 1, "the first is gone")
-            assert registry.find("c1") is second, "and has not taken the second with it"
+            assert registry.find("c1") is second, "and has not removed the second"
             second.finish(1000, "over")
             await registry.wait_empty()
             assert not registry.calls() and registry.find("c1") is None

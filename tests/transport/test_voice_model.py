@@ -1,4 +1,4 @@
-"""The one network of the process: loaded when first wanted, not in the event loop, and its failure told per call."""
+"""The network of the process: loaded in a thread when first needed, and each call is told of a failure."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_settings_of_the_configuration_reach_the_session() -> None:
 
 
 def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through `Call`, with a network that takes everything for speech."""
+    """Through `Call`, with a network that takes all audio for speech."""
     from telephony_tts import metrics
 
     def everything(window: object, state: object) -> tuple[float, object]:

@@ -1,4 +1,4 @@
-"""A caller's voice stops ours, and our own voice that comes back does not: real speech, simulated time.
+"""A caller's voice interrupts, and the echo of our own voice does not: real speech, simulated time.
 
 Delays are from the caller's first sound to `cleared`. What is asserted is what was measured, with room for a window or
 two.
@@ -18,7 +18,7 @@ BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "e
 
 
 def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
-    """We speak, the caller speaks over us; how long it took until we were told to be silent, in ms."""
+    """How long the caller speaks over us until we are interrupted, in ms."""
     line.say(BOT, "a")
     line.listen(after_ms)
     assert line.when(m.Started) and not line.when(m.CallerSpeech)
@@ -57,7 +57,7 @@ def test_a_peer_that_plays_late_and_says_so_has_an_echo_as_late() -> None:
 
 
 def test_without_the_gate_it_would() -> None:
-    """That the line of these tests does carry an echo."""
+    """The line of these tests does carry an echo."""
     line = SpeechLine(echo_db=-10, delay_ms=100)
     line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
     line.session._sender.on_frame = None
@@ -212,7 +212,7 @@ def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> N
 
     (at_once,) = beginning_together(0, 3000).when(m.Cleared)
     (held_off,) = beginning_together(2000, 3000).when(m.Cleared)
-    assert at_once < 1000, "in our first second less is known of the line than later"
+    assert at_once < 1000, "in our first second the gate knows less about the line"
     assert 2000 <= held_off < 2400
     for said_ms in (1200, 1750):  # and of the second it is not known yet that no more comes
         let_be = beginning_together(2000, said_ms)
@@ -269,7 +269,7 @@ def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
 
 @pytest.mark.parametrize("lead_ms", [200, 2000])
 def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_ms: int) -> None:
-    """However much of it was sent ahead."""
+    """Also when all of it was sent ahead."""
     line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
     line.say(BOT, "a")
     line.listen(3000)
@@ -352,7 +352,7 @@ def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> No
 
 
 class Counted:
-    """The network, and how often it was asked."""
+    """The network, which counts how often it runs."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -383,7 +383,7 @@ def test_silence_is_not_given_to_the_model() -> None:
     line.listen(10_000)
     assert counted.n_calls <= 20
     line.listen(1000, speech(CALLERS[0], "en-gb"))
-    assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and who speaks then is heard as soon"
+    assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and speech after that is detected as soon"
 
 
 def test_the_model_is_given_what_came_just_before_a_voice() -> None:

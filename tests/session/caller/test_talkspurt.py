@@ -1,4 +1,4 @@
-"""When the caller is said to speak, and when no longer, from windows that each are speech or not."""
+"""When the caller begins and stops speaking, from windows that are speech or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WINDOW_MS = 32
 
 
 class Windows:
-    """Feeds a talk spurt with letters: v is voice, e the voice behind the gate, . silence, ? doubtful."""
+    """Feeds a talk spurt with letters: v is voice, e is voice behind the closed gate, . is silence, ? is doubtful."""
 
     def __init__(self, **settings: int) -> None:
         self.spurt = TalkSpurt(BargeInSettings(enabled=True, **settings))  # type: ignore[arg-type]
@@ -50,9 +50,9 @@ def test_a_missing_piece_counts_as_voice_next_to_voice_and_once() -> None:
         return bool(windows.feed(behind))
 
     assert begins("vv", "vvv") and not begins("", "vvvv")
-    assert begins("", "vvvvv"), "also where it is missing just before the voice"
+    assert begins("", "vvvvv"), "also when audio is missing just before the voice"
     assert not begins("", "....vvvvv"), "but not far from it"
-    assert not begins("vvv", "......"), "and silence is silence"
+    assert not begins("vvv", "......"), "missing audio in silence is no voice"
     assert not begins("v", "v.v.v.v.v.v"), "once"
 
 
