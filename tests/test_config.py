@@ -127,7 +127,7 @@ def test_tokens_are_the_union_of_list_file_and_environment(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# none yet\n"])
-def test_a_file_for_tokens_that_has_none_is_a_problem(text: str, tmp_path: Path) -> None:
+def test_a_tokens_file_without_a_token_is_a_problem(text: str, tmp_path: Path) -> None:
     """Pinned: an empty or truncated secret opened the server to everyone who could reach it."""
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match=r"server\.tokens_file: .*tokens has no token; expected one per line"):
@@ -150,7 +150,7 @@ def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
     assert load(str(beside / "server.yaml"), flags, {}).server.tls.cert == "c.pem"
 
 
-def test_paths_are_told_as_short_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_shown_as_short_as_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("configs", "elsewhere/deep"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -259,7 +259,7 @@ def test_a_device_that_may_be_there_is_taken(device: str) -> None:
     assert load(None, {"engines.cosyvoice2.device": device}, {}).engines.cosyvoice2.device == device
 
 
-def test_every_key_that_is_given_without_its_section_is_told_with_it() -> None:
+def test_a_key_without_its_section_is_suggested_with_it() -> None:
     """As `--set` may give it."""
     keys = {key for key in keys_of(dataclasses.asdict(Config())) if key.count(".")}
     for key in keys:

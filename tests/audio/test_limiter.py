@@ -40,7 +40,7 @@ def test_the_knee_is_smooth():
     assert np.all((slope > 0.99) & (slope <= 1.0))
 
 
-def test_a_sample_does_not_depend_on_its_neighbours():
+def test_a_sample_does_not_depend_on_the_samples_around_it():
     whole = limit(SWEEP)
     for start in (0, 1, 7, SWEEP.size // 2 + 23_197 * 4, SWEEP.size - 5):
         for n in (1, 3, 8, 17):

@@ -14,14 +14,14 @@ TOLD = {"Guten Tag, wie geht es Ihnen?": "de", "How do you do today?": "en", "Co
 GERMAN, ENGLISH, FRENCH = TOLD
 
 
-def test_a_sentence_that_does_not_show_its_language_is_in_that_of_the_last_one_that_did() -> None:
+def test_a_sentence_that_does_not_show_its_language_has_that_of_the_one_before() -> None:
     call = CallLanguage(TOLD.get)
     said = [call.of(text, None) for text in ("OK.", GERMAN, "OK.", "Anna Schmidt.", FRENCH, "OK.", ENGLISH, "OK.")]
     assert said[0] == ("en", "letters")
     assert said[1:] == [(language, "words") for language in ("de", "de", "de", "fr", "fr", "en", "en")]
 
 
-def test_what_the_bot_says_decides_and_the_detector_is_not_asked() -> None:
+def test_the_language_that_the_bot_names_decides_without_the_detector() -> None:
     def never(sentence: str) -> str | None:
         raise AssertionError(f"asked about {sentence!r}")
 

@@ -113,7 +113,7 @@ def test_a_mark_on_a_turn_without_speech() -> None:
     assert world.of(m.Done)[0].audio_ms == 0
 
 
-def test_an_interrupted_mark_that_was_passed_says_played() -> None:
+def test_a_mark_of_an_interrupted_turn_whose_place_was_heard_is_played() -> None:
     world = World()
     world.send(m.Text("One two three. ", "a"))
     world.send(m.Mark("first", "a"))

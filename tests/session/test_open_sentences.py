@@ -164,7 +164,7 @@ def test_flush_and_the_end_of_the_turn_end_the_sentence() -> None:
         assert len(world.of(m.Done)) == (not isinstance(ending, m.Flush))
 
 
-def test_an_end_with_nothing_more_to_say_is_an_end_too() -> None:
+def test_an_end_without_more_text_ends_the_sentence() -> None:
     world = new_world()
     write(world, "I have your account here, and I")
     assert given_to_engine(world) == ["I have your account"]
@@ -187,7 +187,7 @@ def test_an_end_without_a_sound_of_its_own_ends_the_sentence() -> None:
     assert len(world.of(m.Done)) == 1 and len(world.of(m.SentenceSpoken)) == 1
 
 
-def test_a_clear_takes_the_open_part_with_it_and_late_text_finds_nobody() -> None:
+def test_a_clear_ends_the_open_part_and_late_text_is_dropped() -> None:
     world = new_world()
     write(world, "I am looking at your account now, please", turn="a", pause_ms=100)
     utterance = world.submitted[0][1]
@@ -324,7 +324,7 @@ STEPS = st.tuples(st.sampled_from(PIECES), st.sampled_from([0, 0, 5, 30, 200, 60
     st.sampled_from([0, 40, 400]),
 )
 @examples(max_examples=300, deadline=None, derandomize=True)
-def test_what_is_said_is_the_bots_text_however_it_arrives(
+def test_the_spoken_text_is_the_bots_text_however_it_arrives(
     steps: list[tuple[str, int]], first_clause_chars: int, timings: bool, first_audio_ms: int
 ) -> None:
     world = new_world(

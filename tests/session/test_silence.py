@@ -51,7 +51,7 @@ def spoken_ms(world: World) -> float:
     return (speech[-1] + 1 - speech[0]) * PTIME_MS
 
 
-def test_a_call_in_which_nobody_speaks_is_silence_and_no_more_than_a_frame_and_a_half_of_it_in_front() -> None:
+def test_a_call_without_speech_gets_silence_at_most_a_frame_and_a_half_ahead() -> None:
     world = filled()
     world.run(1000)
     peer = TelephonePeer(world, 1000)
@@ -70,7 +70,7 @@ def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
     assert [done.turn for done in world.of(m.Done)] == ["a"]
 
 
-def test_a_leg_that_fills_by_itself_gets_none() -> None:
+def test_a_leg_that_makes_its_own_silence_gets_no_silence() -> None:
     world = World()
     world.run(1000)
     assert world.frames == []
@@ -140,7 +140,7 @@ def test_a_clear_in_a_gap_is_followed_by_silence_at_once() -> None:
     assert [at_ms for at_ms, _, _ in world.frames] == [world.now_ms]
 
 
-def test_at_a_clear_there_is_silence_at_once_and_none_that_was_in_front() -> None:
+def test_a_clear_sends_silence_at_once_and_drops_the_silence_ahead() -> None:
     world = filled()
     world.say(LONG, "a")
     world.run(600)

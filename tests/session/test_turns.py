@@ -71,7 +71,7 @@ def test_turns_speak_in_the_order_of_their_first_mention() -> None:
     assert [utterance.turn for _, utterance in world.submitted][-1] == "b", "the engine was not given b first either"
 
 
-def test_the_engine_is_told_which_sentences_follow_others_of_their_turn() -> None:
+def test_an_utterance_says_whether_it_follows_another_of_its_turn() -> None:
     """Silence before the first sentence of a turn is waiting. Before the others it is a gap."""
     world = World()
     world.send(m.Text("One. Two. ", "a"))
@@ -481,7 +481,7 @@ def test_done_tells_where_the_time_went() -> None:
     assert world.of(m.Started)[0].first_audio_ms == 120
 
 
-def test_the_wait_for_a_place_in_the_engine_is_told_apart_from_the_making() -> None:
+def test_latency_separates_the_engines_queue_from_its_computing() -> None:
     """An engine may report a longer wait with its first audio than the time since the utterance was submitted."""
     for queued_ms, told in ((0, 0), (90, 90), (500, 120)):
         world = World(first_audio_ms=120, queued_ms=queued_ms)
@@ -536,7 +536,7 @@ def test_a_turn_taken_back_by_a_clear_was_not_heard() -> None:
     assert heard["a"] == 300 and heard["b"] == 100 and heard["c"] == 0
 
 
-def test_a_refused_say_may_be_said_again() -> None:
+def test_a_refused_say_can_be_sent_again() -> None:
     world = with_limits(queued_turns=1)
     world.say("One.", "a")
     world.say("Two.", "b")

@@ -282,7 +282,7 @@ def test_a_peer_that_has_lost_its_place_is_not_taken_to_play_on(
     assert cleared.heard_ms == pytest.approx(heard_ms, abs=25)
 
 
-def test_a_turn_that_was_heard_when_another_is_cleared_is_over_though_its_end_is_not_told() -> None:
+def test_a_turn_that_was_heard_when_another_is_cleared_is_over_without_a_report_of_its_end() -> None:
     """The clear makes the peer drop its pending reports."""
     world = World()
     peer = FilePeer(world, end_told_ms=400)
@@ -347,7 +347,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from([0, 40, 150]))
-def test_whatever_is_said_and_cleared_the_guarantees_hold(steps: list[tuple[str, int]], chunk_interval_ms: int) -> None:
+def test_the_guarantees_hold_for_any_turns_and_clears(steps: list[tuple[str, int]], chunk_interval_ms: int) -> None:
     world = World(chunk_interval_ms=chunk_interval_ms)
     peer = FilePeer(world)
     said: dict[str, str] = {}

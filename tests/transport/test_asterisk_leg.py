@@ -133,7 +133,7 @@ def test_a_queue_that_is_truly_full_is_believed_for_as_long_as_it_is(caplog: pyt
     assert len(lines(caplog, "xoff_without_xon")) == 1
 
 
-def test_an_asterisk_that_says_xoff_and_nothing_more_is_given_frames_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_asterisk_that_sends_xoff_and_then_nothing_gets_frames_again(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -234,7 +234,7 @@ def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
     play(act)
 
 
-def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwards(
+def test_a_missing_answer_to_a_clear_does_not_cut_later_speech(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Seconds later 5 frames in the queue are new speech. They are not frames that should have been flushed."""
@@ -256,7 +256,7 @@ def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwa
     assert lines(caplog, "clear_unconfirmed") == [{"call": "c1", "why": "Asterisk has not answered GET_STATUS"}]
 
 
-def test_an_answer_from_before_a_clear_does_not_cut_what_is_said_behind_it() -> None:
+def test_an_answer_from_before_a_clear_does_not_cut_speech_after_it() -> None:
     """Pinned: the periodic question was on its way, and its answer was about the queue before the flush."""
 
     async def act() -> None:
@@ -410,7 +410,7 @@ def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> Non
     play(act)
 
 
-def test_a_flush_that_is_said_again_ends_the_bulk_too() -> None:
+def test_a_repeated_flush_ends_the_bulk_too() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.say(m.MediaClear(), SPEECH, SPEECH)

@@ -45,7 +45,7 @@ def test_a_call_returns_only_when_its_engine_slot_is_free() -> None:
     run(main)
 
 
-def test_an_interrupted_engine_that_lets_go_late_holds_up_nothing() -> None:
+def test_an_engine_that_frees_its_slot_late_delays_no_turn() -> None:
     async def main() -> None:
         engine = ClingingEngine()
         call = new_call(engine)

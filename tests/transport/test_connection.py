@@ -117,7 +117,7 @@ def test_a_callback_that_breaks_ends_its_own_connection(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "farewell", [Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True), b"\x81\x02hi"], ids=["close", "unmasked"]
 )
-def test_a_goodbye_counts_when_it_is_said_not_when_the_socket_is_gone(farewell: bytes) -> None:
+def test_a_connection_has_left_at_the_close_frame_not_at_the_end_of_the_socket(farewell: bytes) -> None:
     """A close frame, or bytes that are not a WebSocket frame. Then the peer keeps its socket open and does nothing."""
 
     async def main() -> None:
@@ -194,7 +194,7 @@ def test_a_peer_that_we_dialled_may_send_no_endless_fragments_either() -> None:
     run(main)
 
 
-def test_a_full_socket_says_so_and_says_when_it_has_room_again() -> None:
+def test_a_full_socket_is_reported_and_so_is_its_room_again() -> None:
     async def main() -> None:
         flags: list[bool] = []
         connections: list[CallConnection] = []
@@ -262,7 +262,7 @@ def test_a_peer_that_reads_may_be_owed_more_where_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("how", ["slow", "endless"])
-def test_who_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         done = asyncio.Event()
 

@@ -294,7 +294,7 @@ def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
     assert bot.done_ms >= phone.heard[-1][1], "done comes behind the last sound"
 
 
-def test_a_bridge_that_is_killed_twice_and_one_that_loses_touch_twice() -> None:
+def test_a_bridge_that_is_killed_twice_and_one_that_is_disconnected_twice() -> None:
     async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         for ms in (1200, 2500):
@@ -426,7 +426,7 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.booleans(), st.sampled_from([math.inf, 1.2]))
-def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
+def test_whatever_happens_to_the_bridge_every_mark_ends_once_and_truly(
     steps: list[tuple[str, int]], asks: bool, speed: float
 ) -> None:
     """With an engine that is little faster than real time each sentence is a file."""

@@ -93,7 +93,7 @@ class FreeSwitchLine:
         return [said["data"] for said in self.sent if said["type"] == "json"]
 
 
-def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for() -> None:
+def test_a_turn_that_ends_where_its_file_begins_again_leaves_no_timer() -> None:
     """Pinned: the other side was asked about a file that was over."""
 
     async def act() -> None:
@@ -173,7 +173,7 @@ def test_marks_come_back_with_what_is_heard() -> None:
     play(act)
 
 
-def test_after_a_clear_nothing_of_before_is_sent_or_told() -> None:
+def test_after_a_clear_no_earlier_file_or_mark_is_sent_or_reported() -> None:
     async def act() -> None:
         line = FreeSwitchLine()
         line.begin()
@@ -608,18 +608,18 @@ def test_what_is_sent_again_goes_in_front_of_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_nobody_who_plays_is_noticed(has_begun: bool) -> None:
+def test_a_call_without_a_player_ends(has_begun: bool) -> None:
     async def act() -> None:
         line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "end")  # a second
-        patience_ms = freeswitch_leg._REPORT_TIMEOUT_S * 1000
+        timeout_ms = freeswitch_leg._REPORT_TIMEOUT_S * 1000
         if has_begun:
             line.hears(esl="playing", file="1")
-            patience_ms += 1000
-        await at(patience_ms - 10)
+            timeout_ms += 1000
+        await at(timeout_ms - 10)
         assert line.closed is None
-        await at(patience_ms + 10)
+        await at(timeout_ms + 10)
         assert line.closed is not None and line.closed[0] == 1011
         assert (line.leg.reason, line.words()[-1]) == ("playback_failed", {"tts": "hangup"})
 
@@ -652,7 +652,7 @@ def test_what_the_handshake_tells_begins_the_call_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("query", ["rate=abc", "rate=8000&rate=16000", "rate=", "rate=²", "&" * 500, "rate=1e4"])
-def test_an_address_that_says_nonsense_is_as_if_it_said_nothing(query: str) -> None:
+def test_a_nonsense_rate_in_the_address_is_ignored(query: str) -> None:
     async def act() -> None:
         line = FreeSwitchLine(f"/media/freeswitch?{query}")
         line.begin()

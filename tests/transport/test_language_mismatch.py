@@ -73,7 +73,7 @@ def test_one_warning_a_call_whatever_the_number_of_sentences() -> None:
     run(main)
 
 
-def test_a_route_takes_the_text_from_a_named_voice_and_nothing_is_told() -> None:
+def test_a_route_takes_the_text_from_a_named_voice_without_a_warning() -> None:
     async def main() -> None:
         english, german = engines()
         call, leg, task = await begin(Catalog([english, german], {"de": "formant"}, detector=German()), voice="anna")
@@ -105,7 +105,7 @@ def test_an_open_sentence_goes_to_the_routes_engine_which_gets_it_whole() -> Non
     run(main)
 
 
-def test_a_lang_with_a_route_moves_a_named_voice_and_one_without_is_told() -> None:
+def test_a_lang_with_a_route_replaces_a_named_voice_and_one_without_a_route_is_a_warning() -> None:
     async def main() -> None:
         english, german = engines()
         call, leg, task = await begin(Catalog([english, german], {"de": "formant"}), voice="anna")

@@ -62,7 +62,7 @@ def test_other_pages_may_not(origin: str, host: str) -> None:
     assert allowed(origin, host, PUBLIC, "*"), "if that is wanted"
 
 
-def test_listed_pages_may_and_none_beside_them() -> None:
+def test_only_listed_pages_are_allowed() -> None:
     listed = ("https://console.example.com", "http://localhost:3000", "chrome-extension://abc")
     for origin in (*listed, "https://console.example.com:443", "https://Console.example.com"):
         assert allowed(origin, "tts.example.com", PUBLIC, *listed)
@@ -104,7 +104,7 @@ def test_names_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["", "localhost.evil.example", "127.0.0.1.evil.example", "192.0.2.7", "0.0.0.0", "[::2]"]
 )
-def test_names_of_others(host: str) -> None:
+def test_names_of_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

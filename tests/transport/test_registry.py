@@ -38,7 +38,7 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
     run(main)
 
 
-def test_who_waits_for_a_media_leg() -> None:
+def test_which_calls_wait_for_a_media_leg() -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
@@ -56,7 +56,7 @@ def test_who_waits_for_a_media_leg() -> None:
     run(main)
 
 
-def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
@@ -76,7 +76,7 @@ def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogC
     assert any(record.message == "call_crashed" and record.exc_info for record in caplog.records)
 
 
-def test_what_is_said_before_the_call_has_begun_is_spoken_when_it_has() -> None:
+def test_text_from_before_the_call_has_begun_is_spoken_when_it_begins() -> None:
     """Pinned: both legs in one round of the loop crashed the call, which was registered and not yet running."""
 
     async def main() -> None:

@@ -70,7 +70,7 @@ def test_what_passes_the_library_parses(data: bytes) -> None:
         (GET[:-2] + (b"x:" + b"y" * 996 + b"\r\n") * 66, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     ],
 )  # fmt: skip
-def test_the_limits_are_where_they_are_said_to_be(data: bytes, status: HTTPStatus | None) -> None:
+def test_the_limits_are_exact(data: bytes, status: HTTPStatus | None) -> None:
     for sizes in ([len(data)], [1]):
         head = fed(data, sizes)
         assert (head.flaw.status if head.flaw else None) == status

@@ -18,7 +18,7 @@ from telephony_tts.transport.voice_model import VoiceModelSource
 from telephony_tts.wire import messages as m
 
 
-def test_it_is_made_once_in_a_thread_and_nobody_waits_for_it() -> None:
+def test_the_model_is_made_once_in_a_thread_and_does_not_block_the_loop() -> None:
     made_in: list[int] = []
     may_end = threading.Event()
 
@@ -41,7 +41,7 @@ def test_it_is_made_once_in_a_thread_and_nobody_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("error", [AudioError("no such file"), MemoryError("no such file")])
-def test_a_failure_is_kept_and_told_to_each_call(error: Exception) -> None:
+def test_a_failure_is_kept_and_reported_to_each_call(error: Exception) -> None:
     n_made = 0
 
     def make() -> VoiceModel:

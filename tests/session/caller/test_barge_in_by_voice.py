@@ -49,7 +49,7 @@ def test_our_own_speech_come_back_interrupts_nothing(
     assert line.when(m.Done), "it was spoken"
 
 
-def test_a_peer_that_plays_late_and_says_so_has_an_echo_as_late() -> None:
+def test_the_echo_of_a_peer_that_reports_a_delay_is_as_late() -> None:
     line = SpeechLine(echo_db=-10, delay_ms=100, late_ms=700)
     line.say(BOT, "a")
     line.listen(30_000)
@@ -117,7 +117,7 @@ def test_every_codec_and_rate_of_a_leg_is_listened_to(codec: str, rate_hz: int) 
     assert delay_ms is not None and delay_ms <= 400
 
 
-def test_what_we_were_about_to_say_hides_nobody_once_it_is_cleared() -> None:
+def test_cleared_speech_does_not_close_the_gate() -> None:
     line = SpeechLine(echo_db=-10, lead_ms=5000)
     line.say(BOT, "a")
     line.listen(4000)
@@ -131,7 +131,7 @@ def test_what_we_were_about_to_say_hides_nobody_once_it_is_cleared() -> None:
 # --------------------------------------------------------------------- what follows
 
 
-def test_it_is_an_interruption_as_any_other_and_the_bot_is_told_of_the_caller_too() -> None:
+def test_barge_in_clears_like_any_interruption_and_reports_the_caller() -> None:
     line = SpeechLine(echo_db=-20)
     line.say("Please hold the line while I look.", "late")
     line.session.turns[0].id = "first"
@@ -168,7 +168,7 @@ def test_all_turns_that_wait_are_over_too() -> None:
     assert line.terminals("b")[0].heard_text == ""
 
 
-def test_while_we_are_silent_the_bot_is_told_and_nothing_is_interrupted() -> None:
+def test_while_we_are_silent_speech_is_reported_and_interrupts_no_turn() -> None:
     line = SpeechLine()
     line.listen(1000, clock=False)
     line.listen(3000, speech(CALLERS[0], "en-gb"), clock=False)
@@ -190,7 +190,7 @@ def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_
     assert [type(event) for event in line.terminals("a")] == [m.Done]
 
 
-def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
+def test_speech_that_began_before_ours_does_not_interrupt() -> None:
     line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=0))
     said = np.concatenate([speech(CALLERS[1], "en-gb"), speech(CALLERS[2], "en-gb")])
     n_steps = 0
@@ -202,7 +202,7 @@ def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
     assert line.when(m.Started) and not line.when(m.Cleared)
 
 
-def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> None:
+def test_an_interruption_waits_for_the_hold_off_and_short_speech_in_it_does_not_interrupt() -> None:
     def beginning_together(hold_off_ms: int, said_ms: int) -> SpeechLine:
         line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=hold_off_ms))
         line.say(BOT, "a")
@@ -219,7 +219,7 @@ def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> N
         assert let_be.when(m.CallerSpeech, state="speaking") and not let_be.when(m.Cleared)
 
 
-def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_comes() -> None:
+def test_an_interruption_restarts_the_hold_off_however_soon_the_next_turn_comes() -> None:
     line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
     line.say(BOT, "a")
     line.listen(4000)
@@ -259,7 +259,7 @@ def test_it_is_turned_on_and_off_within_a_call() -> None:
     assert len(line.when(m.Cleared)) == 1
 
 
-def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
+def test_turning_barge_in_off_during_speech_reports_its_end() -> None:
     line = SpeechLine()
     line.listen(500)
     line.listen(800, speech(CALLERS[1], "en-gb"))
@@ -287,7 +287,7 @@ def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> N
     assert not line.when(m.Cleared)
 
 
-def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
+def test_speech_cleared_before_barge_in_is_turned_on_does_not_close_the_gate() -> None:
     line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, lead_ms=2000)
     line.say(BOT, "a")
     line.listen(1000)
@@ -319,7 +319,7 @@ def test_without_audio_of_the_caller_nothing_happens() -> None:
     assert [type(event) for event in line.terminals("a")] == [m.Done]
 
 
-def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_once_and_the_call_goes_on() -> None:
     def fails() -> None:
         raise AudioError("the voice model cannot be loaded (no such file)")
 
@@ -332,14 +332,14 @@ def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> No
     assert not line.when(m.Cleared) and not line.session.wants_audio
 
 
-def test_a_server_that_does_not_listen_says_so_when_asked() -> None:
+def test_barge_in_on_a_server_without_a_model_is_refused_with_a_warning() -> None:
     line = SpeechLine(BargeInSettings(enabled=False), find_model=None)
     line.send(m.Configure(barge_in="on"))
     (warning,) = line.of(m.WarningEvent)
     assert warning.code == "barge_in_unavailable"
 
 
-def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> None:
+def test_speech_is_detected_only_after_the_model_is_loaded() -> None:
     there: list[object] = []
     line = SpeechLine(find_model=lambda: there[0] if there else None)
     line.say(BOT, "a")

@@ -79,7 +79,7 @@ def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_stro
     assert n_open[-30] >= 18
 
 
-def test_a_caller_who_talks_over_us_is_not_learned_as_an_echo() -> None:
+def test_a_caller_over_our_speech_is_not_learned_as_an_echo() -> None:
     line = EchoPath(-25)
     line.pass_by(5)
     opened = [line.opens(-22.0) for _ in range(30)]
@@ -87,7 +87,7 @@ def test_a_caller_who_talks_over_us_is_not_learned_as_an_echo() -> None:
     assert line.pass_by(10) == 0
 
 
-def test_a_line_that_gets_louder_is_learned_anew() -> None:
+def test_the_gate_learns_a_line_that_gets_louder() -> None:
     line = EchoPath(-30)
     line.pass_by(10)
     line.echo_db = -12

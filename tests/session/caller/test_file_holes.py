@@ -60,7 +60,7 @@ def test_a_hole_in_a_talk_spurt_is_no_end_of_it(silence_ms: int, first: int, is_
 
 @BOTH_HOLES
 @pytest.mark.parametrize("text", CALLERS)
-def test_a_caller_who_begins_at_the_begin_of_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:
+def test_speech_that_begins_with_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:
     """A hole counts as voice if there is voice around it. Otherwise a single word would be too short to count."""
     said = speech(text, "en-gb")
 

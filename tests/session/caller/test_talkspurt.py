@@ -71,7 +71,7 @@ def test_speech_ends_after_silence_and_was_where_its_voice_was() -> None:
     assert windows.spurt.begun_ms == 15 * WINDOW_MS
 
 
-def test_a_pause_for_breath_is_no_end_and_doubtful_windows_keep_speech_alive_but_begin_none() -> None:
+def test_a_short_pause_and_doubtful_windows_do_not_end_speech_and_doubtful_windows_do_not_begin_it() -> None:
     assert Windows(min_speech_ms=96).feed("?" * 50) == []
     assert [change for change, _ in Windows(min_speech_ms=96, silence_ms=320).feed("vvv" + ".........?" * 20)] == [
         Change.BEGAN
