@@ -3,7 +3,7 @@
     feed ─► gain ─► fades at joints ─► resampler ─► limiter ─► codec ─► buffer ─► take_frame
 
 Positions on the turn's timeline are output samples from the first sample of the turn. They follow from the number of
-input samples alone, so the place of a sentence is known at once, although its last 75 ms are still in the resampler.
+input samples alone. So the place of a sentence is known while its last 75 ms are still in the resampler.
 """
 
 from __future__ import annotations

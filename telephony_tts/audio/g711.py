@@ -1,8 +1,8 @@
 """G.711: 16-bit samples to and from the 8-bit logarithmic codes of the telephone network.
 
-The companding is `audioop`'s: standard library to Python 3.12, the `audioop-lts` package from 3.13. Its encoder
-differs from the ITU-T G.191 reference by one code on 508 of the 65,536 inputs (the decision thresholds of negative
-samples), which nobody hears; its decoder is the reference.
+The companding is that of `audioop`: standard library to Python 3.12, the `audioop-lts` package from 3.13. Its decoder
+is exact. Its encoder differs from the ITU-T G.191 reference by one code on 508 of the 65,536 inputs, at the decision
+thresholds of negative samples. That is not audible.
 """
 
 from __future__ import annotations

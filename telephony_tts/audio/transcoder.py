@@ -1,8 +1,8 @@
 """A stream of audio from one codec and rate to another, with little delay.
 
-soxr, which our speech goes through, holds back 60 to 175 ms at these rates: nothing ahead of a schedule, and too much
-before a bot that listens for a barge-in. The rates here are small multiples of each other, for which a short filter of
-our own holds back 2 ms (measured side by side in docs/experiments.md).
+soxr, which resamples our speech, holds back 60 to 175 ms at these rates. That does not matter for speech that is sent
+ahead, but is too much for a bot that waits for a barge-in. The rates here are small multiples of each other, so a short
+filter holds back only 2 ms (measured in docs/experiments.md).
 """
 
 from __future__ import annotations

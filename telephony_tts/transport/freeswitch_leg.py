@@ -5,9 +5,9 @@ FreeSWITCH has `_EARLY_NS` left to play, or until their turn is complete, and al
 FreeSWITCH drops some of the caller's audio at each begin and end of a file.
 
 The side that holds the event socket says when a file begins and ends; between the two FreeSWITCH plays on its own
-clock, so a mark inside a file comes back by ours. A file counts as heard if its begin and its end were reported, or
-if its begin was reported and a later file began after its whole length had passed. Any other file is lost, and is sent
-again.
+clock, so a mark inside a file comes back by ours. A file counts as heard if its begin and its end were reported. It
+also counts if its begin was reported and a later file began after its whole length had passed. Any other file is lost,
+and is sent again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The head of an HTTP request, read as it arrives: whether it can be answered, and where it ends.
 
-The WebSocket library parses the bytes behind a head as frames before the upgrade is answered, and closes the connection
-without an answer when it cannot parse a head. So it only gets heads that passed here, and nothing behind them.
+The WebSocket library parses the bytes behind a head as frames before the upgrade is answered. It closes the connection
+without an answer when it cannot parse a head. So it only gets heads that passed here, without the bytes behind them.
 """
 
 from __future__ import annotations
