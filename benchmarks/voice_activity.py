@@ -24,7 +24,7 @@ from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.hibari_model import HibariModel
 from telephony_tts.session.effects import Pull, Synthesize
 from telephony_tts.session.session import Session
-from telephony_tts.session.settings import BargeIn, SessionSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings
 from telephony_tts.wire import messages as m
 
 _EXAMPLES = """examples:
@@ -66,7 +66,7 @@ def _calls(chosen: argparse.Namespace, model: VoiceModel, pcm: np.ndarray, rate_
     ulaw = encode_ulaw(np.resize(pcm[:: rate_hz // 8000], 160 * len(silence)).astype(np.int16))
     voice = [ulaw[at : at + 160] for at in range(0, len(ulaw), 160)]
     lines = [encode_ulaw(np.rint(noise[n * 160 : n * 160 + 160]).astype(np.int16)) for n in range(len(silence))]
-    off, on = BargeIn(), BargeIn(enabled=True, hold_off_ms=10_000_000)
+    off, on = BargeInSettings(), BargeInSettings(enabled=True, hold_off_ms=10_000_000)
     chunk = Chunk(pcm, rate_hz)
     work: dict[str, Callable[[], float]] = {
         "off, caller speaks": lambda: _call(off, model, voice, None),
@@ -79,7 +79,9 @@ def _calls(chosen: argparse.Namespace, model: VoiceModel, pcm: np.ndarray, rate_
     return {name: round(statistics.median(each() for _ in range(chosen.repeat)), 2) for name, each in work.items()}
 
 
-def _call(barge_in: BargeIn, model: VoiceModel, line: list[bytes], ours: Chunk | None, echo: float = 0.0) -> float:
+def _call(
+    barge_in: BargeInSettings, model: VoiceModel, line: list[bytes], ours: Chunk | None, echo: float = 0.0
+) -> float:
     """Microseconds in the session per frame of `line`. With `ours` that chunk is spoken repeatedly, with encoding."""
     session = Session(SessionSettings(barge_in=barge_in), 0, voice_model=lambda: model)
     session.attach_media(0, marks=False, clears=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from telephony_tts import event_loop, logs
-from telephony_tts.config import MOST_PTIME_MS, Config, Tls
+from telephony_tts.config import Config
 from telephony_tts.engines.api import Engine, EngineStats, Voice
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
@@ -22,9 +22,9 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
-from telephony_tts.session.settings import BargeIn, Limits, SessionSettings
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.settings import TlsFiles, TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 _log = logs.get(__name__)
@@ -39,8 +39,8 @@ _WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
 def build_catalog(config: Config) -> Catalog:
     """The engines of the configuration: the default first, then every other one that is installed.
 
-    A route to an engine that is not installed is left out, so that text it would have taken gets the default
-    engine's clear refusal.
+    A route to an engine that is not installed is dropped. Its text then goes to the default engine, which refuses it
+    with a clear message.
     """
     wanted = _wanted(config)
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
@@ -55,9 +55,9 @@ def build_catalog(config: Config) -> Catalog:
 
 
 async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
-    """Every voice of the configuration, the default engine's first, and why others on disk cannot be used.
+    """All voices of the configuration, the default engine's first, and the problems of voices that cannot be used.
 
-    CosyVoice2's are read from their files: to start it takes as long as to load its weights.
+    CosyVoice2's voices are read from their files, because to start that engine takes as long as to load its weights.
     """
     makers = _makers(config)
     voices: list[Voice] = []
@@ -85,7 +85,7 @@ def _wanted(config: Config) -> list[str]:
 
 
 def _absent(wanted: list[str]) -> list[AbsentEngine]:
-    """The engines that this server could have and has not."""
+    """The engines that this server could have, but does not have."""
     absent = []
     if "espeak" not in wanted:
         espeak = EspeakEngine()
@@ -110,7 +110,7 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
 
 
 def _cosyvoice2(config: Config) -> Engine:
-    """Imported only when it is configured: torch is an extra, and takes a second to import."""
+    """CosyVoice2 is imported only when it is configured: torch is an extra, and takes a second to import."""
     engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
     need_torch()
@@ -170,50 +170,24 @@ def need_torch() -> None:
 
 
 def installed(part: str) -> bool:
-    """Whether the packages are there that an engine needs, or the detector of languages (py3langid)."""
+    """Whether the package of an engine, or of the language detector (py3langid), is installed."""
     package = {"hibari": "hibari", "espeak": "espeakng_loader", "py3langid": "py3langid"}.get(part)
     return package is None or importlib.util.find_spec(package) is not None
 
 
 def session_settings(config: Config) -> SessionSettings:
-    """What a call starts with."""
-    speech, limits, barge_in = config.speech, config.limits, config.barge_in
-    return SessionSettings(
-        codec=speech.codec,
-        rate_hz=speech.rate_hz,
-        ptime_ms=speech.ptime_ms,
-        pace=speech.pace,
-        lead_ms=speech.lead_ms,
-        ahead_ms=speech.ahead_ms,
-        voice=speech.voice,
-        lang=speech.lang,
-        speed=speech.speed,
-        first_clause_chars=speech.first_clause_chars,
-        text_timeout_ms=speech.text_timeout_ms,
-        text_mode=speech.text_mode,
+    """The settings with which a call starts."""
+    return SessionSettings.of(
+        config.speech,
         control_tokens=config.engines.cosyvoice2.control_tokens,
         engine_timeout_ms=round(config.engines.timeout_s * 1000),
-        barge_in=BargeIn(
-            enabled=barge_in.enabled,
-            min_speech_ms=barge_in.min_speech_ms,
-            hold_off_ms=barge_in.hold_off_ms,
-            silence_ms=barge_in.silence_ms,
-            floor_dbov=barge_in.floor_dbov,
-        ),
-        limits=Limits(
-            turn_chars=limits.turn_chars,
-            queued_turns=limits.queued_turns,
-            text_chars_per_s=limits.text_chars_per_s,
-            pause_chars=speech.pause_chars,
-            resume_chars=speech.resume_chars,
-            idle_s=int(limits.idle_s),
-            turn_idle_s=int(limits.turn_idle_s),
-        ),
+        barge_in=config.barge_in,
+        limits=config.limits,
     )
 
 
 def transport_settings(config: Config) -> TransportSettings:
-    """What the server needs of the configuration.
+    """The settings of the transport.
 
     Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
     that cannot be used.
@@ -228,32 +202,17 @@ def transport_settings(config: Config) -> TransportSettings:
         )
     return TransportSettings(
         speech=session_settings(config),
-        host=server.host,
-        port=server.port,
-        tokens=server.tokens,
-        metrics_without_token=server.metrics_without_token,
+        server=server,
+        limits=config.limits,
+        bot=config.bot,
+        twilio=config.twilio,
+        asterisk=config.asterisk,
         tls=None if server.tls.cert is None else _tls(server.tls),
-        public_url=server.public_url,
-        origins=server.origins,
-        twilio_auth_token=config.twilio.auth_token,
-        asterisk_urls=config.asterisk.dial,
-        asterisk_lead_ms=max(MOST_PTIME_MS, min(config.asterisk.lead_ms, config.speech.ahead_ms)),
-        drain_s=server.drain_s,
-        max_message_bytes=server.max_message_bytes,
-        slow_reader_s=server.slow_reader_s,
-        ping_interval_s=server.ping_interval_s,
-        max_calls=config.limits.calls,
-        call_claim_s=config.limits.call_claim_s,
-        max_frame_lateness_ms=config.limits.max_frame_lateness_ms,
-        bot_url=config.bot.url,
-        bot_token=config.bot.token,
-        bot_connect_timeout_s=config.bot.connect_timeout_s,
-        bot_inbound=config.bot.inbound,
     )
 
 
 def why_tokens_are_needed(config: Config) -> str | None:
-    """What makes the server public, if it is public and has no tokens; else None."""
+    """What makes the server public, if it is public and has no tokens. Otherwise None."""
     server = config.server
     if server.tokens:
         return None
@@ -267,8 +226,8 @@ def why_tokens_are_needed(config: Config) -> str | None:
     return None
 
 
-def _tls(files: Tls) -> ssl.SSLContext:
-    """The server's side of TLS. Never asks a terminal for a passphrase. Raises ConfigError."""
+def _tls(files: TlsFiles) -> ssl.SSLContext:
+    """Load the server's certificate. Never asks a terminal for a passphrase. Raises ConfigError."""
     assert files.cert is not None and files.key is not None
     given = None if files.passphrase_file is None else _passphrase(files.passphrase_file)
     is_encrypted = False
@@ -312,7 +271,7 @@ def _passphrase(file: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is told to whoever started the server."""
+    """What the operator is told when the server is ready."""
 
     address: str
     """Where a program on this machine connects, such as "ws://127.0.0.1:8080"."""
@@ -324,7 +283,7 @@ class Served:
 def _host_here(host: str) -> str:
     """The host part of the URL at which a program on this machine reaches a server that listens on `host`.
 
-    0.0.0.0 and :: mean all addresses; a client needs one of them. IPv6 stands in brackets (RFC 3986 §3.2.2).
+    0.0.0.0 and :: mean all addresses, and a client needs one address. IPv6 stands in brackets (RFC 3986 §3.2.2).
     """
     try:
         ip = ipaddress.ip_address(host)
@@ -338,7 +297,7 @@ def _host_here(host: str) -> str:
 async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
     """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait.
 
-    It listens before its engines are there, so that a port in use is told at once and /readyz can say that it loads.
+    It listens before its engines are loaded. So a port in use is reported at once, and /readyz is 503 while they load.
     """
     settings = transport_settings(config)
     if settings.speech.barge_in.enabled:
@@ -356,7 +315,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 event_loop.settle()
                 server.ready = True
                 scheme = "wss" if settings.tls is not None else "ws"
-                address = f"{scheme}://{_host_here(settings.host)}:{server.port}"
+                address = f"{scheme}://{_host_here(settings.server.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
                 if (why := why_tokens_are_needed(config)) is not None:
                     _log.warning("open_to_everyone", why=f"{why}; no token is set, and server.open is true")
@@ -369,7 +328,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
 
 
 def _load_voice_model() -> None:
-    """Raises ConfigError: a server that is to listen to its callers and cannot must not start as if it did."""
+    """Raises ConfigError if the network cannot be loaded: a server with barge-in must not start without it."""
     try:
         VOICE_MODEL.load()
     except AudioError as error:
@@ -377,7 +336,7 @@ def _load_voice_model() -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work to its end, or until `stop`; whether it came to its end. Raises what it raises."""
+    """Run `work` until it ends or `stop` is set. True if it ended. Raises its errors."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -393,7 +352,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
-    """`serve` on uvloop where there is one."""
+    """Run `serve`, on uvloop if it is installed."""
     logs.setup(config.log)
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))

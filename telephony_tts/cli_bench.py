@@ -200,7 +200,7 @@ def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) 
     """The settings of a server with a slot for every caller, unless --config or --set has other slots."""
     from telephony_tts import config
 
-    slots = None if arguments.config else max(config.CosyVoice2().slots, *(load.concurrency for load in loads))
+    slots = None if arguments.config else max(config.CosyVoice2Settings().slots, *(load.concurrency for load in loads))
     key = "engines.cosyvoice2"
     return config.load(
         arguments.config,

@@ -1,7 +1,7 @@
-"""The whole path in one process and no time at all: text → sentences → engine → frames, for files.
+"""Text to a file without a server: text → sentences → engine → frames, on a simulated clock.
 
-The session is the server's own; only its clock is not. Time stands still while the engine works and jumps to the
-session's next deadline when nothing is left to do, so a minute of speech takes as long as its synthesis.
+The session is the one of the server; only the clock differs. Time stands still while the engine works. It jumps to the
+session's next deadline when there is nothing else to do, so a minute of speech takes as long as its synthesis.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.effects import Synthesize
 from telephony_tts.session.session import Session
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 Progress = Callable[[int, int], None]
@@ -32,13 +32,13 @@ async def speak(
     on_chunk: Callable[[Chunk], None] | None = None,
     progress: Progress | None = None,
 ) -> m.Done:
-    """Speak `text` as one turn; frames arrive in order at `on_frame`, the engine's own audio at `on_chunk`.
+    """Speak `text` as one turn. `on_frame` gets the frames in order, `on_chunk` the engine's audio.
 
-    `how` asks for what the settings do not hold (seed, instruction).
-    Raises what the engine raised (UnsupportedText, UnknownVoice, ...).
+    `how` has voice settings that are not part of the configuration (seed, instruction).
+    Raises the errors of the engine (UnsupportedText, UnknownVoice, ...).
     """
-    unbounded = Limits(turn_chars=len(text) + 1, text_chars_per_s=0, pause_chars=len(text) + 1, idle_s=0)
-    unpaced = replace(settings, pace="burst", text_mode="sentence", limits=unbounded)
+    unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
+    unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
     session = Session(unpaced, 0, tell_language=catalog.tell_language, has_voice=catalog.has_voice)
     now_ns = 0
     if how is not None:
@@ -59,7 +59,7 @@ async def speak(
             await _synthesise(session, catalog, work, now_ns, on_chunk)
             continue
         deadline_ns = session.deadline_ns()
-        assert deadline_ns is not None, "a turn that is not done has something to wait for"
+        assert deadline_ns is not None, "a turn that is not done has a deadline"
         now_ns = max(now_ns, deadline_ns)
 
 

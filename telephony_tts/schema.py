@@ -1,7 +1,7 @@
 """Reading a tree of plain values (from YAML) strictly into nested frozen dataclasses.
 
-The dataclass is the schema: its field types and defaults, a rule in `Annotated` where a type says too little, a
-`conflicts()` method for what one field alone cannot tell, and `field(repr=False)` for a secret.
+The dataclass is the schema: its field types and defaults, rules in `Annotated`, a `conflicts()` method for problems
+between fields, and `field(repr=False)` for a secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 Section = TypeVar("Section")
 
 MAX_GUESSES = 4
-"""Keys of one name, each in another section, that are offered for one that is unknown."""
+"""The most keys that are suggested for an unknown key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Spelt:
-    """Text of which all matches the regular expression `pattern`; `says` tells a person what that is."""
+    """Text that matches the whole regular expression `pattern`. `says` describes it in an error message."""
 
     pattern: str
     says: str
@@ -76,7 +76,7 @@ class Url:
 def read_section(section: type[Section], raw: object, problems: list[str], path: str = "") -> Section:
     """Build the dataclass `section` from the mapping `raw` (None is an empty one).
 
-    What is wrong is appended to `problems`, one "key.path: what, expected what" each, and keeps its default.
+    Each problem is appended to `problems` as "key.path: what, expected what", and the setting keeps its default.
     """
     return _Reader(section, problems).section(section, raw, path)
 
@@ -126,8 +126,8 @@ class _Reader:
         return built
 
     def _unknown(self, section: type, key: object, path: str) -> str:
-        """Name the key and the likeliest one meant: spelt alike in this section, or the same in others. A key without
-        its section is more likely the latter."""
+        """The message for an unknown key. It suggests keys that are spelt alike in this section, or have the same name
+        in other sections. At the top level the latter come first: the section was probably forgotten."""
         alike = difflib.get_close_matches(str(key), names(section), n=1)
         same = [name for name in self._keys if name.rpartition(".")[2] == key]
         near = (alike or same) if path else (same or alike)
@@ -136,7 +136,7 @@ class _Reader:
 
 
 def _convert(hint: Any, value: object) -> object:
-    """`value` as the type `hint`; ValueError, saying what is expected, if it is not of that type and range."""
+    """Convert `value` to the type `hint`. Raises ValueError, with what is expected, for a wrong type or range."""
     hint, *rules = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     kinds = typing.get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
@@ -154,7 +154,7 @@ def _convert(hint: Any, value: object) -> object:
 
 
 _SCALARS: dict[type, tuple[str, Any]] = {
-    # A bool is an int to Python, and "port: yes" is none of ours. NaN and infinity are refused by every range.
+    # In Python a bool is an int, but "port: yes" is wrong. Every range refuses NaN and infinity.
     bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     float: ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
@@ -179,7 +179,7 @@ def _plain(number: float) -> str:
 
 
 def _keys(section: type, path: str = "") -> Iterator[str]:
-    """All keys of a section and of those within it, dotted."""
+    """All keys of a section and of its sections, dotted."""
     for name, hint in typing.get_type_hints(section).items():
         key = _join(path, name)
         yield key

@@ -1,8 +1,8 @@
-"""The tree of plain values under a configuration: what a YAML file says, then what is set by dotted key.
+"""The plain values of a configuration as a tree: those of a YAML file, then those that are set by dotted key.
 
-`schema.read_section` makes dataclasses of it. What is wrong with a setting is appended to `problems`, one line each,
-and told at the end by `raise_problems`; what leaves no tree to read is a `ConfigError` at once. Of what is no YAML the
-place is told and not the line, in which a secret may stand.
+`schema.read_section` makes dataclasses of the tree. Problems of settings are collected in `problems`, one line each,
+and `raise_problems` reports them at the end. A file without a readable tree is a `ConfigError` at once. An error in the
+YAML is reported by its place. The line itself is not shown, because it may hold a secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tree = dict[Any, Any]
 
 
 def read_tree(path: str, root: type, problems: list[str]) -> Tree:
-    """The values of the file; `root` is the dataclass they are for. Raises ConfigError where it holds no sections."""
+    """The values of the file, for the dataclass `root`. Raises ConfigError for a file without sections."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -32,7 +32,7 @@ def read_tree(path: str, root: type, problems: list[str]) -> Tree:
         at = error.problem_mark
         where = f", line {at.line + 1}, column {at.column + 1}" if at else ""
         raise ConfigError(f"{path}{where}: not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets a date such as 2026-13-40 through as ValueError
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for a date such as 2026-13-40
         raise ConfigError(f"{path}: not YAML: {error}") from error
     if tree is None:
         return {}
@@ -42,7 +42,7 @@ def read_tree(path: str, root: type, problems: list[str]) -> Tree:
 
 
 def get(tree: Tree, dotted: str) -> object:
-    """The value of a dotted key such as "server.port"; None where there is none."""
+    """The value of a dotted key such as "server.port". None if it is not set."""
     value: object = tree
     for name in dotted.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -63,14 +63,14 @@ def put(tree: Tree, dotted: str, value: object) -> None:
 
 
 def put_given(tree: Tree, values: Mapping[str, object]) -> None:
-    """Set the values of `values`, by dotted key, that are not None: that means "not given"."""
+    """Set those of `values` that are not None, by their dotted key. None means "not given"."""
     for key, value in values.items():
         if value is not None:
             put(tree, key, value)
 
 
 def raise_problems(path: str | None, problems: Sequence[str]) -> None:
-    """Raises one ConfigError that lists all, if there are any."""
+    """Raises one ConfigError that lists all problems, if there are any."""
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError("\n  ".join([f"{path or 'settings'}: {count}", *problems]))
@@ -86,7 +86,7 @@ def _parse(text: str, problems: list[str]) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """Notes keys given twice, which YAML forbids and PyYAML lets pass (the last one would win in silence)."""
+    """Notes keys that are given twice. YAML forbids them, but PyYAML silently takes the last one."""
 
     repeated: list[str]
 

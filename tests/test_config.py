@@ -1,4 +1,4 @@
-"""The configuration: strict, complete in its complaints, silent about secrets."""
+"""The configuration: strict, with all problems in one error, and without secrets in it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import yaml
 from telephony_tts.app import transport_settings
 from telephony_tts.config import Config, load
 from telephony_tts.errors import ConfigError
-from telephony_tts.session.settings import SessionSettings
 
 SHIPPED = Path(__file__).parents[1] / "configs" / "server.yaml"
 
 
 def problems_of(text: str, folder: Path, **environ: str) -> list[str]:
-    """The lines, after the first, of the error that loading `text` ends in."""
+    """The lines after the first of the error that loading `text` raises."""
     file = folder / "server.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -54,14 +53,21 @@ def test_an_empty_file_is_the_defaults(text: str, tmp_path: Path) -> None:
     assert loaded(text, tmp_path) == load(environ={}) == Config()
 
 
-def test_the_session_starts_from_the_same_defaults() -> None:
-    """They are written down twice, because the session may not know the configuration."""
-    session = dataclasses.asdict(SessionSettings())
-    bounds = session.pop("limits")
-    for section, theirs in ((Config().speech, session), (Config().limits, bounds), (Config().speech, bounds)):
-        ours = dataclasses.asdict(section)
-        shared = ours.keys() & theirs.keys()
-        assert shared and {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+def test_a_call_starts_with_what_the_sections_say(tmp_path: Path) -> None:
+    config = loaded(
+        "speech: {voice: af_heart, codec: pcm, rate_hz: 16000, lead_ms: 120, text_mode: interleaved, resume_chars: 7}\n"
+        "limits: {turn_chars: 5, idle_s: 0, calls: 3}\n"
+        "barge_in: {enabled: true, floor_dbov: -50}\n"
+        "engines: {timeout_s: 12.5, cosyvoice2: {control_tokens: ['[laughter]']}}\n",
+        tmp_path,
+    )
+    transport = transport_settings(config)
+    call = transport.speech
+    for item in dataclasses.fields(config.speech):
+        assert getattr(call, item.name) == getattr(config.speech, item.name), item.name
+    assert (call.limits.turn_chars, call.limits.idle_s) == (5, 0) and transport.limits.calls == 3
+    assert call.barge_in.enabled and call.barge_in.floor_dbov == -50.0
+    assert call.engine_timeout_ms == 12_500 and call.control_tokens == ("[laughter]",)
 
 
 def test_the_defaults_listen_on_loopback_only() -> None:
@@ -74,7 +80,7 @@ def test_the_defaults_listen_on_loopback_only() -> None:
 def test_origins_of_web_pages(tmp_path: Path) -> None:
     origins = ["*", "https://console.example.com", "http://localhost:3000", "http://[::1]:3000", "chrome-extension://abc"]
     config = loaded(f"server: {{origins: {origins}}}\n", tmp_path)
-    assert config.server.origins == transport_settings(config).origins == tuple(origins)
+    assert config.server.origins == transport_settings(config).server.origins == tuple(origins)
 
 
 def test_values_of_the_file_arrive_and_the_rest_stays_default(tmp_path: Path) -> None:
@@ -121,8 +127,8 @@ def test_tokens_are_the_union_of_list_file_and_environment(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# none yet\n"])
-def test_a_file_for_tokens_that_has_none_is_a_problem(text: str, tmp_path: Path) -> None:
-    """An empty or truncated secret opened the server to everyone who reaches it."""
+def test_a_tokens_file_without_a_token_is_a_problem(text: str, tmp_path: Path) -> None:
+    """Pinned: an empty or truncated secret opened the server to everyone who could reach it."""
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(ConfigError, match=r"server\.tokens_file: .*tokens has no token; expected one per line"):
         loaded("server: {tokens_file: tokens}\n", tmp_path, TELEPHONY_TTS_TOKENS="from-env")
@@ -144,7 +150,7 @@ def test_paths_in_the_file_are_relative_to_it_and_flags_to_the_current_folder(
     assert load(str(beside / "server.yaml"), flags, {}).server.tls.cert == "c.pem"
 
 
-def test_paths_are_told_as_short_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_shown_as_short_as_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("configs", "elsewhere/deep"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -253,8 +259,8 @@ def test_a_device_that_may_be_there_is_taken(device: str) -> None:
     assert load(None, {"engines.cosyvoice2.device": device}, {}).engines.cosyvoice2.device == device
 
 
-def test_every_key_that_is_given_without_its_section_is_told_with_it() -> None:
-    """As `--set` may say it."""
+def test_a_key_without_its_section_is_suggested_with_it() -> None:
+    """As `--set` may give it."""
     keys = {key for key in keys_of(dataclasses.asdict(Config())) if key.count(".")}
     for key in keys:
         last = key.rpartition(".")[2]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts import logs
-from telephony_tts.config import Log
+from telephony_tts.config import LogSettings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def only(stream: io.StringIO) -> dict[str, Any]:
 
 def to_stream(**settings: Any) -> io.StringIO:
     stream = io.StringIO()
-    logs.setup(Log(**settings), stream)
+    logs.setup(LogSettings(**settings), stream)
     return stream
 
 
@@ -100,7 +100,7 @@ def test_only_the_length_of_spoken_text_is_logged_by_default(format: str) -> Non
     private, open_ = to_stream(format=format), io.StringIO()
     logs.get("x").info("sentence", said=said, nested=[{"said": said}])
     assert "4711" not in private.getvalue() and "17" in private.getvalue()
-    logs.setup(Log(format=format, spoken_text=True), open_)
+    logs.setup(LogSettings(format=format, spoken_text=True), open_)
     logs.get("x").info("sentence", said=said)
     assert "4711" in open_.getvalue()
 

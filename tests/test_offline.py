@@ -1,4 +1,4 @@
-"""Text to frames without waiting: the same path as a call, on a clock that jumps."""
+"""Text to frames without waiting: the same path as a call, in simulated time."""
 
 from __future__ import annotations
 

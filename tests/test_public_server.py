@@ -11,8 +11,9 @@ import pytest
 
 from telephony_tts import app
 from telephony_tts.cli import main
-from telephony_tts.config import Config, Server, load
+from telephony_tts.config import Config, load
 from telephony_tts.errors import ConfigError
+from telephony_tts.transport.settings import ServerSettings
 
 TONES = ("--set", "engines.default=fake")
 SECRET = {"TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "of-the-carrier"}
@@ -49,19 +50,19 @@ def test_without_a_token_a_public_address_is_refused_with_the_remedy(host: str) 
     assert told.startswith(f"server.host is {host}, ") and "\n" not in told
     remedies = ("openssl rand -hex 32", "TELEPHONY_TTS_TOKENS", "server.tokens_file", "--set server.open=true")
     assert all(remedy in told for remedy in remedies)
-    assert app.transport_settings(settings(TOKEN, host=host)).tokens == ("of-the-bot",)
-    assert app.transport_settings(settings({}, host=host, open=True)).tokens == ()
+    assert app.transport_settings(settings(TOKEN, host=host)).server.tokens == ("of-the-bot",)
+    assert app.transport_settings(settings({}, host=host, open=True)).server.tokens == ()
 
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str) -> None:
     """The carrier's secret signs the carrier's connections alone: /v1/stream was open to the world beside it."""
-    assert app.transport_settings(settings({}, host=host)).host == host
+    assert app.transport_settings(settings({}, host=host)).server.host == host
     with pytest.raises(ConfigError, match=r"^twilio\.auth_token is set, .*server\.tokens_file") as refused:
         app.transport_settings(settings(SECRET, host=host))
     assert "of-the-carrier" not in refused.value.message
-    assert app.transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio_auth_token == "of-the-carrier"
-    assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio_auth_token == "of-the-carrier"
+    assert app.transport_settings(settings({**SECRET, **TOKEN}, host=host)).twilio.auth_token == "of-the-carrier"
+    assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio.auth_token == "of-the-carrier"
 
 
 @pytest.mark.parametrize("public_url", ["wss://voice.example.com", "https://192.0.2.7:8443/x"])
@@ -69,14 +70,14 @@ def test_a_public_url_makes_a_local_server_a_public_one(public_url: str) -> None
     """A proxy or a tunnel leads to it."""
     with pytest.raises(ConfigError, match=r"^server\.public_url is .*server\.tokens_file"):
         app.transport_settings(settings({}, public_url=public_url))
-    assert app.transport_settings(settings(TOKEN, public_url=public_url)).public_url == public_url
-    assert app.transport_settings(settings({}, public_url=public_url, open=True)).tokens == ()
+    assert app.transport_settings(settings(TOKEN, public_url=public_url)).server.public_url == public_url
+    assert app.transport_settings(settings({}, public_url=public_url, open=True)).server.tokens == ()
     for local in ("ws://localhost:8080", "http://127.0.0.1:9000", "ws://[::1]:8080"):
-        assert app.transport_settings(settings({}, public_url=local)).public_url == local
+        assert app.transport_settings(settings({}, public_url=local)).server.public_url == local
 
 
 def test_no_host_at_all_is_a_public_one() -> None:
-    assert not Server(host="").is_on_loopback, "it listens on every address"
+    assert not ServerSettings(host="").is_on_loopback, "it listens on every address"
 
 
 def test_serve_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The tree of values under both configurations, as far as the tests of the two do not see it."""
+"""The tree of values under both configurations: what the tests of the configurations do not cover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sections:
 
 
 def refusal(data: bytes, folder: Path) -> str:
-    """What reading a file of `data` ends in, without the file's name."""
+    """The error of reading a file of `data`, without the file's name."""
     file = folder / "settings.yaml"
     file.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
@@ -29,7 +29,7 @@ def refusal(data: bytes, folder: Path) -> str:
     return message.removeprefix(str(file))
 
 
-def test_a_file_is_its_values_and_an_empty_one_is_none(tmp_path: Path) -> None:
+def test_a_file_gives_its_values_and_an_empty_file_gives_an_empty_tree(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("server: {tls: {cert: c.pem}, port: 1}\nlog:\n", encoding="utf-8")
     problems: list[str] = []
@@ -60,17 +60,17 @@ def test_keys_given_twice_are_problems_and_the_last_one_stands(tmp_path: Path) -
         (b"{[s3cret]: 1}", ", line 1, column 2: not YAML: found unhashable key"),
     ],
 )
-def test_where_a_file_is_no_yaml_is_told_without_its_words(data: bytes, says: str, tmp_path: Path) -> None:
-    """A token that lacks its quotes is what such a line often holds."""
+def test_an_error_in_the_yaml_has_its_place_and_not_its_text(data: bytes, says: str, tmp_path: Path) -> None:
+    """Such a line often holds a token without quotes."""
     assert refusal(data, tmp_path) == says
 
 
-def test_a_character_that_yaml_forbids_is_told(tmp_path: Path) -> None:
+def test_a_character_that_yaml_forbids_is_reported(tmp_path: Path) -> None:
     told = refusal(b"server: {host: a\x01}", tmp_path)
     assert told.startswith(": not YAML: unacceptable character #x0001") and "position 16" in told
 
 
-def test_what_has_no_sections_is_told_which_there_are(tmp_path: Path) -> None:
+def test_a_file_without_sections_is_an_error_that_lists_the_sections(tmp_path: Path) -> None:
     assert refusal(b"just text", tmp_path) == ": expected sections (server, log), found 'just text'"
 
 
@@ -91,7 +91,7 @@ def test_a_section_of_the_wrong_type_is_left_for_the_schema_to_report() -> None:
     assert tree == {"server": [1]}
 
 
-def test_none_is_not_given_and_all_else_is() -> None:
+def test_none_means_not_given() -> None:
     tree: dict[Any, Any] = {"port": 1, "metrics": True, "host": "h", "calls": 2}
     put_given(tree, {"port": None, "metrics": False, "host": "", "calls": 0})
     assert tree == {"port": 1, "metrics": False, "host": "", "calls": 0}

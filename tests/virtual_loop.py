@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer: minutes of callers pass in no time, and always alike."""
+"""An event loop with simulated time: its clock jumps to the next timer, so runs are fast and always alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """Waits for nothing; where it would, the loop's time goes on instead."""
+    """A selector that never waits: it moves the loop's time forward instead."""
 
     loop: VirtualLoop
 
@@ -46,7 +46,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def play(act: Callable[[], Awaitable[None]]) -> None:
-    """Run it, and see that it has left no timer."""
+    """Run `main`, and assert that no timer is left."""
 
     async def whole() -> None:
         await act()
@@ -58,5 +58,5 @@ def play(act: Callable[[], Awaitable[None]]) -> None:
 
 
 async def at(ms: float) -> None:
-    """Wait until so much time has passed on the running loop's clock."""
+    """Wait for this much time on the running loop's clock."""
     await asyncio.sleep(max(0.0, ms / 1000 - clock() / 1e9))

@@ -3,7 +3,7 @@
     feed ─► gain ─► fades at joints ─► resampler ─► limiter ─► codec ─► buffer ─► take_frame
 
 Positions on the turn's timeline are output samples from the first sample of the turn. They follow from the number of
-input samples alone, so the place of a sentence is known at once, although its last 75 ms are still in the resampler.
+input samples alone. So the place of a sentence is known while its last 75 ms are still in the resampler.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CODECS: Mapping[str, Codec] = MappingProxyType(
 
 
 def silent_frame(codec: str, rate_hz: int, ptime_ms: int) -> bytes:
-    """One frame in which nothing is heard."""
+    """One frame of silence."""
     return CODECS[codec].silence * (rate_hz * ptime_ms // 1000)
 
 
@@ -93,7 +93,7 @@ def limit(samples: Samples) -> Samples:
 
 @lru_cache(maxsize=64)
 def fade_in(n: int) -> Samples:
-    """A raised cosine from 0 to 1 over `n` samples; backwards it is the fade-out."""
+    """A raised cosine from 0 to 1 over `n` samples. Reversed, it is the fade-out."""
     ramp: Samples = (0.5 - 0.5 * np.cos(np.pi * (np.arange(n) + 0.5) / max(n, 1))).astype(np.float32)
     ramp.flags.writeable = False
     return ramp
@@ -102,10 +102,10 @@ def fade_in(n: int) -> Samples:
 class Encoder:
     """Codec frames of one turn.
 
-    Every utterance is `begin`, `feed` any number of times, `end`; its first and last `fade_ms` are faded so that
-    joints do not click. However the audio is cut into chunks, the frames are the same bytes. With `whole_utterances`
-    each ends with a frame of its own, which silence fills, and none waits in the resampler for the next.
-    Raises AudioError for a codec, rate, frame or fade length that cannot be carried.
+    Each utterance is `begin`, any number of `feed`, and `end`. Its first and last `fade_ms` are faded, so that joints
+    do not click. The frames are the same bytes however the audio is cut into chunks. With `whole_utterances` the last
+    frame of each utterance is filled with silence, and no audio waits in the resampler for the next utterance.
+    Raises AudioError for a codec, rate, frame or fade length that is not supported.
     """
 
     def __init__(self, codec: str = "ulaw", rate_hz: int = 8_000, ptime_ms: int = 20, fade_ms: int = 5,
@@ -130,8 +130,8 @@ class Encoder:
         self._resampler: Resampler | None = None
         self._n_before = 0  # output samples of the streams that came before the present resampler
         self._n_encoded = 0  # output samples ever put into the buffer
-        self._speech_end = 0  # timeline position after the last audio fed, as opposed to silence drained
-        self._held = _NOTHING  # the newest audio, kept until it is known not to be the last of its utterance
+        self._speech_end = 0  # timeline position after the last audio fed, without the silence that drained it
+        self._held = _NOTHING  # the newest audio, kept until more comes: the last audio of an utterance is faded out
         self._n_since_joint = 0
         self._open = False
         self._gain = np.float32(1)
@@ -140,7 +140,7 @@ class Encoder:
     # ------------------------------------------------------------ utterances in
 
     def begin(self, gain_db: float = 0.0) -> int:
-        """Start an utterance; returns its position on the timeline. Raises AudioError if one is open."""
+        """Start an utterance, and return its position on the timeline. Raises AudioError if one is open."""
         self._require_unfinished()
         if self._open:
             raise AudioError("an utterance is open: end it before the next begins")
@@ -151,7 +151,7 @@ class Encoder:
         return self.position_samples
 
     def feed(self, pcm: Pcm, sample_rate_hz: int) -> None:
-        """More audio of the open utterance. A new rate starts a new resampler after the exact end of the old one."""
+        """Take audio of the open utterance. A new rate starts a new resampler after the exact end of the old one."""
         self._require_open()
         require_pcm(pcm)
         if pcm.size == 0:
@@ -172,7 +172,7 @@ class Encoder:
         self._speech_end = self.position_samples
 
     def end(self) -> int:
-        """The utterance is complete: fade its last `fade_ms` out; returns its end on the timeline."""
+        """End the utterance: fade out its last `fade_ms`, and return its end on the timeline."""
         self._require_open()
         self._open = False
         if not self._is_whole:
@@ -189,9 +189,9 @@ class Encoder:
     def drain(self) -> None:
         """The next audio is late: bring all speech fed so far into whole frames, by feeding silence behind it.
 
-        The filter is never reset; the silence takes its place on the timeline, so later positions stay exact.
-        Within an open utterance the speech is faded out here and in again when it goes on.
-        Without new speech since the last time nothing happens.
+        The filter is never reset. The silence takes its place on the timeline, so later positions stay exact.
+        Within an open utterance the speech is faded out here, and faded in when it goes on.
+        Does nothing if no speech came since the last call.
         """
         if self._resampler is None:
             return
@@ -220,7 +220,7 @@ class Encoder:
 
     @property
     def position_samples(self) -> int:
-        """Timeline position of the next sample fed: all fed so far, including what the resampler still holds."""
+        """Timeline position of the next sample that is fed. Audio that the resampler still holds counts."""
         return self._n_before + self._n_output(self._held.size)
 
     def take_frame(self) -> bytes | None:
@@ -228,7 +228,7 @@ class Encoder:
         if len(self._buffer) < self.frame_bytes:
             return None
         frame = bytes(self._buffer[: self.frame_bytes])
-        # Cheap: a bytearray moves its start and gives memory back once it is half empty.
+        # Cheap: a bytearray moves its start, and frees memory when it is half empty.
         del self._buffer[: self.frame_bytes]
         return frame
 
@@ -237,7 +237,7 @@ class Encoder:
     def fade_frame(self) -> bytes | None:
         """A frame that ends the audio without a click: the next `fade_ms` faded out, then silence.
 
-        None if nothing is ready; less than `fade_ms` ready is faded in the time there is. Consumes nothing.
+        None if no audio is ready. If less than `fade_ms` is ready, the fade is as short. Consumes no audio.
         """
         if not self._buffer:
             return None
@@ -247,7 +247,7 @@ class Encoder:
         return faded + self.codec.silence * (self.n_frame_samples - n_fade)
 
     def discard(self) -> None:
-        """Forget all audio, also what is inside the resampler. The encoder is finished; its position stays."""
+        """Drop all audio, also that in the resampler. The encoder is finished, and its position stays."""
         self._n_before = self.position_samples
         self._resampler = None
         self._held = _NOTHING
@@ -268,19 +268,19 @@ class Encoder:
 
     def _resampler_from(self, in_hz: int) -> Resampler:
         if self._resampler is None or self._resampler.in_hz != in_hz:
-            fresh = Resampler(in_hz, self.rate_hz)  # raises for a rate it cannot carry, before anything is changed
+            fresh = Resampler(in_hz, self.rate_hz)  # raises for a rate that is not supported, before the state changes
             self._flush()
             self._resampler = fresh
         return self._resampler
 
     def _n_output(self, n_more: int) -> int:
-        """Output samples of the present stream once `n_more` input samples have followed."""
+        """Output samples of the present stream after `n_more` more input samples."""
         if self._resampler is None:
             return 0
         return n_resampled(self._resampler.n_in + n_more, self._resampler.in_hz, self.rate_hz)
 
     def _close_joint(self) -> None:
-        """Fade out and pass on what is held; audio that follows fades in."""
+        """Fade out the held audio and pass it on. Audio that follows is faded in."""
         if self._resampler is not None and self._held.size:
             ramp = fade_in(self._resampler.in_hz * self.fade_ms // 1000)
             faded: Samples = self._held * ramp[: self._held.size][::-1]

@@ -1,8 +1,8 @@
 """G.711: 16-bit samples to and from the 8-bit logarithmic codes of the telephone network.
 
-The companding is `audioop`'s: standard library to Python 3.12, the `audioop-lts` package from 3.13. Its encoder
-differs from the ITU-T G.191 reference by one code on 508 of the 65,536 inputs (the decision thresholds of negative
-samples), which nobody hears; its decoder is the reference.
+The companding is that of `audioop`: standard library to Python 3.12, the `audioop-lts` package from 3.13. Its decoder
+is exact. Its encoder differs from the ITU-T G.191 reference by one code on 508 of the 65,536 inputs, at the decision
+thresholds of negative samples. That is not audible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from telephony_tts.errors import AudioError
 
 with warnings.catch_warnings():
-    # The warning tells of Python 3.13, where the dependency list installs the replacement.
+    # The warning is about Python 3.13, for which the dependency list has a replacement.
     warnings.simplefilter("ignore", DeprecationWarning)
     import audioop
 
@@ -49,7 +49,7 @@ def decode_alaw(payload: bytes) -> Pcm:
 
 
 def require_pcm(pcm: Pcm) -> None:
-    """Raise AudioError unless `pcm` is what its type says; engines are foreign code and may hand over anything."""
+    """Raises AudioError unless `pcm` is int16 of shape [n_samples]: an engine is foreign code."""
     if not isinstance(pcm, np.ndarray):
         raise AudioError(f"audio must be a numpy array of int16, got {type(pcm).__name__}")
     if pcm.dtype != np.int16:

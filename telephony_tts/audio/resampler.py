@@ -1,7 +1,7 @@
 """From an engine's sample rate to the telephone's, as a stream.
 
-soxr HQ: flat to 3.4 kHz and at least 130 dB down where 8 kHz output would alias. It works in blocks, so it holds back
-some 43 to 75 ms of audio until more comes or the stream is finished; `lag` tells how much.
+soxr HQ is flat to 3.4 kHz, and at least 130 dB down where 8 kHz output would alias. It works in blocks, so it holds
+back 43 to 75 ms of audio until more comes or the stream is finished. `lag` says how much.
 
 Samples inside are float32 on the int16 scale. soxr's own int16 mode adds dither that depends on how the input was cut
 into chunks (measured: up to 2 steps apart), while float32 gives the same bits for any cutting. It also leaves the
@@ -32,12 +32,12 @@ def n_resampled(n_in: int, in_hz: int, out_hz: int) -> int:
 
 
 def to_pcm(samples: Samples) -> Pcm:
-    """Nearest int16; what lies beyond full scale saturates."""
+    """Round to int16. Samples beyond full scale saturate."""
     return np.clip(np.rint(samples), -32768, 32767).astype(np.int16)
 
 
 def fit(samples: Samples, n: int) -> Samples:
-    """The first `n` samples, padded with silence where there are fewer."""
+    """The first `n` samples, padded with silence if there are fewer."""
     if samples.size < n:
         return np.concatenate((samples, np.zeros(n - samples.size, np.float32)))
     return samples[:n]
@@ -63,11 +63,11 @@ class Resampler:
 
     @property
     def lag(self) -> int:
-        """Output samples that belong to the input so far and have not come out."""
+        """How many output samples of the input so far have not come out."""
         return n_resampled(self.n_in, self.in_hz, self.out_hz) - self.n_out
 
     def feed(self, samples: Samples | Pcm) -> Samples:
-        """Take input of any length, give the output that is ready, possibly none."""
+        """Take input of any length, and return the output that is ready. It may be empty."""
         if self._finished:
             raise AudioError("the resampler is finished: audio after its end")
         if samples.ndim != 1 or samples.dtype not in (np.float32, np.int16):
@@ -79,10 +79,10 @@ class Resampler:
         return ready
 
     def finish(self) -> Samples:
-        """The rest of the output. Nothing may be fed afterwards; a second call gives nothing.
+        """The rest of the output. `feed` must not be called afterwards; a second `finish` returns an empty array.
 
-        soxr gave the exact length for every one of 279,260 random lengths and rates tried, but does not promise
-        it, and one sample too many per sentence would move every later mark: hence `fit`.
+        soxr gave the exact length in all of 279,260 random trials, but does not promise it. One sample too many per
+        sentence would move every later mark, so `fit` makes the length exact.
         """
         if self._finished:
             return _NOTHING

@@ -1,8 +1,8 @@
-"""The caller's audio of one codec and rate as audio of another, as a stream and without making anybody wait.
+"""A stream of audio from one codec and rate to another, with little delay.
 
-soxr, which our speech goes through, holds back 60 to 175 ms at these rates: nothing ahead of a schedule, and too much
-before a bot that listens for a barge-in. The rates here are small multiples of each other, for which a short filter of
-our own holds back 2 ms (measured side by side in docs/experiments.md).
+soxr, which resamples our speech, holds back 60 to 175 ms at these rates. That does not matter for speech that is sent
+ahead, but is too much for a bot that waits for a barge-in. The rates here are small multiples of each other, so a short
+filter holds back only 2 ms (measured in docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from telephony_tts.audio.resampler import Samples, to_pcm
 from telephony_tts.errors import AudioError
 
 _HALF_WIDTH = 16
-"""Of the filter, in samples of the lower rate: 2 ms at 8 kHz."""
+"""Half the length of the filter, in samples of the lower rate: 2 ms at 8 kHz."""
 _BETA = 5.65
-"""Of Kaiser's window: what is beyond the pass band is 60 dB down (Kaiser 1974)."""
+"""The parameter of Kaiser's window for a stop band that is 60 dB down (Kaiser 1974)."""
 
 
 @lru_cache
@@ -28,7 +28,7 @@ def low_pass(up: int, down: int) -> Samples:
     """A windowed sinc for rates `up` : `down`, that cuts at the lower rate's half; odd, symmetric, of gain `up`."""
     stride = max(up, down)
     n = np.arange(-_HALF_WIDTH * stride, _HALF_WIDTH * stride + 1)
-    # A little below the half, so that the slope lies before it rather than across: 3.4 kHz of 8 kHz still pass.
+    # A little below half the lower rate, so that the slope ends there. At 8 kHz, 3.4 kHz still pass.
     taps = np.sinc(n * 0.93 / stride) * np.kaiser(len(n), _BETA)
     filtered: Samples = (taps * (up / taps.sum())).astype(np.float32)
     return filtered
@@ -44,10 +44,10 @@ class QuickResampler:
         self._taps = low_pass(self._up, self._down)
         self._before = np.zeros(len(self._taps) - 1, np.float32)
         self._skip = 0
-        """How many columns of the stretched signal are passed over before the next that counts."""
+        """How many columns of the upsampled signal are skipped before the next output sample."""
 
     def feed(self, pcm: Pcm) -> Pcm:
-        """What is ready; over a stream as many samples as the rates have it."""
+        """Return the output that is ready. A whole stream gives as many samples as the ratio of the rates says."""
         stretched = np.zeros(len(pcm) * self._up, np.float32)
         stretched[:: self._up] = pcm
         signal = np.concatenate((self._before, stretched))
@@ -61,7 +61,7 @@ class QuickResampler:
 
 
 class Transcoder:
-    """One stream. Raises AudioError for a codec that is not in `CODECS` or does not have the rate."""
+    """Transcodes one stream. Raises AudioError for a codec that is not in `CODECS` or does not have the rate."""
 
     def __init__(self, codec: str, rate_hz: int, to_codec: str, to_rate_hz: int) -> None:
         for name, hz in ((codec, rate_hz), (to_codec, to_rate_hz)):
@@ -72,7 +72,7 @@ class Transcoder:
         self._is_same = codec == to_codec and self._resampler is None
 
     def feed(self, payload: bytes) -> bytes:
-        """A whole number of samples in, and out."""
+        """Transcode `payload`, which has a whole number of samples."""
         if self._is_same:
             return payload
         pcm = self._from.decode(payload)

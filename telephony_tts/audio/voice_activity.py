@@ -1,4 +1,4 @@
-"""Whether somebody speaks: Silero's network on telephone audio, 32 ms at a time (docs/adr/0011-voice-activity.md)."""
+"""Voice activity: Silero's network on telephone audio, 32 ms at a time (docs/adr/0011-voice-activity.md)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WINDOW_MS = 1000 * WINDOW_SAMPLES // RATE_HZ
 MODEL_FILE = Path(__file__).with_name("silero_vad.onnx")
 
 _CONTEXT_SAMPLES = 32
-"""The network is given each window with the end of the one before."""
+"""The network gets each window with the end of the window before it."""
 _STATE_SHAPE = (2, 1, 128)
 
 State = npt.NDArray[np.float32]
 
 
 class VoiceModel:
-    """The network, one for all calls: what is said to it leaves nothing in it. Takes about 0.1 s to make.
+    """The network, one for all calls: it keeps no state between calls of it. Loading takes about 0.1 s.
 
     Raises AudioError if the file or onnxruntime cannot be used.
     """
@@ -39,7 +39,7 @@ class VoiceModel:
             self._session = onnxruntime.InferenceSession(
                 file.read_bytes(), sess_options=options, providers=["CPUExecutionProvider"]
             )
-        # onnxruntime's own errors share no class but Exception; a wrong installation raises ImportError or OSError.
+        # Errors of onnxruntime have no common class but Exception. A wrong installation raises ImportError or OSError.
         except Exception as error:
             raise AudioError(
                 f"the voice model cannot be loaded ({error}); install telephony-tts again, or leave barge_in off"
@@ -54,7 +54,7 @@ class VoiceModel:
 
 
 class VoiceActivity:
-    """One stream of windows."""
+    """The voice activity of one stream of windows."""
 
     def __init__(self, model: VoiceModel) -> None:
         self._model = model

@@ -1,7 +1,7 @@
 """WAV files of telephone audio: mono PCM16, mu-law and A-law, written as a stream, read back whole.
 
 Layout after the Multimedia Programming Interface and Data Specifications 1.0 (RIFF) and RFC 2361 (format tags).
-A file whose length is not known yet, or never will be (a pipe), says 0xFFFFFFFF, which players take for "to the end".
+A file whose length is not known yet, or never will be (a pipe), has the length 0xFFFFFFFF: players read to its end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Wav:
 
 
 class WavWriter:
-    """Write a WAV file piece by piece; closing it fills in the lengths where the file can seek.
+    """Write a WAV file piece by piece. Closing it fills in the lengths if the file can seek.
 
     `target` is a path, or a binary file that stays open afterwards. Raises AudioError for an unknown codec.
     """
@@ -116,7 +116,7 @@ def read_wav(source: WavTarget) -> Wav:
 
 
 def _header(codec: str, rate_hz: int, n_bytes: int | None) -> bytes:
-    """Everything before the first sample. PCM needs neither the extension size nor the fact chunk, G.711 has both."""
+    """All bytes before the first sample. G.711 has an extension size and a fact chunk, PCM has neither."""
     width = _BYTES_PER_SAMPLE[codec]
     fmt = struct.pack("<HHIIHH", _FORMAT_TAGS[codec], 1, rate_hz, rate_hz * width, width, 8 * width)
     chunks = b"WAVE"

@@ -1,4 +1,4 @@
-"""What a session asks of the world besides sending messages."""
+"""What a session asks its driver to do, besides sending messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from telephony_tts.wire.messages import ToBot, ToMedia
 
 @dataclass(frozen=True, slots=True)
 class Synthesize:
-    """Start the engine on this utterance and pull its first chunk."""
+    """Start the engine on this utterance, and pull its first chunk."""
 
     utterance: Utterance
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """More text of this utterance, for its `more`: the bot has written it while the beginning was being spoken."""
+class FeedText:
+    """More text for the `more` of this utterance. The bot wrote it while the beginning was being spoken."""
 
     utterance_id: str
     text: str
@@ -26,24 +26,24 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Take the next chunk of this utterance; the call is no longer too far ahead."""
+    """Pull the next chunk of this utterance: the call is no longer too far ahead."""
 
     utterance_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Close this utterance's generator; nothing it still yields is wanted, and no more text comes for it."""
+class CancelUtterance:
+    """Close this utterance's generator. Its audio is no longer wanted, and no more text comes for it."""
 
     utterance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The call is over for the bot leg: close it with this WebSocket code."""
+    """The call is over. Close the bot leg with this WebSocket code."""
 
     code: int
     reason: str
 
 
-Effect = Synthesize | Feed | Pull | Cancel | Finish | ToBot | ToMedia
+Effect = Synthesize | FeedText | Pull | CancelUtterance | Finish | ToBot | ToMedia

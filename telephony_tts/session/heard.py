@@ -1,23 +1,24 @@
-"""What the caller heard: from a place in the audio to a place in the bot's own text, and back for marks.
+"""What the caller heard: from a place in the audio to a place in the bot's text, and back for marks.
 
-The engine's word timings are exact where it knows them; where it does not, a sentence is taken to be spoken at
-an even pace. Either way the answer is a prefix of the bot's text, cut at a word (a character in Chinese), and a
-number that was only half heard was not heard.
+Word timings from the engine are exact. Without timings a sentence counts as spoken at an even pace. The result is
+always a prefix of the bot's text that ends at a word (at a character in Chinese). A number counts as heard only when
+all of it was heard.
 """
 
 from __future__ import annotations
 
+from telephony_tts.session.marks import MarkState
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.text.characters import is_cjk, is_hangul
 
-# Speaking rates used only while a sentence without timings is still being synthesised and its length is unknown.
+# Speaking rates for a sentence without timings whose length is not known yet.
 _CHARS_PER_S = 14.0
 _CJK_CHARS_PER_S = 4.5
 _ATTACHED = ".,;:!?…。，、；：！？)]}”’\"'）】」』》"
 
 
 def heard_offset(turn: Turn, position: int) -> int:
-    """Characters of `turn.text` heard when `position` samples of its audio have been."""
+    """How many characters of `turn.text` were heard after `position` samples of its audio."""
     offset = 0
     for part in turn.parts:
         if part.start_sample is None or position <= part.start_sample:
@@ -30,8 +31,8 @@ def heard_offset(turn: Turn, position: int) -> int:
     return _cut_at_word(turn.text, offset)
 
 
-def mark_position(turn: Turn, offset: int) -> int | None:
-    """The sample by which all text before `offset` has been spoken; None while that is not known."""
+def mark_sample(turn: Turn, offset: int) -> int | None:
+    """The sample by which all text before `offset` is spoken. None while that is not known."""
     last_end = 0
     offset = len(turn.text[:offset].rstrip())
     for part in turn.parts:
@@ -48,15 +49,13 @@ def mark_position(turn: Turn, offset: int) -> int | None:
     return None
 
 
-def resolve_marks(turn: Turn) -> None:
-    """Move every mark whose place in the audio has become known to `turn.resolved`, in order."""
-    while turn.unresolved:
-        mark = turn.unresolved[0]
-        position = mark_position(turn, mark.offset)
-        if position is None:
+def place_marks(turn: Turn) -> None:
+    """Place each mark whose place in the audio is known now, in order."""
+    while (mark := turn.marks.first(MarkState.ASKED)) is not None:
+        sample = mark_sample(turn, mark.offset)
+        if sample is None:
             return
-        mark.position = position
-        turn.resolved.append(turn.unresolved.pop(0))
+        turn.marks.place(mark, sample)
 
 
 def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
@@ -79,7 +78,7 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
 
 
 def _sample_in_part(part: Part, offset: int) -> int | None:
-    """The sample at which the sentence has been spoken up to source `offset`; known with its word's timing."""
+    """The sample at which the sentence is spoken up to source `offset`. None until the timing of its word is known."""
     wanted = offset - part.sentence.start
     for end_char, end_sample in part.words:
         if _to_source(part, end_char) >= wanted:
@@ -93,7 +92,7 @@ def _sample_in_part(part: Part, offset: int) -> int | None:
 
 
 def _to_source(part: Part, n_spoken: int) -> int:
-    """Offset in the sentence of spoken character `n_spoken`; inside a read-out number, the number's start."""
+    """Offset in the sentence of spoken character `n_spoken`. Inside a number that is read out: the number's start."""
     at = 0
     for span in part.spans:
         end = at + len(span.spoken)
@@ -122,7 +121,7 @@ def _cut_at_word(text: str, offset: int) -> int:
     else:
         while 0 < offset < len(text) and text[offset] in _ATTACHED:
             offset += 1
-    # Space between the last heard word and the next belongs to what is still to be said.
+    # Space behind the last word that was heard belongs to the unheard text.
     while offset > 0 and text[offset - 1].isspace():
         offset -= 1
     return offset
@@ -137,5 +136,5 @@ def _joins(left: str, right: str) -> bool:
 
 
 def _stands_alone(char: str) -> bool:
-    """An ideograph or kana: a word's end in itself. Korean is written in words."""
+    """Whether an ideograph or kana, which ends a word by itself. Korean is written in words."""
     return is_cjk(char) and not is_hangul(char)

@@ -1,4 +1,4 @@
-"""The caller's audio on its way to the bot: in the form, the codec and at the rate that the bot asked for."""
+"""The caller's audio for the bot, in the form, the codec and the rate that the bot asked for."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Inbound:
         self._transcoder: Transcoder | None = None
 
     def configure(self, message: Configure) -> None:
-        """What of the message is about this."""
+        """Take the settings of the caller's audio from the message."""
         self.form = message.inbound or self.form
         if message.inbound_codec is not None or message.inbound_rate_hz is not None:
             self._codec, self._rate_hz = message.inbound_codec, message.inbound_rate_hz
             self._choose()
 
     def media(self, codec: str, rate_hz: int) -> None:
-        """The media leg is there, and this is what it sends."""
+        """The media leg is there, and sends audio in this format."""
         self._media = codec, rate_hz
         self._choose()
 
@@ -41,7 +41,7 @@ class Inbound:
             self._out.append(InboundAudio(payload, audio.timestamp_ms or 0))
 
     def _choose(self) -> None:
-        """A new stream begins; the bot hears of what cannot be, and then has the media leg's own."""
+        """Begin a new stream. A format that cannot be made is reported to the bot, which then gets the media leg's."""
         if self._media is None:
             return
         codec, rate_hz = self._media

@@ -1,7 +1,7 @@
-"""The bot's words into turns: who is meant, what is refused, and how much text may wait.
+"""The bot's text into turns: which turn a message is for, what is refused, and how much text may wait.
 
-Turns speak in the order in which they were first mentioned. An id that is over stays over: an LLM's late tokens
-for an interrupted turn are dropped with one warning instead of starting to talk again.
+Turns are spoken in the order in which they were first mentioned. The id of a turn that is over is not used again: an
+LLM's late tokens for an interrupted turn are dropped with one warning, so they do not start a new turn.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.heard import resolve_marks
+from telephony_tts.session.heard import place_marks
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.session.turn import Speaking, Turn
+from telephony_tts.session.turn import Turn, TurnVoice
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
@@ -31,12 +31,12 @@ class Intake:
         self._limits = settings.limits
         self._turns = turns
         self._out = out
-        self.speaking = Speaking(settings.voice, settings.lang, settings.speed, None, None)
+        self.speaking = TurnVoice(settings.voice, settings.lang, settings.speed, None, None)
         self.closing = False
         self._implicit: Turn | None = None
         self._n_turns = 0
         self._ended: OrderedDict[str, str] = OrderedDict()
-        """Ids that are over, and how."""
+        """Ids of turns that are over, and how they ended."""
         self._warned_late: set[str] = set()
         self._paused = False
         self._budget_chars = float(self._burst_chars)
@@ -50,7 +50,7 @@ class Intake:
             self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
             return
         if self._implicit is not None:
-            # A bot that begins a whole turn has nothing to add to the one it left open.
+            # A bot that begins a whole turn adds nothing to the turn that it left open.
             self.close_turn(self._implicit, now_ns)
         turn = self._new(turn_id, len(text), now_ns, whole=True)
         if turn is not None:
@@ -86,33 +86,35 @@ class Intake:
         for turn in self._turns:
             self.close_turn(turn, now_ns)
 
-    def watch(self, now_ns: int, wake: list[int]) -> None:
-        """Cut what text is there into sentences, and end what the bot has left open. When to look again: to `wake`."""
+    def watch(self, now_ns: int) -> int | None:
+        """End turns that the bot left open, and cut the text into sentences. Returns when to look again."""
+        wake: list[int] = []
         turn_idle_s = self._limits.turn_idle_s
         for turn in self._turns:
-            if turn.cut(now_ns):
-                wake.append(now_ns)
-            if turn.unresolved:
-                # Before the frames go: a mark must travel behind its own frame, not behind the lead.
-                resolve_marks(turn)
-            if turn.closed:
-                continue
-            at_ns = turn.text_timeout_ns()
-            if at_ns is not None and now_ns >= at_ns:
-                turn.text_timed_out(now_ns)
-                at_ns = turn.text_timeout_ns()
-            if at_ns is not None:
-                wake.append(at_ns)
-            if turn_idle_s:
+            if turn_idle_s and not turn.closed:
                 at_ns = turn.last_text_ns + turn_idle_s * _S
                 if now_ns >= at_ns:
                     self.warn("turn_timeout", "no text for too long: the turn was ended", turn.id)
                     self.close_turn(turn, now_ns)
                 else:
                     wake.append(at_ns)
+            if turn.cut(now_ns):
+                wake.append(now_ns)
+            if turn.marks.live:
+                # Before the frames are sent: a mark must follow its own frame, not the whole lead.
+                place_marks(turn)
+            if turn.closed:
+                continue
+            timeout_ns = turn.text_timeout_ns()
+            if timeout_ns is not None and now_ns >= timeout_ns:
+                turn.text_timed_out(now_ns)
+                timeout_ns = turn.text_timeout_ns()
+            if timeout_ns is not None:
+                wake.append(timeout_ns)
+        return min(wake) if wake else None
 
     def named(self, turn_id: str | None, verb: str) -> Turn | None:
-        """The open turn a verb is about: the one named, or else the implicit one, or else the newest open one."""
+        """The open turn that a verb is for: the named one, else the implicit one, else the newest open one."""
         if turn_id is not None:
             turn = self._find(turn_id)
             if turn is None:
@@ -126,7 +128,7 @@ class Intake:
         return turn
 
     def for_mark(self, mark: m.Mark) -> Turn | None:
-        """The turn a mark belongs to; None if it was answered here because there is nothing to wait for."""
+        """The turn that a mark belongs to. None if the mark was answered here, because nothing is left to play."""
         if mark.turn is not None:
             turn = self._find(mark.turn)
             if turn is None:
@@ -142,8 +144,8 @@ class Intake:
             if turn is None:
                 self._out.append(m.MarkReached(mark.name, "played"))
                 return None
-        n_pending = sum(len(turn.marks()) for turn in self._turns)
-        if n_pending >= self._limits.pending_marks:
+        n_pending = sum(len(turn.marks) for turn in self._turns)
+        if n_pending >= self.settings.pending_marks:
             self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
             self._out.append(m.MarkReached(mark.name, "cleared", turn.id))
             return None
@@ -152,7 +154,7 @@ class Intake:
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
         old = self.speaking
-        self.speaking = Speaking(
+        self.speaking = TurnVoice(
             voice=old.voice if message.voice is None else message.voice,
             lang=old.lang if message.lang is None else message.lang,
             speed=old.speed if message.speed is None else message.speed,
@@ -172,12 +174,12 @@ class Intake:
     # -------------------------------------------------------------- limits
 
     def balance(self) -> int:
-        """Ask the bot to pause or resume its text; returns the characters that wait."""
+        """Ask the bot to pause or resume its text. Returns how many characters wait."""
         waiting = sum(turn.waiting_chars for turn in self._turns)
-        if not self._paused and waiting > self._limits.pause_chars:
+        if not self._paused and waiting > self.settings.pause_chars:
             self._paused = True
             self._out.append(m.Pause(waiting))
-        elif self._paused and waiting <= self._limits.resume_chars:
+        elif self._paused and waiting <= self.settings.resume_chars:
             self._paused = False
             self._out.append(m.Resume(waiting))
         return waiting
@@ -203,7 +205,7 @@ class Intake:
         if refusal is not None:
             self._refuse(*refusal, turn=turn_id)
             if not (may_come_again and refusal[0] in _RETRYABLE):
-                # The rest of a streamed turn would otherwise begin in the middle. A whole one may simply be said again.
+                # Otherwise the rest of a streamed turn would begin in the middle. A whole turn can be sent again.
                 self._remember(turn_id, "error")
             return None
         self._n_turns += 1
@@ -212,7 +214,7 @@ class Intake:
         return turn
 
     def _fits(self, turn: Turn, n_chars: int, now_ns: int) -> bool:
-        """True if a running turn may have this much more; otherwise it keeps what it has and the bot is told."""
+        """True if an open turn may have this much more text. Otherwise it keeps its text, and the bot is told."""
         if turn.n_chars + n_chars > self._limits.turn_chars:
             message = f"{turn.n_chars + n_chars} characters in one turn, the limit is {self._limits.turn_chars}"
             self._refuse("text_too_long", message, about=turn.id)
@@ -225,7 +227,7 @@ class Intake:
 
     @property
     def _burst_chars(self) -> int:
-        """A whole turn of the allowed length may come at once."""
+        """How many characters may come at once: at least a turn of the greatest length."""
         return max(2 * self._limits.text_chars_per_s, 2 * self._limits.turn_chars)
 
     def _spend(self, n_chars: int, now_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""The language of a call's text: what the bot says, else what the text shows."""
+"""The language of a call's text: the one that the bot names, else the one that the text shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from telephony_tts.engines.api import LangSource
 from telephony_tts.text.normalizer import detect_lang
 
 TellLanguage = Callable[[str], str | None]
-"""Gives the language of a sentence in Latin letters, None where that is not certain. Takes some 0.1 ms."""
+"""Returns the language of a sentence in Latin letters, or None if it is not certain. Takes about 0.1 ms."""
 HasVoice = Callable[[str | None, str], bool]
-"""Gives whether a text is spoken by a voice that has a language: (the voice that the bot named, the language)."""
+"""(the voice that the bot named, a language) → whether the voice that speaks the text has the language."""
 
 
 class CallLanguage:
-    """For one call. A sentence that does not show its language, such as "OK.", takes that of the last one that did."""
+    """The language of one call. A sentence that does not show it, such as "OK.", has the language of the one before."""
 
     def __init__(self, tell: TellLanguage | None = None, has_voice: HasVoice | None = None) -> None:
         """Without `tell` all Latin text counts as English. Without `has_voice` each language counts as spoken."""
@@ -23,7 +23,7 @@ class CallLanguage:
         self._last: str | None = None
 
     def of(self, sentence: str, said: str | None) -> tuple[str, LangSource]:
-        """The language of the call's next sentence, and its source. `said` is what the bot says, and decides."""
+        """The language of the call's next sentence, and its source. `said` is what the bot names, and it decides."""
         if said is not None:
             return said, "bot"
         seen = detect_lang(sentence)
@@ -33,9 +33,9 @@ class CallLanguage:
         return (seen, "letters") if self._last is None else (self._last, "words")
 
     def reading(self, language: tuple[str, LangSource], voice: str | None) -> str:
-        """The language by whose rules numbers and signs are read, for the bot's `voice`.
+        """The language whose rules are used to read numbers and signs, for the bot's `voice`.
 
-        A voice that does not have the language gets them in English, as without a detector. It would have to read bare
+        A voice that does not have the language gets them in English, as it does without a detector. It would get bare
         digits otherwise.
         """
         lang, source = language

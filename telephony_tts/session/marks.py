@@ -1,122 +1,167 @@
-"""Marks and the playhead: where the caller is in a turn's audio, and how we know."""
+"""The marks of one turn. Each mark is in exactly one state, and ends as `PLAYED` or `CLEARED`.
+
+    ASKED ──► PLACED ──► SENT ──┬─► PLAYED
+                  │       │     └─► CLEARED
+                  └───────┴► TIMED ──► the same two
+
+A mark with a name is the bot's, and its end is reported to the bot. A mark without a name is ours: its echo tells
+where the peer is in the audio.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 
-from telephony_tts.session.effects import Effect
-from telephony_tts.session.sender import Sender
-from telephony_tts.session.settings import SessionSettings
-from telephony_tts.session.turn import Mark, Part, Turn
-from telephony_tts.wire.messages import MarkReached, MediaBegun
-
-_S = 1_000_000_000
+NO_SAMPLE = sys.maxsize
 
 
-class Marks:
-    """The marks of a call. `sender` holds the ones that are on the wire, `out` is the session's own list."""
+class MarkState(Enum):
+    ASKED = 1
+    """Its place in the text is known, its place in the audio is not."""
+    PLACED = 2
+    """Its sample is known. The peer does not have it yet, or the peer reports no marks at all."""
+    SENT = 3
+    """The peer has it, and will report when it has played it."""
+    TIMED = 4
+    """The peer will not report it. It is played when the playhead reaches its sample."""
+    PLAYED = 5
+    CLEARED = 6
 
-    def __init__(self, settings: SessionSettings, sender: Sender, out: list[Effect]) -> None:
-        self.rate_hz = settings.rate_hz
-        self._sender = sender
-        self._out = out
-        self._echo_seen = False
 
-    def sentence_begun(self, turn: Turn, part: Part) -> None:
-        """The first audio of a sentence is there. Where each is a file it begins when the peer says so, not when the
-        one before has ended; the turn's first frame has such a mark anyway."""
-        if self._sender.peer_marks and turn.settings.whole_sentences and part.start_sample:
-            turn.resolved.append(Mark(None, 0, part.start_sample + turn.frame_samples))
+_ENDS = frozenset({MarkState.PLAYED, MarkState.CLEARED})
+_NEXT: dict[MarkState, frozenset[MarkState]] = {
+    MarkState.ASKED: _ENDS | {MarkState.PLACED},
+    # Back to ASKED: the turn is synthesised again for another codec.
+    MarkState.PLACED: _ENDS | {MarkState.ASKED, MarkState.SENT, MarkState.TIMED},
+    # Back to PLACED: the frames before it are sent again.
+    MarkState.SENT: _ENDS | {MarkState.PLACED, MarkState.TIMED},
+    MarkState.TIMED: _ENDS,
+    MarkState.PLAYED: frozenset(),
+    MarkState.CLEARED: frozenset(),
+}
 
-    def sentence_ended(self, turn: Turn, part: Part) -> None:
-        """All the audio of a sentence is there."""
-        if self._sender.peer_marks:
-            insort(turn.unresolved, Mark(None, part.sentence.end), key=lambda mark: mark.offset)
 
-    def came_back(self, name: str, now_ns: int) -> int | None:
-        """The peer has played up to a mark; how much later than on our schedule, None where that was put right. One of
-        a turn that is over finds nothing: Twilio echoes on clear too."""
-        found = self._sender.wire_marks.pop(name, None)
-        if found is None:
-            return None
-        turn, mark = found
-        self._echo_seen = True
-        turn.announced.remove(mark)
-        turn.anchor = (mark.position or 0, now_ns)
-        self.played(turn, mark)
-        played_ns = (mark.position or 0) * _S // self.rate_hz
-        late_ns = None if turn.playout.t0_ns is None else now_ns - turn.playout.t0_ns - played_ns
-        if late_ns is not None and turn.settings.whole_sentences:
-            self._sender.move(turn, late_ns)
-            return None
-        return late_ns
+@dataclass(slots=True, eq=False)
+class TurnMark:
+    """A place in the speech of a turn, behind `offset` characters of its text."""
 
-    def begun(self, message: MediaBegun, now_ns: int) -> None:
-        """A peer that plays files has begun one: it is at this place, whatever our schedule says."""
-        found = self._sender.wire_marks.get(message.mark)
-        if found is None:
-            return
-        turn, mark = found
-        position = max(0, (mark.position or 0) - message.n_samples)
-        turn.anchor = (position, now_ns)
-        if turn.playout.t0_ns is not None:
-            self._sender.move(turn, now_ns - turn.playout.t0_ns - position * _S // self.rate_hz)
+    name: str | None
+    offset: int
+    sample: int = 0
+    """Its place in the turn's audio, once it is placed."""
+    state: MarkState = MarkState.ASKED
+    wire_name: str = ""
+    """What the peer calls it, while it is sent."""
 
-    def lost(self, turns: list[Turn], now_ns: int) -> None:
-        """The peer has stopped and will begin again somewhere: until it says where, nothing more is heard."""
-        for turn in turns:
-            if turn.anchor is not None:
-                turn.heard_samples, _ = self.playhead(turn, now_ns)
-                turn.anchor = None
 
-    def played(self, turn: Turn, mark: Mark) -> None:
-        """Report a mark the caller has reached; our own position marks are nobody's business."""
-        if mark.name is not None:
-            self._out.append(MarkReached(mark.name, "played", turn.id))
+class TurnMarks:
+    """The marks of one turn that have not ended.
 
-    def report_reached(self, turn: Turn, waiting: list[Mark] | deque[Mark], now_ns: int, wake: list[int]) -> None:
-        """Report those of `waiting`, marks that the peer does not have, whose place the caller has reached."""
-        if not waiting:
-            return
-        position, _ = self.playhead(turn, now_ns)
-        while waiting and (waiting[0].position or 0) <= position and not _peer_will_tell(turn, waiting[0]):
-            self.played(turn, waiting[0])
-            del waiting[0]
-        if waiting and turn.playout.t0_ns is not None and not _peer_will_tell(turn, waiting[0]):
-            ahead_ns = -(-((waiting[0].position or 0) - position) * _S // self.rate_hz)
-            # Until the peer says more the playhead may stay where it is.
-            wake.append(now_ns + max(1 if waiting is turn.resolved else turn.playout.ptime_ns, ahead_ns))
+    They are one list: marks that are asked for stand at its end, in the order of the text. The others stand in the
+    order in which they are sent.
+    """
 
-    def end(self, turn: Turn, position: int, basis: str) -> None:
-        """Each mark of an interrupted turn ends here: played if its place was certainly heard, else cleared."""
-        for mark in turn.marks():
+    def __init__(self) -> None:
+        self.live: list[TurnMark] = []
+        self.next_sample = NO_SAMPLE
+        """The sample of the next mark to be sent; NO_SAMPLE if no mark is placed."""
+        self.end_is_sent = False
+        """The peer has the mark at the end of the turn."""
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+    def __iter__(self) -> Iterator[TurnMark]:
+        """All marks in the order of the text."""
+        return iter(sorted(self.live, key=lambda mark: mark.offset))
+
+    def first(self, state: MarkState) -> TurnMark | None:
+        return next((mark for mark in self.live if mark.state is state), None)
+
+    def in_state(self, state: MarkState) -> list[TurnMark]:
+        return [mark for mark in self.live if mark.state is state]
+
+    def sent_as(self, wire_name: str) -> TurnMark | None:
+        """The mark that the peer knows by this name; None if the peer is no longer expected to report it."""
+        return next((mark for mark in self.in_state(MarkState.SENT) if mark.wire_name == wire_name), None)
+
+    # ------------------------------------------------------------- new marks
+
+    def ask(self, name: str | None, offset: int) -> None:
+        """Add a mark whose place in the audio is not known yet."""
+        at = len(self.live)
+        while at and self.live[at - 1].state is MarkState.ASKED and self.live[at - 1].offset > offset:
+            at -= 1
+        self.live.insert(at, TurnMark(name, offset))
+
+    def add_ours(self, sample: int, offset: int = 0) -> None:
+        """Add a mark of ours at a known sample, behind the placed marks up to there."""
+        self._insert(TurnMark(None, offset, sample, MarkState.PLACED), sample)
+
+    def add_beginning(self, sample: int) -> None:
+        """Add a mark of ours that is sent before all others: its echo tells when the peer began to play."""
+        self._insert(TurnMark(None, 0, sample, MarkState.PLACED), -1)
+
+    def _insert(self, mark: TurnMark, behind_sample: int) -> None:
+        """Insert a placed mark behind those that are placed up to `behind_sample`."""
+        at = len(self.live)
+        for n, other in enumerate(self.live):
+            if other.state is MarkState.ASKED or (other.state is MarkState.PLACED and other.sample > behind_sample):
+                at = n
+                break
+        self.live.insert(at, mark)
+        self._find_next()
+
+    # --------------------------------------------------------- from state to state
+
+    def place(self, mark: TurnMark, sample: int) -> None:
+        """The place of a mark in the audio is known."""
+        self._set(mark, MarkState.PLACED)
+        mark.sample = sample
+        self._find_next()
+
+    def send(self, mark: TurnMark, wire_name: str) -> None:
+        """The peer gets the mark."""
+        self._set(mark, MarkState.SENT)
+        mark.wire_name = wire_name
+        self._find_next()
+
+    def leave_to_clock(self, mark: TurnMark) -> None:
+        """The peer will not report the mark. A mark of ours tells nothing then, so it ends."""
+        self._set(mark, MarkState.CLEARED if mark.name is None else MarkState.TIMED)
+        self._find_next()
+
+    def end(self, mark: TurnMark, state: MarkState) -> None:
+        """The mark was `PLAYED` or `CLEARED`."""
+        self._set(mark, state)
+        self._find_next()
+
+    def take_back(self, n_sent_samples: int) -> None:
+        """Only so many samples count as sent now. Marks behind them are sent again."""
+        self.end_is_sent = False
+        for mark in self.in_state(MarkState.SENT):
+            if mark.sample > n_sent_samples:
+                self._set(mark, MarkState.PLACED)
+        self._find_next()
+
+    def begin_again(self) -> None:
+        """The turn is synthesised again: no place in its audio is known any more."""
+        for mark in self.live[:]:
             if mark.name is None:
-                continue
-            is_ours_to_tell = basis != "marks" or (mark in turn.passed and not _peer_will_tell(turn, mark))
-            heard = is_ours_to_tell and mark.position is not None and mark.position <= position
-            self._out.append(MarkReached(mark.name, "played" if heard else "cleared", turn.id))
+                self._set(mark, MarkState.CLEARED)
+            elif mark.state is MarkState.PLACED:
+                self._set(mark, MarkState.ASKED)
+        self._find_next()
 
-    def playhead(self, turn: Turn, now_ns: int) -> tuple[int, str]:
-        """(samples of the turn the caller has heard, what we know it by).
+    def _set(self, mark: TurnMark, state: MarkState) -> None:
+        assert state in _NEXT[mark.state], f"a mark cannot go from {mark.state} to {state}"
+        mark.state = state
+        if state in _ENDS:
+            self.live.remove(mark)
 
-        A peer that reports marks is believed: no further than its first mark that has not come back, and from
-        the last one on by the clock. A peer that never reported one is taken to play on our schedule.
-        """
-        clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
-        knows = self._echo_seen or turn.settings.whole_sentences
-        if not self._sender.peer_marks or not knows:
-            return clock, "clock"
-        limit = turn.n_sent_samples
-        if turn.announced:
-            limit = min(limit, turn.announced[0].position or 0)
-        if turn.anchor is None:
-            return turn.heard_samples if turn.settings.whole_sentences else min(clock, limit), "marks"
-        position, at_ns = turn.anchor
-        played = max(position, min(limit, position + (now_ns - at_ns) * self.rate_hz // _S))
-        return max(turn.heard_samples, played), "marks"
-
-
-def _peer_will_tell(turn: Turn, mark: Mark) -> bool:
-    """It has a mark, at this place or before it, that it has not reached by its own account."""
-    return bool(turn.announced) and (turn.announced[0].position or 0) <= (mark.position or 0)
+    def _find_next(self) -> None:
+        mark = self.first(MarkState.PLACED)
+        self.next_sample = NO_SAMPLE if mark is None else mark.sample

@@ -1,8 +1,8 @@
 """When each frame of a turn is due: one monotonic schedule, due(n) = t0 + n * ptime.
 
-No relative sleeps, so nothing drifts: a late wake-up sends all that is due at once and the schedule stays
-where it was. Only when audio itself was missing (`resume_at`) does the schedule move, by exactly the gap.
-All times are integer nanoseconds on the caller's clock; float time made `0.08 - 0.06 > 0.02` once too often.
+There are no relative sleeps, so nothing drifts. A late wake-up sends all frames that are due, and the schedule stays
+as it was. The schedule moves only when audio was missing (`resume_at`), by exactly the gap. All times are integer
+nanoseconds, because `0.08 - 0.06 > 0.02` in floating point.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 
 
 class Playout:
-    """The schedule of one turn. `n_together` frames are sent at once, of which the last is `lead_ns` ahead."""
+    """The schedule of one turn. `frames_per_bulk` frames are sent at once, and the last of them is `lead_ns` ahead."""
 
-    __slots__ = ("first_lead_ns", "lead_ns", "n_sent", "n_together", "ptime_ns", "t0_ns")
+    __slots__ = ("first_lead_ns", "frames_per_bulk", "lead_ns", "n_sent", "ptime_ns", "t0_ns")
 
-    def __init__(self, ptime_ns: int, lead_ns: int, n_together: int = 1) -> None:
+    def __init__(self, ptime_ns: int, lead_ns: int, frames_per_bulk: int = 1) -> None:
         self.ptime_ns = ptime_ns
         self.lead_ns = lead_ns
-        self.n_together = n_together
-        self.first_lead_ns = lead_ns - (n_together - 1) * ptime_ns
-        """How far ahead the first frame of those sent together is."""
+        self.frames_per_bulk = frames_per_bulk
+        self.first_lead_ns = lead_ns - (frames_per_bulk - 1) * ptime_ns
+        """How far ahead the first frame of a bulk is."""
         self.t0_ns: int | None = None
         self.n_sent = 0
 
@@ -35,12 +35,12 @@ class Playout:
         return self.t0_ns + self.n_sent * self.ptime_ns
 
     def send_ns(self) -> int:
-        """When the next frame is to be sent: with the first of those it goes together with, less the lead."""
+        """When the next frame is to be sent: with the first frame of its bulk, the lead earlier."""
         assert self.t0_ns is not None
-        return self.t0_ns + (self.n_sent - self.n_sent % self.n_together) * self.ptime_ns - self.first_lead_ns
+        return self.t0_ns + (self.n_sent - self.n_sent % self.frames_per_bulk) * self.ptime_ns - self.first_lead_ns
 
     def resume_at(self, now_ns: int) -> int:
-        """A frame that was missing is here: move the schedule by the gap and return it (0 if none)."""
+        """A missing frame has come: move the schedule by the gap and return the gap (0 if there is none)."""
         gap_ns = now_ns - self.due_ns()
         if gap_ns <= 0:
             return 0
@@ -49,20 +49,20 @@ class Playout:
         return gap_ns
 
     def played_ns(self, now_ns: int) -> int:
-        """How much of what was sent has been heard by `now_ns`, if the peer plays on our schedule."""
+        """How much of the sent audio was heard by `now_ns`, if the peer plays on our schedule."""
         if self.t0_ns is None:
             return 0
         return max(0, min(now_ns - self.t0_ns, self.n_sent * self.ptime_ns))
 
     def end_ns(self) -> int:
-        """When the last frame sent so far will have been heard."""
+        """When the last sent frame will have been heard."""
         return self.due_ns()
 
 
 def outlet(settings: SessionSettings) -> tuple[Encoder, Playout]:
-    """Where a turn's audio goes, and when."""
+    """The encoder and the schedule of a turn."""
     lead_ms = settings.lead_ms if settings.pace == "realtime" else UNPACED_MS
     return (
         Encoder(settings.codec, settings.rate_hz, settings.ptime_ms, settings.fade_ms, settings.whole_sentences),
-        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.n_together),
+        Playout(settings.ptime_ms * 1_000_000, lead_ms * 1_000_000, settings.frames_per_bulk),
     )

@@ -1,4 +1,4 @@
-"""What a bot is told about its call and its turns, in figures."""
+"""The figures that a bot is told about its call and its turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MS = 1_000_000
 
 
 def latency(turn: Turn) -> dict[str, float | None]:
-    """Where the time of a turn's first sentence went, in milliseconds; empty if nothing was spoken."""
+    """Where the time of a turn's first sentence went, in milliseconds. Empty if nothing was spoken."""
     if not turn.parts:
         return {}
     first = turn.parts[0]
@@ -43,7 +43,7 @@ def _span_ms(begin_ns: int | None, end_ns: int | None) -> float | None:
 
 
 def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
-    """The place of a part that has all its audio."""
+    """The text of a part that has all its audio, and its place in the turn's audio."""
     assert part.start_sample is not None and part.end_sample is not None
     rate_hz = turn.settings.rate_hz
     start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz

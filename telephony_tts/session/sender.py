@@ -1,20 +1,20 @@
-"""Frames onto the wire: what is due within the lead goes now, and the gap of a dry engine moves the schedule once.
+"""Frames onto the wire: frames that are due within the lead are sent now, and an underrun moves the schedule once.
 
-The sender walks the call's turns in order. A turn begins where the one before it ends on the listener's clock, so
-two turns in a row have no gap and no overlap even though both are sent ahead of time.
+The sender walks the call's turns in order. A turn begins where the turn before it ends on the listener's clock. So two
+turns in a row have no gap and no overlap, though both are sent ahead of time.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from telephony_tts.session.effects import Effect
-from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.session.marks import NO_SAMPLE, MarkState
+from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import Frame, MediaMark, Started
 
 FRAMES_PER_POLL = 32
-"""A burst beyond it waits for the next poll, so that a socket that proves full, or a `clear`, finds it here."""
+"""More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
 
 class Sender:
@@ -24,29 +24,28 @@ class Sender:
         self._turns = turns
         self._out = out
         self.open = True
-        """False while there is no media leg or its socket is full; frames then wait and the schedule does not."""
+        """False while there is no media leg, or its socket is full. Frames then wait, and the schedule goes on."""
         self.allowance = FRAMES_PER_POLL
-        """Frames that may still leave in this poll; the session renews it."""
+        """How many frames may still be sent in this poll. The session sets it anew for each poll."""
         self.peer_marks = False
         """The peer reports marks, so positions come from it and not from our clock."""
         self.media_end_ns = 0
-        """When the last fully sent turn has been heard."""
+        """When the last turn that was fully sent has been heard."""
         self.on_frame: Callable[[bytes, int, int], None] | None = None
-        """Told of each frame of speech, when it is to be heard, and the time."""
+        """Called with each frame of speech, when it is to be heard, and the time now."""
         self.on_moved: Callable[[int], None] | None = None
-        """Told by how much what was sent is heard later than `on_frame` was told."""
+        """Called with the delay by which sent frames are heard later than `on_frame` was told."""
         self.silence: bytes | None = None
-        """A frame of it, for a peer that must never be left without: a telephone to which nothing comes may be taken
-        for dead on the way."""
+        """A frame of silence, for a peer that must always get frames: the network may take a silent telephone for
+        disconnected."""
         self.ptime_ns = 0
         self.silent_until_ns = 0
         """When the silence in the peer's buffer has been played."""
         self.next_ns: int | None = None
-        self.wire_marks: dict[str, tuple[Turn, Mark]] = {}
         self._n_marks = 0
 
     def send_due(self, now_ns: int) -> bool:
-        """Send what is due; True if a turn was sent to its end."""
+        """Send all frames that are due. True if a turn was sent to its end."""
         self.next_ns = None
         if not self.open:
             return False
@@ -62,7 +61,7 @@ class Sender:
         return ended
 
     def _fill(self, silence: bytes, now_ns: int) -> None:
-        """Send silence where the peer's buffer would run out. What is in it delays the next turn, so it is little."""
+        """Send silence when the peer's buffer is about to run out: one frame, because silence delays the next turn."""
         speaking = next((turn for turn in self._turns if not turn.sent_all), None)
         end_ns = max(self.media_end_ns, self.silent_until_ns)
         if speaking is not None and speaking.playout.t0_ns is not None:
@@ -74,13 +73,13 @@ class Sender:
         self.next_ns = fill_ns if self.next_ns is None else min(self.next_ns, fill_ns)
 
     def peer_holds(self, n_frames: int, now_ns: int) -> None:
-        """The peer has so many frames that it has not played. More than was sent ahead is a lateness of its own, which
-        would stay for ever if silence came as fast as it is played: so some is left out."""
+        """The peer has `n_frames` that it has not played. More than we sent ahead is a delay of the peer. It would
+        never shrink if silence came as fast as it is played, so some silence is left out."""
         self.silent_until_ns = max(self.silent_until_ns, now_ns + n_frames * self.ptime_ns)
 
     def move(self, turn: Turn, late_ns: int) -> None:
-        """The peer plays `turn` so much later than our schedule has it, with all that follows: each sentence takes it a
-        moment to begin, and that adds up."""
+        """The peer plays `turn`, and all turns after it, `late_ns` later than our schedule. The peer takes a moment to
+        begin each sentence, and these moments add up."""
         if late_ns <= 0:
             return
         for each in self._turns[self._turns.index(turn) :]:
@@ -92,7 +91,7 @@ class Sender:
             self.on_moved(late_ns)
 
     def _send_turn(self, turn: Turn, now_ns: int) -> bool:
-        """Send the due frames of `turn`; True if that was all of it, else `next_ns` says when to look again."""
+        """Send the due frames of `turn`. True if it is sent to its end, else `next_ns` says when to look again."""
         playout, encoder, again = turn.playout, turn.encoder, turn.again
         if playout.t0_ns is None:
             t0_ns = max(now_ns, self.media_end_ns, self.silent_until_ns)
@@ -128,8 +127,8 @@ class Sender:
                     self.on_frame(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
                 self._remember(turn, payload)
-                if self.peer_marks:
-                    self.announce_marks(turn)
+                if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
+                    self.send_marks(turn)
                 continue
             if turn.spoken_out:
                 if not encoder.finished:
@@ -139,8 +138,8 @@ class Sender:
                 turn.sent_all = True
                 self.media_end_ns = playout.end_ns()
                 if self.peer_marks:
-                    turn.resolved.append(Mark(None, turn.n_chars, turn.n_sent_samples))
-                    self.announce_marks(turn)
+                    turn.marks.add_ours(turn.n_sent_samples, turn.n_chars)
+                    self.send_marks(turn)
                 return True
             if now_ns < playout.due_ns():
                 self.next_ns = playout.due_ns()
@@ -150,34 +149,32 @@ class Sender:
             return False
 
     def _resumed(self, turn: Turn) -> None:
-        """When the peer was where before a gap says nothing of where it is behind it: as at the turn's beginning, the
-        echo of a mark behind the first frame tells."""
+        """After a gap the peer's place is unknown, as it is at the turn's beginning. The echo of a mark behind the next
+        frame tells it."""
         if self.peer_marks and not turn.settings.whole_sentences:
-            position = turn.n_sent_samples + turn.frame_samples
-            n_before = sum((mark.position or 0) <= position for mark in turn.resolved)
-            turn.resolved.insert(n_before, Mark(None, 0, position))
+            turn.marks.add_ours(turn.n_sent_samples + turn.frame_samples)
 
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
         if turn.first_frame_ns is not None:
-            return  # begun before, and taken back by the clear of a turn in front of it
+            return  # it had begun, and a clear of an earlier turn took its frames back
         turn.first_frame_ns = now_ns
-        # Waiting behind an earlier turn is not latency: the clock starts when this one could be heard.
+        # Waiting behind an earlier turn is not latency: the clock starts when this turn could be heard.
         may_sound_ns = max(turn.parts[0].ready_ns, self.media_end_ns)
         turn.first_audio_ms = round(max(0, now_ns - may_sound_ns) / 1e6, 3)
         self._out.append(Started(turn.id, turn.first_audio_ms))
         if self.peer_marks:
             # The echo of a mark behind the first frame tells when the peer truly began to play.
-            turn.resolved.appendleft(Mark(None, 0, turn.frame_samples))
+            turn.marks.add_beginning(turn.frame_samples)
 
     def _run_dry(self, turn: Turn, now_ns: int) -> bool:
-        """The next frame is due and not there. True if draining the encoder brought frames out."""
+        """The next frame is due and missing. True if draining the encoder gave frames."""
         waits_for_engine = turn.n_done < len(turn.parts)
         if not turn.is_dry:
             turn.is_dry = True
             turn.underruns += waits_for_engine and not turn.waits_for_bot
         if turn.n_done and (not waits_for_engine or turn.parts[turn.n_done].start_sample is None):
-            # Between utterances: the end of the last word must not wait inside the resampler for the next sentence.
+            # Between utterances the end of the last word must not wait inside the resampler for the next sentence.
             turn.encoder.drain()
             turn.ready_since_ns = now_ns
             if turn.encoder.n_ready_frames:
@@ -186,38 +183,46 @@ class Sender:
         return False
 
     def _remember(self, turn: Turn, payload: bytes) -> None:
-        """Keep what the peer may not have played yet, in case an earlier turn's clear throws it away."""
+        """Keep the frames that the peer may not have played: a clear of an earlier turn makes the peer drop them."""
         turn.recent.append(payload)
         n_lead = turn.playout.lead_ns // turn.playout.ptime_ns + 1
         if len(turn.recent) > n_lead:
             turn.recent.popleft()
 
-    def announce_marks(self, turn: Turn) -> None:
-        """Send the peer the marks whose place it has been sent. Where it has also been sent what follows, a mark would
-        come back that much too late."""
-        n_sent_samples = turn.n_sent_samples
-        while turn.resolved:
-            position = turn.resolved[0].position
-            if not turn.sent_all and (position is None or position > n_sent_samples):
+    # ------------------------------------------------------------------ marks
+
+    def sentence_begun(self, turn: Turn, part: Part) -> None:
+        """The first audio of a sentence has come. A peer that plays files tells with a mark when each sentence begins.
+        The turn's first frame has a mark in any case."""
+        if self.peer_marks and turn.settings.whole_sentences and part.start_sample:
+            turn.marks.add_ours(part.start_sample + turn.frame_samples)
+
+    def sentence_ended(self, turn: Turn, part: Part) -> None:
+        """All the audio of a sentence has come."""
+        if self.peer_marks:
+            turn.marks.ask(None, part.sentence.end)
+
+    def send_marks(self, turn: Turn) -> None:
+        """Send the peer the marks whose frames it has. A mark whose following frames it has too would come back too
+        late, so the clock decides about that mark."""
+        marks, n_sent_samples = turn.marks, turn.n_sent_samples
+        while (mark := marks.first(MarkState.PLACED)) is not None:
+            if not turn.sent_all and mark.sample > n_sent_samples:
                 return
-            mark = turn.resolved.popleft()
-            is_past = position is not None and position < n_sent_samples - turn.frame_samples
-            if (is_past or turn.end_is_placed) and not turn.settings.whole_sentences:
-                if mark.name is not None:
-                    turn.passed.append(mark)
+            is_past = mark.sample < n_sent_samples - turn.frame_samples
+            if (is_past or marks.end_is_sent) and not turn.settings.whole_sentences:
+                marks.leave_to_clock(mark)
                 continue
             self._n_marks += 1
-            name = f"{turn.seq}.{self._n_marks}"
-            self.wire_marks[name] = (turn, mark)
-            turn.announced.append(mark)
-            # Of our own marks those with no text before them stand at a beginning.
-            ends = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
-            turn.end_is_placed = turn.sent_all and not turn.resolved
-            self._out.append(MediaMark(name, ends, turn.end_is_placed))
+            marks.send(mark, f"{turn.seq}.{self._n_marks}")
+            # A mark of ours with no text before it stands at a beginning.
+            ends_sentence = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
+            marks.end_is_sent = turn.sent_all and marks.next_sample == NO_SAMPLE
+            self._out.append(MediaMark(mark.wire_name, ends_sentence, marks.end_is_sent))
 
     def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
-        """The peer's buffer is empty; turns that stay may have lost frames in it. The first such turn goes on from now;
-        those behind it had only begun ahead of time and begin again when it has ended. `heard_samples` has the turns
+        """The peer's buffer was emptied, so turns that stay may have lost frames. The first such turn goes on from now.
+        The turns after it had begun ahead of time, and begin again when it has ended. `heard_samples` has the turns
         that stay, in order."""
         self.media_end_ns = now_ns
         self.silent_until_ns = min(self.silent_until_ns, now_ns)
@@ -227,34 +232,10 @@ class Sender:
                 turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
             else:
                 turn.playout.t0_ns = None
-            self._take_back_marks(turn)
         for turn, heard in heard_samples.items():
             if turn.settings.whole_sentences:
-                self._keep_reached(turn, heard)
-
-    def _take_back_marks(self, turn: Turn) -> None:
-        """Marks placed in frames that will be sent again are placed again."""
-        n_sent_samples = turn.n_sent_samples
-        back = [mark for mark in turn.announced if (mark.position or 0) > n_sent_samples]
-        if back:
-            self._withdraw(turn, back)
-            turn.resolved.extendleft(reversed(back))
-
-    def _keep_reached(self, turn: Turn, heard_samples: int) -> None:
-        """A peer that plays files does not report files that it was told to forget. What it has played still counts as
-        heard, and we report the marks in it. The peer tells where it begins again."""
-        reached = list(turn.announced)
-        self._withdraw(turn, reached)
-        turn.passed += [mark for mark in reached if mark.name is not None]
-        turn.heard_samples, turn.anchor = heard_samples, None
-
-    def _withdraw(self, turn: Turn, marks: list[Mark]) -> None:
-        """The peer will not report these marks."""
-        self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[1] not in marks}
-        turn.announced = deque(mark for mark in turn.announced if mark not in marks)
-
-    def forget(self, turn: Turn) -> None:
-        """The turn is over: its marks on the wire are nobody's, their echoes will find nothing."""
-        if turn.announced:
-            self.wire_marks = {k: v for k, v in self.wire_marks.items() if v[0] is not turn}
-            turn.announced.clear()
+                # The peer does not report files that it was told to drop. What it has played still counts as heard, and
+                # we report the marks in it. The peer tells where it begins again.
+                for mark in turn.marks.in_state(MarkState.SENT):
+                    turn.marks.leave_to_clock(mark)
+                turn.heard_samples, turn.anchor = heard, None

@@ -1,12 +1,12 @@
 """The state machine of one call: messages and audio in, effects out, time as an argument.
 
-No I/O, no clock, no tasks. The driver calls `receive`, `audio` and the others as things happen and `poll` after
-each of them and no later than `deadline_ns`. What this file promises, and the property tests hold it to:
+It does no I/O, reads no clock and starts no tasks. The driver calls `receive`, `audio` and the other inputs as things
+happen. It calls `poll` after each of them, and no later than `deadline_ns`. Property tests check these promises:
 
 * after `cleared` no frame of that turn is sent;
 * every turn ends in exactly one of done, cleared, error;
 * every mark ends in exactly one of played, cleared;
-* stopping has one door, `interrupt`, whoever knocks.
+* every reason to stop goes through `interrupt`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.language import CallLanguage, HasVoice, TellLanguage
-from telephony_tts.session.marks import Marks
+from telephony_tts.session.marks import MarkState
+from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.session.supply import Supply
-from telephony_tts.session.turn import Mark, Turn
+from telephony_tts.session.turn import Turn
 from telephony_tts.wire import messages as m
 
 _MS = 1_000_000
@@ -47,9 +48,9 @@ class Session:
         tell_language: TellLanguage | None = None,
         has_voice: HasVoice | None = None,
     ) -> None:
-        """`voice_model` finds the network that tells the caller's voice, for barge-in; without it there is none.
-        `tell_language` tells the language of Latin text; without it all of that counts as English.
-        `has_voice` tells whether the voice of a text has a language."""
+        """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
+        `tell_language` detects the language of Latin text; without it all Latin text counts as English.
+        `has_voice` tells whether the voice of a text speaks a language."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -58,7 +59,7 @@ class Session:
         self._supply = Supply(self.turns, self._out, settings.made_ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
         self._media_clears = False
-        self._marks = Marks(settings, self._sender, self._out)
+        self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
         self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(tell_language, has_voice))
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
@@ -66,7 +67,9 @@ class Session:
         self._close_code = (1000, "closed")
         self._last_active_ns = now_ns
         self._dirty = True
-        self._house_ns: int | None = None
+        self._housekeeping_ns: int | None = None
+        self._text_ns: int | None = None
+        """When the intake has to look at the text again."""
         self.n_underruns = 0
 
     # -------------------------------------------------------------- input
@@ -84,16 +87,20 @@ class Session:
             return
         self._dirty = True
         if isinstance(message, m.MediaMark):
-            late_ns = self._marks.came_back(message.name, now_ns)
-            if late_ns is not None:
-                self.caller.peer_is_late(late_ns)
+            if (late := self._playhead.mark_came_back(message.name, now_ns)) is not None:
+                late_turn, late_ns = late
+                if late_turn.settings.whole_sentences:
+                    self._sender.move(late_turn, late_ns)
+                else:
+                    self.caller.peer_is_late(late_ns)
             return
         if isinstance(message, m.MediaBegun):
-            self._marks.begun(message, now_ns)
+            if (late := self._playhead.file_begun(message, now_ns)) is not None:
+                self._sender.move(*late)
             self.caller.file_begun()
             return
         if isinstance(message, m.MediaLost):
-            self._marks.lost(self.turns, now_ns)
+            self._playhead.peer_stopped(now_ns)
             return
         if isinstance(message, m.MediaDtmf):
             self._out.append(m.Dtmf(message.digit))
@@ -118,7 +125,7 @@ class Session:
                     self._intake.warn("no_active_turn", "nothing to clear", turn_id)
             case m.Mark(name):
                 if (turn := self._intake.for_mark(message)) is not None:
-                    turn.unresolved.append(Mark(name, turn.n_chars))
+                    turn.marks.ask(name, turn.n_chars)
             case m.Configure():
                 self._intake.configure(message)
                 self.inbound.configure(message)
@@ -147,14 +154,16 @@ class Session:
 
     @property
     def wants_audio(self) -> bool:
-        """Whether anybody listens to the caller."""
+        """Whether the bot or barge-in needs the caller's audio."""
         return self.inbound.form != "none" or self.caller.is_on
 
     def attach_media(
         self, now_ns: int, *, marks: bool, clears: bool, fills: bool = False, start: m.MediaStart | None = None
     ) -> None:
-        """The media leg is there; frames flow from now on, as `start` has them, by default as they were expected.
-        `marks` and `clears` say what its dialect can do, `fills` that it is never to be left without frames."""
+        """The media leg is there, so frames flow from now on. `start` says in which format, None: as expected.
+
+        `marks` and `clears` say what its dialect can do. `fills`: it gets silence while there is no speech.
+        """
         if start is not None:
             self._speak_as(start)
         settings, sender = self.settings, self._sender
@@ -169,50 +178,49 @@ class Session:
         self._media_clears = clears
 
     def _speak_as(self, start: m.MediaStart) -> None:
-        """Speech for another telephone than was expected: what was made for that one is made again."""
+        """The media leg has another format than was expected: speech that was synthesised is synthesised again."""
         before = self.settings
         settings = replace(
             before, codec=start.codec, rate_hz=start.rate_hz, ptime_ms=start.ptime_ms or before.ptime_ms,
             bulk_ms=start.bulk_ms, whole_sentences=start.whole_sentences, ahead_ms=max(before.ahead_ms, start.ahead_ms),
         )
         if start.lead_ms is not None:
-            # Who says how much it holds would lose what a whole turn has beyond that.
+            # A peer that states how much it holds would drop what is sent beyond that.
             settings = replace(settings, lead_ms=start.lead_ms, pace="realtime")
         if settings == before:
             return
         self.settings = settings
         self._supply.keep_ahead(settings.made_ahead_ms * _MS)
-        self._marks.rate_hz = settings.rate_hz
+        self._playhead.rate_hz = settings.rate_hz
         self._intake.settings = settings
         for turn in self.turns:
             self._supply.drop(turn)
             turn.begin_again(settings)
 
     def peer_holds(self, n_frames: int, now_ns: int) -> None:
-        """What the peer has not played yet, by its own account."""
+        """The peer reports that it has `n_frames` which it has not played."""
         self._sender.peer_holds(n_frames, now_ns)
         self._dirty = True
 
     def writable(self, flag: bool) -> None:
-        """The media socket can take more, or cannot: frames then wait here, where a clear can still drop them."""
+        """The media socket can take more, or cannot. Frames then wait here, where a clear can still drop them."""
         self._sender.open = flag and self._media
         self._dirty = True
 
     def audio(self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0) -> None:
-        """PCM from the engine. Audio of an interrupted turn finds no part and is gone."""
-        found = self._supply.part_of(utterance_id)
+        """PCM from the engine. Audio of an interrupted turn finds no part and is dropped."""
+        found = self._supply.chunk_came(utterance_id)
         if found is None:
             return
         turn, part = found
         is_beginning = part.start_sample is None
         turn.take(part, chunk, gain_db, now_ns)
         if is_beginning:
-            self._marks.sentence_begun(turn, part)
-        self._supply.fed()
+            self._sender.sentence_begun(turn, part)
         self._dirty = True
 
     def audio_ended(self, utterance_id: str, now_ns: int) -> None:
-        """The engine has given all of the utterance."""
+        """The engine has given all the audio of the utterance."""
         found = self._supply.part_of(utterance_id)
         if found is None:
             return
@@ -227,7 +235,7 @@ class Session:
         if not part.is_told:
             part.is_told = True
             self._out.append(sentence_spoken(turn, part))
-        self._marks.sentence_ended(turn, part)
+        self._sender.sentence_ended(turn, part)
 
     def audio_failed(self, utterance_id: str, error: TelephonyTTSError, now_ns: int) -> None:
         """The engine could not speak the utterance: its turn ends with an error, the call goes on."""
@@ -246,9 +254,9 @@ class Session:
         heard_ms: int | None = None,
         error: TelephonyTTSError | None = None,
     ) -> bool:
-        """The one door: end one turn, or all, now. True if there was anything to end.
+        """End one turn, or all turns, now. Every reason to stop comes through here. True if a turn was ended.
 
-        Each turn ends with `cleared` (with `error` if one is given) that says what the caller heard of it.
+        Each turn ends with `cleared`, or with `error` if one is given, which says what the caller heard of the turn.
         """
         hit = [turn for turn in self.turns if turn_id is None or turn.id == turn_id]
         if not hit:
@@ -257,7 +265,7 @@ class Session:
         keep = [turn for turn in self.turns if turn not in hit]
         self.turns[:] = keep
         sounded = [turn for turn in hit if turn.playout.n_sent]
-        positions = {turn: self._marks.playhead(turn, now_ns) for turn in sounded}
+        positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded}
         for turn in hit:
             self._supply.drop(turn)
         self._silence(sounded, keep, now_ns)
@@ -266,7 +274,7 @@ class Session:
             if heard_ms is not None and turn is hit[0]:
                 basis = "client"
                 position = min(heard_ms * self.settings.rate_hz // 1000, turn.n_sent_samples)
-            self._marks.end(turn, position, basis)
+            self._playhead.report_interrupted(turn, position, basis)
             offset = heard_offset(turn, position)
             text = turn.text
             heard_at_ms = position * 1000 // self.settings.rate_hz
@@ -286,7 +294,7 @@ class Session:
         return True
 
     def hang_up(self, reason: str, now_ns: int) -> None:
-        """The telephone side is gone: nothing more can be heard."""
+        """The telephone side is gone, so the caller hears nothing more."""
         if self.finished:
             return
         self.interrupt("hangup", now_ns)
@@ -294,7 +302,7 @@ class Session:
         self._finish(1000, "the call has ended")
 
     def close(self, now_ns: int, *, at_once: bool = False, code: int = 1000, reason: str = "closed") -> None:
-        """Take no more turns, and finish when the last one is over (at once: clear them first)."""
+        """Take no more turns, and finish when the last turn is over. `at_once`: clear the turns first."""
         if self.finished:
             return
         self._close_code = (code, reason)
@@ -304,7 +312,7 @@ class Session:
             self.interrupt("close", now_ns)
 
     def _silence(self, sounded: list[Turn], keep: list[Turn], now_ns: int) -> None:
-        """Stop what is on its way to the caller's ear, and repair the turns that stay."""
+        """Stop audio that is on its way to the caller, and repair the turns that stay."""
         sender = self._sender
         cut = next((turn for turn in sounded if not turn.sent_all), None)
         if cut is not None and sender.open and self.settings.fade_on_clear and not self._media_clears:
@@ -315,46 +323,47 @@ class Session:
             self._out.append(m.MediaClear())
         if not sounded:
             return
-        heard_samples = {turn: self._marks.playhead(turn, now_ns)[0] for turn in keep}
+        heard_samples = {turn: self._playhead.position(turn, now_ns)[0] for turn in keep}
         sender.emptied(heard_samples, now_ns)
         self.caller.emptied(now_ns)
 
     # -------------------------------------------------------------- output
 
     def poll(self, now_ns: int) -> list[Effect]:
-        """Do all that is due by `now_ns` and hand over the effects, in the order they must happen."""
+        """Do all that is due by `now_ns`, and return the effects in the order in which they must happen."""
         sender = self._sender
         sender.allowance = FRAMES_PER_POLL
-        if self._dirty or (self._house_ns is not None and now_ns >= self._house_ns):
-            self._keep_house(now_ns)
-        if sender.next_ns is not None and now_ns >= sender.next_ns and sender.send_due(now_ns):
-            self._keep_house(now_ns)
+        is_due = self._dirty or (self._housekeeping_ns is not None and now_ns >= self._housekeeping_ns)
+        if is_due:
+            # Before the frames: a mark is sent behind its own frame, and after a turn that ends here the next begins.
+            self._dirty = False
+            self._text_ns = self._intake.watch(now_ns)
+            self._end_stuck_turn(now_ns)
+        if is_due or (sender.next_ns is not None and now_ns >= sender.next_ns):
+            # When a turn was sent to its end, housekeeping has to arrange when it counts as played.
+            is_due |= sender.send_due(now_ns)
+        if is_due:
+            self._run_housekeeping(now_ns)
         effects = self._out[:]
         self._out.clear()
         return effects
 
     def deadline_ns(self) -> int | None:
-        """Call `poll` again no later than this; None: only when something happens."""
-        send_ns, house_ns = self._sender.next_ns, self._house_ns
-        if send_ns is None or (house_ns is not None and house_ns < send_ns):
-            return house_ns
+        """Call `poll` again no later than this. None: only when something happens."""
+        send_ns, housekeeping_ns = self._sender.next_ns, self._housekeeping_ns
+        if send_ns is None or (housekeeping_ns is not None and housekeeping_ns < send_ns):
+            return housekeeping_ns
         return send_ns
 
-    def _keep_house(self, now_ns: int) -> None:
-        """Everything that is not a frame: text, supply, marks, ends of turns, limits."""
-        self._dirty = False
+    def _run_housekeeping(self, now_ns: int) -> None:
+        """Everything that follows the frames: supply, marks, ends of turns, limits."""
         wake: list[int] = []
-        self._intake.watch(now_ns, wake)
-        self._sender.send_due(now_ns)
-        self._give_up_on_stuck_engine(now_ns)
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
-        if supply_ns is not None:
-            wake.append(supply_ns)
-        self._sender.send_due(now_ns)
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
-        if (caller_ns := self.caller.poll(now_ns)) is not None:
-            wake.append(caller_ns)
+        for at_ns in (self._text_ns, supply_ns, self.caller.poll(now_ns)):
+            if at_ns is not None:
+                wake.append(at_ns)
         if not self.turns and not self.finished:
             if self._intake.closing:
                 self._finish(*self._close_code)
@@ -364,38 +373,38 @@ class Session:
                     self._out.append(m.ErrorEvent("idle", "no message for too long", fatal=True))
                     self._finish(1008, "idle")
                 wake.append(idle_ns)
-        self._house_ns = min(wake) if wake else None
+        self._housekeeping_ns = min(wake) if wake else None
         if self._dirty:
-            self._house_ns = now_ns
+            self._housekeeping_ns = now_ns
 
-    def _give_up_on_stuck_engine(self, now_ns: int) -> None:
+    def _end_stuck_turn(self, now_ns: int) -> None:
         if (turn := self._supply.stuck(now_ns)) is not None:
             error = EngineError(f"the engine gave no audio for {self.settings.engine_timeout_ms / 1000:g} s")
             self.interrupt("engine_failure", now_ns, turn_id=turn.id, error=error)
 
     def _end_played_turns(self, now_ns: int, wake: list[int]) -> None:
-        """Report marks that were played and end the turns that were, in order."""
+        """Report marks that were played, and end turns that were played, in order."""
         peer_marks = self._sender.peer_marks
         while self.turns:
             turn = self.turns[0]
             if peer_marks and turn.playout.t0_ns is not None:
-                self._sender.announce_marks(turn)
-                self._marks.report_reached(turn, turn.passed, now_ns, wake)
+                self._sender.send_marks(turn)
+                self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
             else:
-                self._marks.report_reached(turn, turn.resolved, now_ns, wake)
+                self._playhead.report(turn, MarkState.PLACED, now_ns, wake)
             if not turn.sent_all:
                 return
             if turn.playout.t0_ns is not None:
                 at_ns = turn.playout.end_ns()
-                if turn.announced:
+                is_awaited = turn.marks.first(MarkState.SENT) is not None
+                if is_awaited:
                     if turn.settings.whole_sentences:
-                        return  # The leg waits for the peer, and ends the call where it waits in vain.
+                        return  # The leg waits for the peer's report, and ends the call if none comes.
                     at_ns += self.settings.mark_timeout_ms * _MS
-                if now_ns < at_ns and not (peer_marks and not turn.announced):
+                if now_ns < at_ns and not (peer_marks and not is_awaited):
                     wake.append(at_ns)
                     return
-            for mark in turn.marks():
-                self._marks.played(turn, mark)
+            self._playhead.report_all_played(turn)
             self.turns.pop(0)
             self._last_active_ns = now_ns
             if turn.n_skipped or not turn.parts:
@@ -410,7 +419,6 @@ class Session:
 
     def _forget(self, turn: Turn, outcome: str) -> None:
         self.n_underruns += turn.underruns
-        self._sender.forget(turn)
         self._intake.forget(turn, outcome)
 
     def _finish(self, code: int, reason: str) -> None:

@@ -1,84 +1,125 @@
-"""What a session is told once, when its call begins."""
+"""The settings of a call, and the sections of the configuration that they come from.
+
+`telephony_tts.config` reads the sections `speech`, `barge_in` and `limits` straight into the classes here, so each
+setting and its allowed values are declared once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from telephony_tts.schema import Between, OneOf
+
+Count = Annotated[int, Between(1, 1e9)]
+Milliseconds = Annotated[int, Between(0, 600_000)]
+IdleSeconds = Annotated[int, Between(0, 86_400)]
+MOST_PTIME_MS = 60
 
 UNPACED_MS = 24 * 3600 * 1000
 """The lead of a call that is not paced: more than any call lasts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on what one bot may ask of one call; 0 means none for `idle_s`, `turn_idle_s`, `text_chars_per_s`."""
+class SpeechSettings:
+    """The section `speech`: what a call starts with. The bot may change most of it.
 
-    turn_chars: int = 4000
-    queued_turns: int = 32
-    text_chars_per_s: int = 2000
-    pause_chars: int = 2000
-    resume_chars: int = 500
-    idle_s: int = 3600
-    turn_idle_s: int = 30
-    pending_marks: int = 256
+    `voice` None is the default engine's first voice. `lead_ms` is how far ahead of real time frames are sent,
+    `ahead_ms` how far ahead of the playout speech is synthesised. `pace` "burst" sends whatever is ready at once, for
+    peers that buffer. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it;
+    "sentence" waits for its end. The bot is asked to pause when more than `pause_chars` wait, and to resume at
+    `resume_chars`.
+    """
+
+    voice: str | None = None
+    lang: str | None = None
+    speed: Annotated[float, Between(0.5, 2.0)] = 1.0
+    codec: Annotated[str, OneOf(("ulaw", "alaw", "pcm"))] = "ulaw"
+    rate_hz: Annotated[int, OneOf((8_000, 16_000, 24_000, 48_000))] = 8_000
+    ptime_ms: Annotated[int, OneOf((10, 20, 30, 40, MOST_PTIME_MS))] = 20
+    pace: Annotated[str, OneOf(("realtime", "burst"))] = "realtime"
+    lead_ms: Milliseconds = 200
+    ahead_ms: Milliseconds = 2_000
+    first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
+    text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
+    text_mode: Annotated[str, OneOf(("sentence", "interleaved"))] = "sentence"
+    detect_language: bool = True
+    pause_chars: Count = 2_000
+    resume_chars: Annotated[int, Between(0, 1e9)] = 500
+
+    def conflicts(self) -> Iterator[str]:
+        if self.codec != "pcm" and self.rate_hz != 8_000:
+            yield f"rate_hz: {self.rate_hz} does not go with codec {self.codec}; G.711 is 8000 Hz"
+        if self.ahead_ms < self.lead_ms:
+            yield f"ahead_ms: {self.ahead_ms} is less than lead_ms ({self.lead_ms}); audio must exist before it is sent"
+        if self.resume_chars >= self.pause_chars:
+            yield f"resume_chars: {self.resume_chars} is not below pause_chars ({self.pause_chars})"
 
 
 @dataclass(frozen=True, slots=True)
-class BargeIn:
-    """Whether the caller's voice interrupts, and which of it counts.
+class BargeInSettings:
+    """The section `barge_in`: whether the caller's voice interrupts. A bot may choose otherwise for its call.
 
-    `min_speech_ms` of speech are a beginning, `silence_ms` without any its end. For `hold_off_ms` after we have begun
-    to speak, also again after an interruption, nothing is interrupted. What is below `floor_dbov` is line noise.
+    Speech begins after `min_speech_ms` of voice and ends after `silence_ms` without. Nothing is interrupted for
+    `hold_off_ms` after we begin to speak, nor after an interruption. Audio below `floor_dbov` is line noise.
     """
 
     enabled: bool = False
-    min_speech_ms: int = 200
-    hold_off_ms: int = 500
-    silence_ms: int = 500
-    floor_dbov: float = -45.0
+    min_speech_ms: Annotated[int, Between(64, 2_000)] = 200
+    hold_off_ms: Annotated[int, Between(0, 10_000)] = 500
+    silence_ms: Annotated[int, Between(100, 10_000)] = 500
+    floor_dbov: Annotated[float, Between(-90, -10)] = -45.0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """How one call speaks.
+class CallLimits:
+    """What one call may use: the part of the section `limits` that a session enforces.
 
-    `lead_ms` is how far ahead of real time frames are sent, `ahead_ms` how far ahead of the playout speech is
-    synthesised. Frames that make up `bulk_ms` are sent together, which is never more than `lead_ms`; 0: each when its
-    own time has come. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it;
-    "sentence" waits for its end. `whole_sentences` is for a peer that plays sentence by sentence: each is made without
-    a pause, its frames are its own, and marks tell where it begins and ends. `control_tokens` are signs for the engine,
-    handed on as they stand in the text. `pace` "burst" sends whatever is ready at once, for peers that buffer.
+    0 means no limit for `text_chars_per_s`, `idle_s` and `turn_idle_s`.
+    """
+
+    queued_turns: Count = 32
+    turn_chars: Count = 4_000
+    text_chars_per_s: Annotated[int, Between(0, 1e9)] = 2_000
+    idle_s: IdleSeconds = 3_600
+    turn_idle_s: IdleSeconds = 30
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings(SpeechSettings):
+    """How one call speaks: the section `speech`, and what belongs to this call and its media leg.
+
+    Frames that make up `bulk_ms` are sent together, and `bulk_ms` is never more than `lead_ms`; 0 sends each frame at
+    its own time. `whole_sentences` is for a peer that plays sentence by sentence: a sentence is made without a pause
+    and fills frames of its own, and marks tell where it begins and ends. `control_tokens` are passed to the engine as
+    they stand in the text.
     """
 
     session: str = "s"
     call: str = "call"
-    codec: str = "ulaw"
-    rate_hz: int = 8000
-    ptime_ms: int = 20
-    pace: str = "realtime"
-    lead_ms: int = 200
     bulk_ms: int = 0
-    ahead_ms: int = 2000
     fade_ms: int = 5
     fade_on_clear: bool = True
-    voice: str | None = None
-    lang: str | None = None
-    speed: float = 1.0
-    first_clause_chars: int = 24
-    text_timeout_ms: int = 500
-    text_mode: str = "sentence"
     whole_sentences: bool = False
     control_tokens: tuple[str, ...] = ()
     mark_timeout_ms: int = 2000
     engine_timeout_ms: int = 30_000
-    barge_in: BargeIn = BargeIn()
-    limits: Limits = Limits()
+    pending_marks: int = 256
+    barge_in: BargeInSettings = BargeInSettings()
+    limits: CallLimits = CallLimits()
+
+    @classmethod
+    def of(cls, speech: SpeechSettings, **others: Any) -> SessionSettings:
+        """The settings of the section `speech`, with `others`."""
+        return cls(**{item.name: getattr(speech, item.name) for item in fields(SpeechSettings)}, **others)
 
     @property
     def made_ahead_ms(self) -> int:
-        """How far ahead speech is made: without a pace all of it."""
+        """How far ahead speech is synthesised: without a pace all of it."""
         return self.ahead_ms if self.pace == "realtime" else UNPACED_MS
 
     @property
-    def n_together(self) -> int:
-        """Frames that make up `bulk_ms`."""
+    def frames_per_bulk(self) -> int:
+        """How many frames are sent together."""
         return max(1, self.bulk_ms // self.ptime_ms)

@@ -1,8 +1,8 @@
 """One turn: the bot's text, the sentences cut from it, and the audio they became.
 
-Text is cut lazily, a little at a time and only as far ahead as speech needs, so a turn of 4,000 characters costs
-the event loop no more at once than a short one. A turn owns everything that is its own (segmenter, encoder,
-schedule, marks) and all of it goes when the turn goes; audio that comes later finds no part to belong to.
+Text is cut a little at a time, only as far ahead as speech needs. So a turn of 4,000 characters costs the event loop no
+more at once than a short turn. A turn owns its segmenter, encoder, schedule and marks, and they end with it. Audio that
+comes later finds no part and is dropped.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ from dataclasses import dataclass, field, replace
 
 from telephony_tts.engines.api import Chunk, LangSource, TextFeed, Utterance
 from telephony_tts.session.language import CallLanguage
+from telephony_tts.session.marks import TurnMarks
 from telephony_tts.session.playout import outlet
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import SpokenSpan, detect_lang, is_speakable, normalize_spans
 from telephony_tts.text.segmenter import Segmenter, Sentence
 from telephony_tts.text.settled import behind, settled_spans
 
-# Text is fed to the segmenter in pieces of this size until two sentences wait: bounded work per poll.
+# Text is fed to the segmenter in pieces of this size until two sentences wait, so the work of a poll is bounded.
 _PIECE_CHARS = 256
 _SENTENCES_AHEAD = 2
 _PIECES_AT_ONCE = 4
-# The segmenter lets an ordinary last word go only when asked again with nothing fed between.
+# The segmenter gives an ordinary last word only at the second timeout in a row.
 _TIMEOUTS = 2
-# How much of an open sentence is looked at beyond what was fed; the segmenter ends any sentence sooner.
+# How much text of an open sentence is looked at beyond the text that was fed. The segmenter ends any sentence sooner.
 _OPEN_CHARS = 512
-# From this length on, an open sentence that the segmenter gives up waiting for ends with what was fed.
+# An open sentence of this length ends with the text that was fed, when the segmenter ends it at an earlier place.
 _LONG_CHARS = 160
 
 
 @dataclass(slots=True)
 class Part:
-    """A sentence on its way to speech.
+    """A sentence of a turn, its utterance, and its place in the audio.
 
-    While it is open the bot still writes it: `sentence` and the utterance's text are what of it was given to the
-    engine so far. `ready_ns` is when the sentence was complete, of a part that began open when it began.
+    While a part is open the bot still writes it: `sentence` and the utterance have the text that the engine was given
+    so far. `ready_ns` is when the sentence was complete. For a part that began open, it is when the part began.
     """
 
     sentence: Sentence
@@ -44,32 +45,23 @@ class Part:
     is_open: bool = False
     spans: list[SpokenSpan] = field(default_factory=list)
     language: tuple[str, LangSource] | None = None
-    """The language of an open part, told from its beginning. The whole part is read in it."""
+    """The language of an open part, detected from its beginning. The whole part is read in this language."""
     utterance: Utterance | None = None
     submitted_ns: int | None = None
     begun_ns: int | None = None
-    """When the engine took it up; known with its first audio."""
+    """When the engine began to work on it. Known with its first audio."""
     first_pcm_ns: int | None = None
     is_told: bool = False
-    """The bot knows of its place."""
+    """The bot was told its place in the audio."""
     start_sample: int | None = None
     end_sample: int | None = None
     words: list[tuple[int, int]] = field(default_factory=list)
     """(offset in `utterance.text`, sample on the turn's timeline) at which each word ends."""
 
 
-@dataclass(slots=True, eq=False)
-class Mark:
-    """A place in the speech. `name` is None for the ones we set ourselves to learn where the peer is."""
-
-    name: str | None
-    offset: int
-    position: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class Speaking:
-    """The voice settings a turn begins with."""
+class TurnVoice:
+    """The voice settings of a turn, fixed when it begins."""
 
     voice: str | None
     lang: str | None
@@ -86,11 +78,11 @@ class Turn:
         turn_id: str,
         seq: int,
         settings: SessionSettings,
-        speaking: Speaking,
+        speaking: TurnVoice,
         language: CallLanguage,
         now_ns: int,
     ) -> None:
-        """`language` is the call's."""
+        """`language` is the language of the call."""
         self.id = turn_id
         self.seq = seq
         self.settings = settings
@@ -106,26 +98,19 @@ class Turn:
         self.first_audio_ms: float | None = None
         self.underruns = 0
         self.in_gap = False
-        """A frame was missing when it was due: the schedule moves when the next one goes out."""
+        """A frame was missing when it was due. The schedule moves when the next frame is sent."""
         self.is_dry = False
-        """The engine or the bot was late; true until audio comes, so that one lateness counts once."""
+        """The engine or the bot was late. True until audio comes, so that one underrun counts once."""
         self.ready_since_ns = now_ns
         self.sent_all = False
-        self.unresolved: list[Mark] = []
-        """Ordered by text offset; `resolved` and `announced` by place in the audio."""
-        self.resolved: deque[Mark] = deque()
-        self.announced: deque[Mark] = deque()
-        self.passed: list[Mark] = []
-        """Marks whose place was known only when the peer had been sent what follows it."""
-        self.end_is_placed = False
-        """The peer has the mark that tells where the turn ends."""
+        self.marks = TurnMarks()
         self.anchor: tuple[int, int] | None = None
-        """(sample, time) at which the peer last told us where it was; None also where it has lost its place."""
+        """(sample, time) of the peer's last report of its place. None too while it has lost its place."""
         self.heard_samples = 0
-        """Heard before the peer lost its place. We never report less, though the peer may play some of it again."""
+        """Heard before the peer lost its place. We never report less, though the peer may play some audio again."""
         self.recent: deque[bytes] = deque()
         self.again: deque[bytes] = deque()
-        """Frames to send once more, because a clear of an earlier turn emptied the peer's buffer."""
+        """Frames to send again, because a clear of an earlier turn emptied the peer's buffer."""
         self._pieces: list[str] = []
         self._text = ""
         self.n_chars = self._n_cut = 0
@@ -137,9 +122,9 @@ class Turn:
         self.n_skipped = 0
         self._open: Part | None = None
         self._n_spoken = 0
-        """Text before this was spoken with an open part, though the segmenter still holds some of it."""
+        """Text before this offset was spoken with an open part, though the segmenter still holds some of it."""
         self._last_text: str | None = None
-        """The end of what was the open part, until `more_text` hands it over."""
+        """The last text of a part that was open, until `more_text` returns it."""
 
     # ------------------------------------------------------------------ text
 
@@ -163,13 +148,13 @@ class Turn:
         self.last_text_ns = now_ns
 
     def flush(self) -> None:
-        """What was received so far is to be spoken without waiting for the end of its sentence."""
+        """Speak the text received so far without waiting for the end of its sentence."""
         if not self._barriers or self._barriers[-1] < self.n_chars:
             self._barriers.append(self.n_chars)
 
     @property
     def cut_all(self) -> bool:
-        """No received text waits in front of the segmenter (some may still be pending inside it)."""
+        """The segmenter has all the text that was received. Some of it may still be pending there."""
         return self._n_cut == self.n_chars and not self._barriers
 
     @property
@@ -178,7 +163,7 @@ class Turn:
 
     @property
     def text_exhausted(self) -> bool:
-        """Closed, and every sentence of it is among the parts."""
+        """The turn is closed, and every sentence of it is among the parts."""
         return self.closed and not self.pending_text
 
     @property
@@ -188,12 +173,12 @@ class Turn:
 
     @property
     def waiting_chars(self) -> int:
-        """Characters received and not yet given to the engine."""
+        """Characters that were received and that the engine does not have yet."""
         begun = self.parts[self.n_submitted - 1].sentence.end if self.n_submitted else 0
         return max(0, self.n_chars - begun)
 
     def cut(self, now_ns: int) -> bool:
-        """Cut sentences until two wait for the engine or the text is used up; True if it was too much for one go."""
+        """Cut sentences until two wait for the engine or the text is used up. True if there is work left for later."""
         end_of_work = self._n_cut + _PIECES_AT_ONCE * _PIECE_CHARS
         while len(self.parts) - self.n_submitted < _SENTENCES_AHEAD:
             if self._barriers and self._barriers[0] <= self._n_cut:
@@ -217,15 +202,15 @@ class Turn:
         return False
 
     def text_timeout_ns(self) -> int | None:
-        """When the bot will have been silent for so long that pending text is spoken; None if there is none."""
+        """When pending text is spoken because the bot was silent. None if no text is pending."""
         if self.closed or self._n_timeouts == _TIMEOUTS or not self.cut_all or not self._segmenter.pending.strip():
             return None
         return self.last_text_ns + (self._n_timeouts + 1) * self.settings.text_timeout_ms * 1_000_000
 
     def text_timed_out(self, now_ns: int) -> None:
-        """Say what is pending: whole sentences at the first timeout, an ordinary last word at the second.
+        """Speak pending text: whole sentences at the first timeout, an ordinary last word at the second.
 
-        Half a number or address is never said; it waits for more text or the end of the turn.
+        Half a number or half an address is never spoken. It waits for more text or for the end of the turn.
         """
         self._n_timeouts += 1
         self._add(self._segmenter.timeout(), now_ns)
@@ -233,8 +218,8 @@ class Turn:
     def _add(self, sentences: list[Sentence], now_ns: int) -> None:
         for sentence in sentences:
             if self._open is not None:
-                # A sentence that ends inside what is being spoken already (at a clause, say) is spoken with the next,
-                # but not for ever: a bot that writes no full stop is cut somewhere, as it is when text waits.
+                # A sentence that ends inside the text that is already spoken (at a clause, for example) is spoken with
+                # the next one. The length is bounded: text without a full stop is cut somewhere in any case.
                 if sentence.end >= self._open.sentence.end:
                     self._complete(self._open, sentence.end)
                 elif len(self._open.sentence.text) >= _LONG_CHARS:
@@ -248,11 +233,11 @@ class Turn:
                 self.n_skipped += 1
 
     def next_part(self) -> Part | None:
-        """The first sentence the engine has not been given yet."""
+        """The first sentence that the engine does not have yet."""
         return self.parts[self.n_submitted] if self.n_submitted < len(self.parts) else None
 
     def open_part(self, now_ns: int) -> Part | None:
-        """Begin the sentence the bot is writing, as far as its reading is certain; None if that is nothing yet."""
+        """Begin the sentence that the bot is writing, as far as its reading is certain. None if no text is certain."""
         if self.settings.text_mode != "interleaved" or not self.cut_all:
             return None
         pending = self._segmenter.pending
@@ -271,7 +256,7 @@ class Turn:
         return self._open
 
     def more_text(self) -> tuple[str, bool] | None:
-        """What the engine can be given now of the sentence it has begun, and whether that ends it; None for nothing."""
+        """(more text for the sentence that the engine speaks, whether it is the last). None if there is no more now."""
         if self._last_text is not None:
             text, self._last_text = self._last_text, None
             return text, True
@@ -288,10 +273,10 @@ class Turn:
         return self._say_more(part, more), False
 
     def _complete(self, part: Part, end: int) -> None:
-        """The sentence of the open part is there: it ends at `end` in the turn's text."""
+        """The sentence of the open part is complete. It ends at `end` in the turn's text."""
         n_fed = len(part.sentence.text)
         whole = self.text[part.sentence.start : end]
-        self._language.of(whole, self.speaking.lang)  # the sentences after it may not show theirs
+        self._language.of(whole, self.speaking.lang)  # the sentences after it may not show their language
         lang = self._known(part.language) or detect_lang(whole)
         rest = behind(normalize_spans(whole, lang, self.settings.control_tokens), n_fed)
         self._last_text = self._say_more(part, rest)
@@ -300,7 +285,7 @@ class Turn:
         self._open = None
 
     def _say_more(self, part: Part, spans: list[SpokenSpan]) -> str:
-        """The utterance of `part` grows by what `spans` say; returns that."""
+        """Append the spoken text of `spans` to the utterance of `part`, and return that text."""
         assert part.utterance is not None
         text = "".join(span.spoken for span in spans)
         part.spans = [*part.spans, *spans]
@@ -308,18 +293,18 @@ class Turn:
         return text
 
     def _known(self, language: tuple[str, LangSource] | None) -> str | None:
-        """The language that a sentence is read in whatever follows; None where its letters decide."""
+        """The language in which a sentence is read, whatever text follows. None if its letters decide."""
         if language is None or language[1] == "letters":
             return None
         return self._language.reading(language, self.speaking.voice)
 
     @property
     def waits_for_bot(self) -> bool:
-        """The engine speaks a sentence whose end it was not given yet: it cannot be blamed for silence."""
+        """The engine speaks a sentence of which it lacks text, so silence is not the engine's fault."""
         return self._last_text is not None or (self._open is not None and not self.text_exhausted)
 
     def submit(self, part: Part, deadline_ns: int, now_ns: int) -> Utterance:
-        """Normalise the sentence and make the utterance of it; what settled of an open one was normalised already."""
+        """Normalise the sentence and make its utterance. The settled text of an open part is normalised already."""
         speaking = self.speaking
         text = part.sentence.text
         language = part.language or self._language.of(text, speaking.lang)
@@ -346,10 +331,10 @@ class Turn:
         return part.utterance
 
     def begin_again(self, settings: SessionSettings) -> None:
-        """Nothing of it was sent: all is to be spoken anew, as `settings` have it. Its utterance was cancelled."""
+        """Synthesise the whole turn again, with `settings`. None of it was sent, and its utterance was cancelled."""
         self.settings = settings
         self.encoder, self.playout = outlet(settings)
-        self._n_beginnings += 1  # what a cancelled utterance leaves behind must not meet the new one's name
+        self._n_beginnings += 1  # late audio of the cancelled utterance must not match the new one's id
         self.n_submitted = self.n_done = 0
         self._last_text = None
         if self._open is not None:
@@ -359,16 +344,12 @@ class Turn:
             part.utterance = part.submitted_ns = part.begun_ns = part.first_pcm_ns = None
             part.start_sample = part.end_sample = None
             part.words.clear()
-        placed = [mark for mark in self.resolved if mark.name is not None]
-        for mark in placed:
-            mark.position = None
-        self.unresolved = [*placed, *(mark for mark in self.unresolved if mark.name is not None)]
-        self.resolved.clear()
+        self.marks.begin_again()
 
     # ----------------------------------------------------------------- audio
 
     def take(self, part: Part, chunk: Chunk, gain_db: float, now_ns: int) -> None:
-        """Audio of `part`; it may only come for one part at a time."""
+        """Take audio of `part`. Audio comes for one part at a time."""
         if part.start_sample is None:
             part.first_pcm_ns = now_ns
             assert part.submitted_ns is not None
@@ -389,9 +370,9 @@ class Turn:
         self.n_done += 1
 
     def take_back_unplayed(self, now_ns: int, heard_samples: int) -> bool:
-        """The peer lost what it had not played: those frames are to be sent again. False if there are none.
+        """The peer dropped the frames that it had not played, so they are sent again. False if it dropped none.
 
-        A peer that plays sentences has no schedule but its own: there `heard_samples` says what it has played.
+        A peer that plays sentences has its own schedule: for it `heard_samples` says how much it has played.
         """
         if self.settings.whole_sentences:
             n_played = heard_samples // self.frame_samples
@@ -403,13 +384,9 @@ class Turn:
         self.again.extendleft(reversed(list(self.recent)[-n_lost:]))
         self.recent.clear()
         self.playout.n_sent = n_played
-        self.sent_all = self.end_is_placed = False
+        self.sent_all = False
+        self.marks.take_back(self.n_sent_samples)
         return True
-
-    def marks(self) -> list[Mark]:
-        """All that wait, for the peer, their time or their place, in the order of the text."""
-        marks = [*self.announced, *self.passed, *self.resolved, *self.unresolved]
-        return sorted(marks, key=lambda mark: mark.offset)
 
     @property
     def frame_samples(self) -> int:
@@ -420,12 +397,12 @@ class Turn:
         return self.playout.n_sent * self.frame_samples
 
     def ready_ns(self) -> int:
-        """Playing time of what is encoded and not yet sent."""
+        """Playing time of the frames that are encoded and not sent yet."""
         return (self.encoder.n_ready_frames + len(self.again)) * self.playout.ptime_ns
 
 
 def _behind(sentence: Sentence, offset: int) -> Sentence | None:
-    """What of a sentence lies behind `offset` of the turn's text; None for nothing."""
+    """The rest of a sentence behind `offset` of the turn's text. None if there is no rest."""
     if sentence.start >= offset:
         return sentence
     text = sentence.text[offset - sentence.start :].lstrip()

@@ -1,6 +1,7 @@
-"""Dials an Asterisk that waits for a media WebSocket (`INCOMING`), on the word of somebody who rules it, as ARI does.
+"""Dials an Asterisk that waits for a media WebSocket (`INCOMING`), when a program that controls Asterisk asks for it.
 
-Who opens `/media/asterisk?dial=URL` holds the call: it is over when that socket is closed, and closed when it is over.
+The program opens `/media/asterisk?dial=URL`, as the bridge does with ARI. Its socket controls the call: when either
+ends, so does the other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
-from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DialledConnection
 from telephony_tts.transport.media_leg import serve_media
 from telephony_tts.transport.registry import Registry
@@ -24,8 +25,8 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 def may_dial(url: str, allowed: Sequence[str]) -> bool:
-    """Whether the address is one of those that are `allowed`, or lies in a folder of theirs: a server that dials
-    whatever it is told would reach for its caller what only it can reach."""
+    """Whether the address is one of `allowed`, or lies in a folder of theirs. A server that dials any address would let
+    its clients reach hosts that only the server can reach."""
     try:
         asked = urlsplit(url)
         beginnings = [urlsplit(each) for each in allowed]
@@ -41,13 +42,13 @@ def may_dial(url: str, allowed: Sequence[str]) -> bool:
 
 
 async def serve_dialled(
-    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: Catalog
+    control: CallConnection, url: str, settings: TransportSettings, registry: Registry, catalog: EngineCatalog
 ) -> None:
-    """Dial `url` and serve it as a media leg, for as long as `control` lives."""
+    """Dial `url` and serve it as a media leg, as long as `control` is open."""
     control.listen(lambda payload, is_text: None, lambda flag: None)
-    if not may_dial(url, settings.asterisk_urls):
+    if not may_dial(url, settings.asterisk.dial):
         control.log.warning("dial_refused")  # the address may hold a secret
-        control.end(4400, "the address is none of asterisk.dial in the server's configuration")
+        control.end(4400, "the address is not listed in asterisk.dial in the server's configuration")
         return
     try:
         connection = await connect(
@@ -55,8 +56,8 @@ async def serve_dialled(
             create_connection=DialledConnection,
             subprotocols=[Subprotocol("media")],
             compression=None,
-            max_size=settings.max_message_bytes,
-            ping_interval=settings.ping_interval_s,
+            max_size=settings.server.max_message_bytes,
+            ping_interval=settings.server.ping_interval_s,
             open_timeout=_OPEN_TIMEOUT_S,
             close_timeout=_CLOSE_TIMEOUT_S,
             proxy=None,
@@ -68,15 +69,15 @@ async def serve_dialled(
         return
     assert isinstance(connection, DialledConnection)
     connection.log = control.log
-    connection.watch_slow_reader(settings.slow_reader_s)
+    connection.watch_slow_reader(settings.server.slow_reader_s)
     leg = AsteriskLeg(connection, settings.asterisk_lead_ms)
-    control.left.add_done_callback(lambda _: leg.end(1000, "who had it dialled has left"))
+    control.left.add_done_callback(lambda _: leg.end(1000, "the socket that asked for the dial has closed"))
     try:
         await serve_media(leg, settings, registry, catalog, trusted=True, may_begin=control.may_begin)
     finally:
         close = connection.protocol.close_sent
         if leg.call is None and close is not None and close.code >= 1011:
-            # It never was a call: Asterisk has said nothing, or there was no room.
+            # No call began: Asterisk sent nothing, or there was no room.
             control.end(1011 if close.code == 4400 else close.code, f"Asterisk: {close.reason}")
         control.end(1000, "the call has ended")
         await connection.close()

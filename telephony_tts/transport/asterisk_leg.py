@@ -1,7 +1,7 @@
-"""A media leg of Asterisk's chan_websocket, whichever of us has dialled (PROTOCOL.md §9.5).
+"""A media leg of Asterisk's chan_websocket, dialled by Asterisk or by the server (PROTOCOL.md §9.5).
 
-Frames that are due together go as one message, and Asterisk cuts them into its own: the bulk mode that it asks for
-where a message is more than a frame.
+Frames that are due together are sent as one message, and Asterisk cuts the message into its own frames. Asterisk has a
+bulk mode for messages that are longer than a frame.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ _ASK_EVERY_NS = 5 * NS_PER_S
 _MAX_FLUSHES = 3
 
 _ANSWER_NS = 2 * NS_PER_S
-"""Asterisk answers within milliseconds. What comes later is the answer to something else."""
+"""Asterisk answers within milliseconds. A later answer belongs to another question."""
 
 _ASK_WHETHER_FULL_S = 1.0
 _MAX_UNANSWERED = 5
-"""For so many questions in a row a queue is believed to be full by XOFF alone."""
+"""After this many unanswered questions in a row, a queue no longer counts as full."""
 
 
 class AsteriskLeg(MediaLeg):
     kind = "asterisk"
     fills = True
-    """Asterisk sends its telephone nothing where it is given nothing."""
+    """Asterisk sends nothing to the telephone when it gets no frames."""
 
     def __init__(self, connection: DirectConnection, lead_ms: int = LEAD_MS) -> None:
-        """`lead_ms` of speech are held by Asterisk, if there are so many."""
+        """Up to `lead_ms` of speech wait in Asterisk's queue."""
         self._codec = AsteriskCodec(lead_ms)
         super().__init__(connection, self._codec)
         self._sent_bytes = metrics.SENT_BYTES.labels(leg="media")
         self._gathered: list[bytes] = []
-        """Frames that are to go as one message."""
+        """Frames that will be sent as one message."""
         self._gathered_bytes = 0
         self._is_bulk = False
         """Asterisk has been told that more than one frame comes at once."""
         self._asked_ns = 0
         self._questions: deque[int] = deque()
-        """When those were asked that have no answer yet; answers come in that order."""
+        """When each unanswered question was asked. Answers come in the same order."""
         self._n_stale = 0
-        """Answers to come that were asked for before its queue was emptied: they tell of what is gone."""
+        """How many answers belong to questions from before the queue was emptied. They do not count."""
         self._flushed_ns: int | None = None
-        """When it was told to empty its queue, until it says that it has."""
+        """When Asterisk was told to empty its queue. None after it has confirmed that."""
         self._n_flushes = 0
         self._n_sent_since = 0
-        """Frames behind the last question of what it holds."""
+        """How many frames were sent since the last question."""
         self._is_full = False
         self._n_unanswered = 0
-        """Questions of a queue that is said to be full."""
+        """How many questions about a full queue have no answer."""
         self._full_timer: asyncio.TimerHandle | None = None
         connection.left.add_done_callback(lambda _left: self._stop_asking())
 
     def attach(self, call: Call, start: m.MediaStart) -> None:
-        # A channel that answers by itself takes this for nothing; one that does not would play to nobody.
+        # A channel that was answered ignores this. Without it an unanswered channel would play, and not be heard.
         self._command("ANSWER")
         super().attach(call, start)
 
@@ -70,7 +70,7 @@ class AsteriskLeg(MediaLeg):
             self._gather(message.payload)
             return None
         if isinstance(message, m.MediaClear):
-            # What is gathered goes nowhere; of what went, its answer is how we know that the telephone is silent.
+            # Gathered frames are dropped. For frames that were sent, the answer tells that the telephone is silent.
             self._gathered.clear()
             self._gathered_bytes = 0
             self._n_flushes = 0
@@ -80,7 +80,7 @@ class AsteriskLeg(MediaLeg):
         self.send_gathered()
         assert isinstance(message, m.MediaMark)
         if message.ends_turn and self._is_bulk:
-            # Behind it nothing is left over that would be glued to the next turn.
+            # Then no rest of this turn is joined to the next turn.
             self._is_bulk = False
             self._command("STOP_MEDIA_BUFFERING")
         return self._codec.encode(message)
@@ -112,7 +112,7 @@ class AsteriskLeg(MediaLeg):
         self.send_now(payload, False)
 
     def end(self, code: int, reason: str) -> None:
-        """What was said is played by now: the marks tell. So is the silence behind it cut, and the channel hung up."""
+        """Hang up the channel. The marks have told that all speech was played, so only silence is cut."""
         if self._codec.is_json is not None:
             self._command("HANGUP")
         super().end(code, reason)
@@ -131,12 +131,12 @@ class AsteriskLeg(MediaLeg):
     def _buffered(self, call: Call, held: m.MediaBuffered) -> None:
         now_ns = monotonic_ns()
         if self._is_full and held.n_frames < XON_FRAMES:
-            if self._n_unanswered:  # else a clear has made room, and its XON is on the way
+            if self._n_unanswered:  # otherwise a clear has made room, and the XON will come
                 call.log.warning("xoff_without_xon", why=f"its queue has {held.n_frames} frames")
             self._flow(call, True)
         self._n_unanswered = 0
         if held.is_paused:
-            # Nobody else should have done that, and FLUSH_MEDIA does not undo it.
+            # No other program should have paused the queue, and FLUSH_MEDIA does not undo a pause.
             self._command("CONTINUE_MEDIA")
         asked_ns = self._questions.popleft() if self._questions else now_ns
         if self._n_stale:
@@ -160,7 +160,7 @@ class AsteriskLeg(MediaLeg):
         call.writable(is_open and not self.connection.paused)
 
     def _is_still_full(self, call: Call) -> None:
-        """An XON that came before its XOFF, or never, would leave the caller in silence for ever."""
+        """Ask whether the queue is still full: without a later XON the caller would hear silence for ever."""
         self._full_timer = None
         if self._n_unanswered >= _MAX_UNANSWERED:
             call.log.warning("xoff_without_xon", why=f"GET_STATUS was not answered {_MAX_UNANSWERED} times")

@@ -1,4 +1,4 @@
-"""Dials the bot for a call: the server is the WebSocket client, the roles and messages stay those of PROTOCOL.md."""
+"""Dials the bot of a call: the server is the WebSocket client. Roles and messages stay as in PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
         if call.bot is not None:
             connection.end(4409, "the call already has a bot")
             return
-        codec = NativeCodec("none", call.id, inbound=settings.bot_inbound)
+        codec = NativeCodec("none", call.id, inbound=settings.bot.inbound)
         connection.log = call.log
-        connection.watch_slow_reader(settings.slow_reader_s)
+        connection.watch_slow_reader(settings.server.slow_reader_s)
         call.join_bot(connection, codec.encode, ready(call))
-        call.receive(m.Configure(inbound=settings.bot_inbound))
+        call.receive(m.Configure(inbound=settings.bot.inbound))
         received = metrics.RECEIVED_BYTES.labels(leg="bot")
 
         def on_message(payload: bytes, is_text: bool) -> None:
@@ -52,39 +52,39 @@ async def dial_bot(call: Call, settings: TransportSettings) -> None:
 
 
 async def _connect(call: Call, settings: TransportSettings) -> DialledConnection | None:
-    """The connection; None if there is none to be had, and then the call is over."""
-    assert settings.bot_url is not None
-    joint = "&" if "?" in settings.bot_url else "?"
+    """The connection to the bot. None if the bot cannot be reached; the call is over then."""
+    assert settings.bot.url is not None
+    joint = "&" if "?" in settings.bot.url else "?"
     why = "no answer"
     try:
-        async with asyncio.timeout(settings.bot_connect_timeout_s):
+        async with asyncio.timeout(settings.bot.connect_timeout_s):
             while True:
                 try:
                     connection = await connect(
-                        f"{settings.bot_url}{joint}call={quote(call.id, safe='')}",
+                        f"{settings.bot.url}{joint}call={quote(call.id, safe='')}",
                         additional_headers=(
-                            {"Authorization": f"Bearer {settings.bot_token}"} if settings.bot_token else {}
+                            {"Authorization": f"Bearer {settings.bot.token}"} if settings.bot.token else {}
                         ),
                         create_connection=DialledConnection,
                         compression=None,
-                        max_size=settings.max_message_bytes,
-                        ping_interval=settings.ping_interval_s,
+                        max_size=settings.server.max_message_bytes,
+                        ping_interval=settings.server.ping_interval_s,
                         close_timeout=_CLOSE_TIMEOUT_S,
                         proxy=None,
                     )
                     assert isinstance(connection, DialledConnection)
                     return connection
                 except OSError as error:
-                    # A bot that is just starting refuses the connection for a moment.
+                    # A bot that is starting refuses connections for a moment.
                     why = error.strerror or str(error)
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         pass
     except InvalidURI:
-        why = "its address is none"  # the address itself may hold a secret, so it is not logged
+        why = "bot.url is not a valid address"  # the address may hold a secret, so it is not logged
     except (WebSocketException, ValueError) as error:
         why = str(error)
     call.log.error("bot_unreachable", why=why)
-    if call.bot is None:  # else one came by itself in the meantime
+    if call.bot is None:  # otherwise a bot connected by itself meanwhile
         call.finish(1011, "the bot cannot be reached")
     return None

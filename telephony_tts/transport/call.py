@@ -1,7 +1,7 @@
-"""One call: drives its session, owns its engine work and its two legs.
+"""One call: drives its session, and owns its engine work and its two legs.
 
-Everything that happens to a call goes `session.something(..., now)` and then `pump`, which performs the effects
-synchronously. The only tasks are the engine's, all children of the call's TaskGroup; when the call ends they end.
+Everything that happens to a call is told to the session, and then `_pump` performs the session's effects
+synchronously. The tasks of a call pull engines and dial the bot. They are children of its TaskGroup and end with it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import Cancel, Effect, Feed, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
-from telephony_tts.transport.feeds import Feeds, complete
 from telephony_tts.transport.journal import Journal
+from telephony_tts.transport.utterance_run import UtteranceRun
 from telephony_tts.wire import messages as m
 
 _log = logs.get(__name__)
@@ -29,12 +29,18 @@ Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
 _MISSED_EVENTS = 64
-"""Call events kept for a bot that is not there yet."""
+"""How many call events are kept for a bot that has not joined yet."""
 
 
-class Catalog(Protocol):
-    """The engines, as the transport needs them."""
+class EngineCatalog(Protocol):
+    """The engines, as the transport needs them: `engines.catalog.Catalog`."""
 
+    @property
+    def engines(self) -> tuple[Engine, ...]: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def retry_after_ms(self) -> int: ...
     def resolve(
         self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
     ) -> tuple[Engine, Voice]: ...
@@ -46,7 +52,7 @@ class Catalog(Protocol):
 
 
 class Leg(Protocol):
-    """A socket of the call that can be written without waiting."""
+    """A socket of the call, which is written without waiting."""
 
     def send_now(self, payload: bytes, is_text: bool) -> None: ...
     def end(self, code: int, reason: str) -> None:
@@ -56,18 +62,18 @@ class Leg(Protocol):
 class Call:
     """See the module text. `kind` is one of `metrics.MEDIA_KINDS`."""
 
-    def __init__(self, session: Session, catalog: Catalog, kind: str) -> None:
+    def __init__(self, session: Session, catalog: EngineCatalog, kind: str) -> None:
         self.session = session
         self.id = session.settings.call
         self.kind = kind
         self.log = _log.bind(call=self.id).limited(logs.LineLimit.of_call())
-        """For all that its peers cause."""
+        """The call's log, with a limit on the lines that its peers cause."""
         self._catalog = catalog
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.TaskGroup | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._gates: dict[str, asyncio.Event] = {}
-        self._feeds = Feeds()
+        self._runs: dict[str, UtteranceRun] = {}
+        """The utterances that engines speak for this call, by their id."""
+        self._side_tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._claim: asyncio.TimerHandle | None = None
@@ -87,11 +93,11 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Ended: nothing can be joined or said any more, though some of it may still be winding down."""
+        """Whether the call has ended: no leg can join, and nothing is spoken. Its engines may still be closing."""
         return self._end is not None
 
     def voice_name(self, voice: str | None) -> str:
-        """The name of the voice that speaks if the bot asks for `voice` and the text has no say in it."""
+        """The name of the voice that speaks if the bot asks for `voice`, before any text decides otherwise."""
         for wanted in (voice, self.session.settings.voice):
             if wanted is not None:
                 with suppress(TelephonyTTSError):
@@ -112,7 +118,7 @@ class Call:
         self.finish(4404, message)
 
     def join_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None], ready: m.Ready) -> None:
-        """The bot is there: it learns what it missed and is heard from now on."""
+        """The bot has joined: it gets the events that it missed, and is heard from now on."""
         self._claimed()
         self.bot = leg
         self._encode_bot = encode
@@ -123,7 +129,7 @@ class Call:
             leg.end(*self._end)
 
     def join_media(self, leg: Leg, encode: EncodeMedia, send_gathered: Callable[[], None] | None = None) -> None:
-        """The telephone side is there. What `encode` keeps back, to send it together, `send_gathered` sends."""
+        """The telephone side has joined. `send_gathered` sends the frames that `encode` has kept back."""
         self._claimed()
         self.media = leg
         self._encode_media = encode
@@ -139,14 +145,14 @@ class Call:
     def frames_to_bot(self, leg: Leg, encode: Callable[[m.ToBot | m.Frame], Wire | None]) -> None:
         """Both legs are one socket."""
         self.media = leg
-        self._encode_media = encode  # type: ignore[assignment]  # frames are all it gets: no media marks, no clear
+        self._encode_media = encode  # type: ignore[assignment]  # it only gets frames: no media marks, no clear
 
     def tell_bot(self, event: m.ToBot) -> None:
-        """Send the bot an event that is not the session's."""
+        """Send the bot an event that does not come from the session."""
         self._to_bot(event)
 
     def bot_left(self, leg: Leg, reason: str) -> None:
-        """The bot's socket is gone: nobody would say what comes next, so the caller is let go."""
+        """The bot's socket is gone. No more speech can come, so the call ends."""
         if self.bot is not leg:
             return
         self.bot = None
@@ -165,7 +171,7 @@ class Call:
         self._drive(now_ns, self.session.hang_up, reason, now_ns)
 
     def drain(self, code: int, reason: str) -> None:
-        """Take no more turns; finish when what was said so far is spoken."""
+        """Take no more turns, and finish when the text so far is spoken."""
         now_ns = monotonic_ns()
         self._drive(now_ns, lambda: self.session.close(now_ns, code=code, reason=reason))
 
@@ -190,15 +196,15 @@ class Call:
         self._over.set()
 
     def crash(self) -> None:
-        """A fault of ours, being handled as an exception: this call ends, its neighbours do not notice."""
+        """End the call after an internal error, inside an `except` block. Other calls go on."""
         self.log.exception("call_crashed")
         if not self.over:
             with suppress(Exception):
-                self._to_bot(m.ErrorEvent("internal", "a fault of the server's; see its log", fatal=True))
+                self._to_bot(m.ErrorEvent("internal", "an internal error of the server; see its log", fatal=True))
             self.finish(1011, "internal error")
 
     async def run(self) -> None:
-        """Live until the call is over; returns with no task, timer or engine slot left."""
+        """Run until the call is over. Returns when no task, timer or engine slot is left."""
         metrics.CALLS.labels(media=self.kind).inc()
         live = metrics.CALLS_LIVE.labels(media=self.kind)
         live.inc()
@@ -209,8 +215,11 @@ class Call:
                 self.started.set()
                 self._tick()
                 await self._over.wait()
-                for name in list(self._tasks):
-                    self._let_go(name)
+                for run in self._runs.values():
+                    run.cancel()
+                self._runs.clear()
+                for task in self._side_tasks:
+                    task.cancel()
         finally:
             self.finish(1011, "internal error")
             live.dec()
@@ -221,9 +230,9 @@ class Call:
             self._group = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run `work` as a child of the call: it ends with the call at the latest."""
+        """Run `work` as a child of the call. It ends with the call at the latest."""
         assert self._group is not None
-        self._tasks[name] = self._group.create_task(work, name=name)
+        self._side_tasks.append(self._group.create_task(work, name=name))
 
     # -------------------------------------------------------------- driving
 
@@ -262,7 +271,7 @@ class Call:
             self._loop.call_soon(self._tick)
 
     def _drive(self, now_ns: int, act: Callable[..., object] | None = None, *args: object) -> None:
-        """Tell the session something and do what follows from it."""
+        """Tell the session something, and perform the effects."""
         if self._end is not None:
             return
         try:
@@ -279,17 +288,36 @@ class Call:
         self._drive(monotonic_ns())
 
     def _pump(self, now_ns: int) -> None:
-        """Perform all that is due and arm the timer for what is next."""
-        if self._group is None:
-            return  # both legs may be there before `run` has begun; what they said waits in the session
+        """Perform all effects that are due, and set the timer for the next ones."""
+        group = self._group
+        if group is None:
+            return  # legs may join before `run` has begun; their messages wait in the session
         for effect in self.session.poll(now_ns):
-            if type(effect) is m.Frame:
-                metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
-                self._to_media(effect)
-            elif type(effect) is m.InboundAudio:
-                self._to_bot(effect)
-            else:
-                self._perform(effect)
+            match effect:
+                case m.Frame():
+                    metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
+                    self._to_media(effect)
+                case m.InboundAudio():
+                    self._to_bot(effect)
+                case Synthesize(utterance):
+                    run = self._runs[utterance.id] = UtteranceRun(utterance)
+                    run.task = group.create_task(self._speak(run), name=f"speak {utterance.id}")
+                # An utterance that is over has no run, so a late pull or late text is dropped.
+                case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
+                    found.pull()
+                case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
+                    found.feed(text, last)
+                case CancelUtterance(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
+                    found.cancel()
+                case Pull() | FeedText() | CancelUtterance():
+                    pass
+                case Finish(code, reason):
+                    self._loop.call_soon(self.finish, code, reason)
+                case m.MediaMark() | m.MediaClear():
+                    self._to_media(effect)
+                case _:
+                    self._journal.note(effect, self.session.n_underruns)
+                    self._to_bot(effect)
         if self._send_gathered is not None:
             self._send_gathered()
         deadline_ns = self.session.deadline_ns()
@@ -301,28 +329,8 @@ class Call:
                 return
             timer.cancel()
         self._timer_ns = deadline_ns
-        # The loop's timers have a grain of 1 ms; rounding up avoids waking just before the moment.
+        # The loop's timers have a resolution of 1 ms. Rounding up avoids waking just before the deadline.
         self._timer = self._loop.call_later(max(0, deadline_ns - now_ns + NS_PER_MS // 2) / NS_PER_S, self._tick)
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Synthesize):
-            self._start(effect.utterance)
-        elif isinstance(effect, Feed):
-            self._feeds.push(effect)
-        elif isinstance(effect, Pull):
-            if (gate := self._gates.get(effect.utterance_id)) is not None:
-                gate.set()
-        elif isinstance(effect, Cancel):
-            # Here too: a task cancelled before its first step never reaches its own `finally`.
-            self._let_go(effect.utterance_id)
-        elif isinstance(effect, Finish):
-            self._loop.call_soon(self.finish, effect.code, effect.reason)
-        elif isinstance(effect, m.MediaMark | m.MediaClear):
-            self._to_media(effect)
-        else:
-            assert not isinstance(effect, m.Frame)
-            self._journal.note(effect, self.session.n_underruns)
-            self._to_bot(effect)
 
     def _to_media(self, message: m.ToMedia) -> None:
         if self.media is None or self._encode_media is None:
@@ -344,15 +352,9 @@ class Call:
 
     # --------------------------------------------------------------- engine
 
-    def _start(self, utterance: Utterance) -> None:
-        assert self._group is not None
-        gate = self._gates[utterance.id] = asyncio.Event()
-        self._feeds.begin(utterance)
-        self._tasks[utterance.id] = self._group.create_task(self._speak(utterance, gate), name=f"speak {utterance.id}")
-
-    async def _speak(self, utterance: Utterance, gate: asyncio.Event) -> None:
-        """Pull one utterance from its engine, a chunk whenever the session asks for one."""
-        session = self.session
+    async def _speak(self, run: UtteranceRun) -> None:
+        """Pull one utterance from its engine: one chunk each time the session asks for one."""
+        session, utterance = self.session, run.utterance
         compute_ns = audio_ns = 0
         engine_name = "none"
         try:
@@ -361,7 +363,7 @@ class Call:
                     utterance.voice, utterance.lang, utterance.text, utterance.lang_source
                 )
                 if not engine.streams_text:
-                    utterance = await complete(utterance)
+                    utterance = await run.whole()
             engine, voice = self._catalog.choose(utterance)
             engine_name = engine.name
             self._warn_of_language(utterance, voice)
@@ -377,11 +379,10 @@ class Call:
                     session.audio(utterance.id, chunk, now_ns, voice.gain_db)
                     # The time is read again: encoding the first chunk belongs to `first_audio_ms`.
                     self._drive(monotonic_ns())
-                    # An engine that is ahead would otherwise be pulled dry in one go, and the first frame, which
-                    # the loop writes at the end of its round, would wait for the encoding of all the others.
+                    # Otherwise a fast engine would be pulled to its end at once. The first frame, which the loop
+                    # writes at the end of its round, would wait until all the others are encoded.
                     await asyncio.sleep(0)
-                    await gate.wait()
-                    gate.clear()
+                    await run.until_pulled()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
             self._failed(utterance, error)
@@ -389,19 +390,19 @@ class Call:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled us: something inside the engine was, and the turn would wait for it for ever.
+            # This task was not cancelled: a task inside the engine was, and the turn would wait for ever.
             self._failed(utterance, EngineError(f"the engine {engine_name} gave up"))
         except Exception:
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
             self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
-            self._tasks.pop(utterance.id, None)
-            self._let_go(utterance.id)
-            if audio_ns and utterance.more is None:  # else the time is also that of the bot's writing
+            self._runs.pop(utterance.id, None)
+            run.end_text()
+            if audio_ns and utterance.more is None:  # with `more` the time includes the bot's writing
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
 
     def _warn_of_language(self, utterance: Utterance, voice: Voice) -> None:
-        """Tell the bot, once a call, that its text is in a language that the voice does not have."""
+        """Warn the bot, once in a call, that its text is in a language that the voice does not have."""
         if self._has_warned_of_language:
             return
         message = self._catalog.mismatch(utterance, voice)
@@ -410,13 +411,6 @@ class Call:
             warning = m.WarningEvent("language_mismatch", message, utterance.turn)
             self._journal.note(warning, self.session.n_underruns)
             self._to_bot(warning)
-
-    def _let_go(self, name: str) -> None:
-        """Cancel a task; an utterance's gate and text end with it."""
-        self._gates.pop(name, None)
-        if (task := self._tasks.pop(name, None)) is not None:
-            task.cancel()
-        self._feeds.end(name)
 
     def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
         now_ns = monotonic_ns()

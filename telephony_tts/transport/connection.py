@@ -1,9 +1,9 @@
-"""One WebSocket, used synchronously: messages arrive in a callback and leave in a call that never waits.
+"""One WebSocket, used synchronously: messages arrive in a callback and are sent by a call that never waits.
 
-Control must not queue behind audio, so nothing here awaits a socket. Outgoing messages go straight to the
-transport (`websockets.broadcast`, docs/adr/0002); a peer that cannot keep up pauses the session instead of a task.
-Incoming frames go straight to the call; a flood is fed in slices so that the neighbours get their turn between, and
-takes half of the time at most, so that the threads that make their speech do.
+Control must not queue behind audio, so nothing here awaits a socket. Outgoing messages go straight to the transport
+(`websockets.broadcast`, docs/adr/0002). A peer that cannot keep up pauses the session. Incoming messages go straight to
+the call. A flood of messages is parsed in slices, so that other calls run in between. It takes at most half of the
+time, so that the engines' threads run too.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from telephony_tts.wire.query import StreamOptions
 _log = logs.get(__name__)
 
 _PIECE_BYTES = 1024
-"""How much of one read is parsed between two looks at the clock: at most 170 messages."""
+"""How many bytes of one read are parsed between two looks at the clock: at most 170 messages."""
 
 _TURN_NS = 2 * NS_PER_MS
-"""How long one peer's messages may be worked on before the loop runs other calls."""
+"""How long the messages of one peer are processed before the loop runs other calls."""
 
 _MAX_UNSENT_BYTES = 1 << 20
-"""A peer that makes us owe it this much is not reading at all."""
+"""A peer that leaves this much unread is not reading at all."""
 
 _MAX_KERNEL_UNSENT_BYTES = 16_384
-"""What the kernel may hold that is not yet on the network. Its own default is megabytes, where no `clear` could
-reach the audio any more and minutes would pass before a peer that does not read is noticed."""
+"""How much the kernel may hold that is not on the network yet. Its default is megabytes: no `clear` could reach that
+audio any more, and a peer that does not read would be noticed only after minutes."""
 
 _MAX_REASON_BYTES = 123
-"""RFC 6455 §5.5: a control frame's payload is at most 125 bytes, two of them the close code."""
+"""RFC 6455 §5.5: the payload of a control frame is at most 125 bytes, and two of them are the close code."""
 
 MAX_FRAGMENTS = 4096
-"""In one message. Empty fragments never reach the limit of bytes. A turn of 4,000 characters, each in a fragment of its
-own, still fits."""
+"""The most fragments of one message: empty fragments never reach the limit of bytes. A turn of 4,000 characters in one
+fragment each still fits."""
 
 _MAX_DROPPED_BYTES = 1 << 20
-"""How much of what a peer sends behind its HTTP request is read and dropped. To close a socket with unread bytes would
-reset the connection, and the answer could be lost."""
+"""How many bytes behind an HTTP request are read and dropped. Closing a socket with unread bytes would reset the
+connection, and the response could be lost."""
 
 OnMessage = Callable[[bytes, bool], None]
 """(payload, is_text)"""
@@ -61,8 +61,8 @@ OnMessage = Callable[[bytes, bool], None]
 class DirectConnection(Connection):
     """A connection whose messages are delivered by callback. `listen` starts the delivery, `end` stops it.
 
-    `left` is done as soon as either side wants no more of this connection; the socket itself may live on for the
-    closing handshake, at most the close timeout, for which `close` waits.
+    `left` is done as soon as either side ends this connection. The socket may stay open for the closing handshake, at
+    most for the close timeout, and `close` waits for it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,13 +76,13 @@ class DirectConnection(Connection):
         self._slow_s = 0.0
         self._slow_timer: asyncio.TimerHandle | None = None
         self.max_unsent_bytes = _MAX_UNSENT_BYTES
-        """With more unsent than this the peer is dropped: it reads nothing."""
+        """With more unsent bytes than this the connection is dropped: the peer reads nothing."""
         self.left: asyncio.Future[None] = self.loop.create_future()
         self.log = _log
         """The call's logger, once the connection is a leg of a call."""
 
     def listen(self, on_message: OnMessage, on_writable: Callable[[bool], None]) -> None:
-        """Deliver messages from now on, first those that came with the handshake."""
+        """Deliver messages from now on, first those that came before this call."""
         if self.left.done():
             return
         self._on_message = on_message
@@ -94,13 +94,13 @@ class DirectConnection(Connection):
             on_writable(False)
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
-        """Write a message; never waits, and does nothing on a closing connection."""
-        # After a reset the connection counts as open until the loop's next turn, and asyncio warns of each write.
+        """Write a message without waiting. Does nothing on a closing connection."""
+        # After a reset the connection counts as open until the next round of the loop, and asyncio warns of each write.
         if not self.transport.is_closing():
             broadcast((self,), payload, text=is_text)
 
     def end(self, code: int, reason: str) -> None:
-        """Send a close and deliver nothing more, not even what was already received. Idempotent."""
+        """Send a close, and deliver no more messages, not even those that were received. Idempotent."""
         self._stop_listening()
         if self.protocol.state is not OPEN:
             return
@@ -110,7 +110,7 @@ class DirectConnection(Connection):
         self.send_data()
 
     def watch_slow_reader(self, seconds: float) -> None:
-        """Drop the peer if what we sent it stays unread for this long: its audio would only ever be later."""
+        """Drop the peer if sent data stays unread for this long: its audio would stay late."""
         self._slow_s = seconds
 
     def _drop_slow_reader(self) -> None:
@@ -129,14 +129,14 @@ class DirectConnection(Connection):
         try:
             self._on_message(payload, is_text)
         except Exception:
-            # Raised on, it would tear down the transport without a word, or leave a held flood stuck for ever.
+            # Raised further, the exception would close the transport without a message, or stop a flood half parsed.
             self.log.exception("message_crashed")
             self.end(1011, "internal error")
 
     # ------------------------------------------------- called by websockets
 
     def send_data(self) -> None:
-        """Everything that is written comes through here: our messages, and the library's answers to pings."""
+        """All data is written here: our messages, and the library's answers to pings."""
         super().send_data()
         if self.paused and not self.transport.is_closing():
             unsent_bytes = self.transport.get_write_buffer_size()
@@ -188,7 +188,7 @@ class DirectConnection(Connection):
                 self.transport.pause_reading()
 
     def _feed(self) -> None:
-        """Parse what is held until the turn is over; the next turn comes when as much time again has passed."""
+        """Parse held data for `_TURN_NS`. Go on after a pause of the same length."""
         begin_ns = monotonic_ns()
         while self._held and monotonic_ns() - begin_ns < _TURN_NS:
             super().data_received(self._held.popleft())
@@ -233,18 +233,18 @@ class DirectConnection(Connection):
 
 
 class CallConnection(DirectConnection, ServerConnection):
-    """A peer that dialled us.
+    """A peer that connected to us.
 
-    The library gets the head of the HTTP request when it is complete, and the bytes behind it once the request is
-    answered: it parses what follows a head as frames at once, and then has no answer for the request.
+    The library gets the head of the HTTP request when the head is complete, and the bytes behind it after the response.
+    It would parse those bytes as frames at once, and then not answer the request.
     """
 
     options: StreamOptions | Invalid | None = None
-    """What the handshake made of the request, for the handler."""
+    """The options of the request, from the handshake, for the handler."""
     trusted = False
-    """Authorised by the handshake; otherwise the first message must do it."""
+    """Authorised by the handshake. Otherwise the first message must bring a token."""
     may_begin = False
-    """Admitted as a new call. Otherwise it was let in to join one, and there must be one."""
+    """Admitted as a new call. Otherwise it may only join a call."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -253,7 +253,7 @@ class CallConnection(DirectConnection, ServerConnection):
         self._n_dropped_bytes = 0
 
     def _refuse(self, flaw: Flaw) -> None:
-        """Answer a head that the library shall not see. The open timeout ends the connection if the peer does not."""
+        """Refuse a head that the library must not see. The open timeout ends the connection if the peer does not."""
         response = self.protocol.reject(flaw.status, flaw.text)
         if flaw.status is HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["Allow"] = ", ".join(METHODS)
@@ -261,7 +261,7 @@ class CallConnection(DirectConnection, ServerConnection):
         self.send_data()
 
     def _read_on(self) -> None:
-        """The request is answered: take what came behind it."""
+        """The request is answered: parse the bytes that came behind it."""
         behind, self._behind = self._behind, None
         if behind is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -288,10 +288,10 @@ class CallConnection(DirectConnection, ServerConnection):
         if head.flaw is not None:
             self._refuse(head.flaw)
             return
-        # A half-close behind the head has to wait for the answer as well, so nothing more is read before it.
+        # A half-close behind the head also has to wait for the response, so reading stops until then.
         self._behind = head.behind
         self.transport.pause_reading()
-        super(DirectConnection, self).data_received(head.whole)  # in one piece: it is no flood
+        super(DirectConnection, self).data_received(head.whole)  # in one piece: it is not a flood
 
     def send_data(self) -> None:
         super().send_data()
@@ -305,8 +305,8 @@ class CallConnection(DirectConnection, ServerConnection):
 
 
 class DialledConnection(DirectConnection, ClientConnection):
-    """A peer that we dialled."""
+    """A peer that we connected to."""
 
 
 def _ignore(payload: bytes, is_text: bool) -> None:
-    """What an ended connection does with messages."""
+    """Drop a message of an ended connection."""

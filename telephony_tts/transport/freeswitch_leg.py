@@ -5,9 +5,9 @@ FreeSWITCH has `_EARLY_NS` left to play, or until their turn is complete, and al
 FreeSWITCH drops some of the caller's audio at each begin and end of a file.
 
 The side that holds the event socket says when a file begins and ends; between the two FreeSWITCH plays on its own
-clock, so a mark inside a file comes back by ours. A file counts as heard if its begin and its end were reported, or
-if its begin was reported and a later file began after its whole length had passed. Any other file is lost, and is sent
-again.
+clock, so a mark inside a file comes back by ours. A file counts as heard if its begin and its end were reported. It
+also counts if its begin was reported and a later file began after its whole length had passed. Any other file is lost,
+and is sent again.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from telephony_tts.wire.freeswitch import (
 )
 
 _METADATA_S = 0.5
-"""How long a leg that has a name already may take to send its metadata, where it is so quiet that no audio comes."""
+"""How long a leg whose call is named in the handshake may take to send its metadata, if no audio comes."""
 
 _EARLY_NS = 500 * NS_PER_MS
-"""How long before FreeSWITCH has nothing left to play the next file is sent. A message needs some 20 ms to become a
-file that can be played; the rest is for busy machines."""
+"""How long before FreeSWITCH has played everything the next file is sent. A message takes about 20 ms to become a file
+that can be played. The rest is for busy machines."""
 
-_PATIENCE_S = 10.0
-"""The longest time without a report of a file that should be playing. The other side connects again in less."""
+_REPORT_TIMEOUT_S = 10.0
+"""The longest time without a report of a file that should be playing. The other side reconnects in less time."""
 
 _ASK_S = 2.0
-"""How often the other side is asked meanwhile: a bridge that was restarted does not know the call."""
+"""How often the other side is asked before that: a bridge that was restarted does not know the call."""
 
 _N_ASKED = 3
-"""After so many questions the files are sent again. An older bridge does not answer them, and a bridge that works has
-reported by then that it cannot play."""
+"""After this many questions the files are sent again. An older bridge does not answer questions. A bridge that works
+has reported by then that it cannot play."""
 
 _MOST_SENDS = 5
-"""A file that was sent so often and is still not reported as played cannot be played."""
+"""A file that was sent this often and is not reported as played cannot be played."""
 
 _MAX_UNSENT_BYTES = 8 << 20
-"""Lost files are sent again at once: up to minutes of speech at 16 kHz. A silent reader is dropped by time."""
+"""Lost files are sent again at once: up to minutes of speech at 16 kHz. A slow reader is dropped by time."""
 
 _SLACK_NS = 200 * NS_PER_MS
 """By how much the delays of two reports may differ."""
 
 
 @dataclass(slots=True)
-class _File:
-    """A message of speech. `marks` are (bytes before it, name) of those that have not been reported, `joints` the bytes
-    before each sentence but the first."""
+class SentFile:
+    """A message of speech. `marks` has (bytes before it, name) of each mark that was not reported. `joints` has the
+    bytes before each sentence except the first."""
 
     number: int
     pcm: bytes
@@ -79,31 +79,31 @@ class FreeSwitchLeg(MediaLeg):
 
     def __init__(self, connection: CallConnection) -> None:
         assert connection.request is not None
-        call, rate_hz = _told(connection.request)
+        call, rate_hz = _call_and_rate(connection.request)
         caller = {
             name: values[0]
             for header, name in CALLER_HEADERS.items()
             if (values := connection.request.headers.get_all(header))
         }
         self._codec = FreeSwitchCodec(connection.subprotocol == FORK_PROTOCOL, call, rate_hz, caller)
-        super().__init__(connection, self._codec)  # type: ignore[arg-type]  # it says files, where others say frames
+        super().__init__(connection, self._codec)  # type: ignore[arg-type]  # it encodes files, where other codecs encode frames
         connection.max_unsent_bytes = _MAX_UNSENT_BYTES
         self._loop = asyncio.get_running_loop()
         self._gathered = bytearray()
         self._marks: list[tuple[int, str]] = []
-        """Of the sentence that is being gathered."""
+        """Marks of the sentence that is being gathered: (bytes before it, name)."""
         self._held = bytearray()
         self._held_marks: list[tuple[int, str]] = []
         self._joints: list[int] = []
-        """Of whole sentences of one turn, which are the next file."""
+        """Whole sentences of one turn, which will be the next file: bytes, marks, and places of their joints."""
         self._hold_timer: asyncio.TimerHandle | None = None
-        self._files: list[_File] = []
-        """At FreeSWITCH, in the order in which they are played, and not known to have been heard."""
+        self._files: list[SentFile] = []
+        """Files at FreeSWITCH that were not heard yet, in the order in which they are played."""
         self._next = 1
         self._mark_timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._due_ns = 0
-        """When something should have been reported at the latest."""
+        """When the next report is due."""
         self._soon: list[str] = []
         if call is not None:
             waiting = self._loop.call_later(_METADATA_S, self._start_without_metadata)
@@ -139,7 +139,7 @@ class FreeSwitchLeg(MediaLeg):
         return self._clear()
 
     def _place(self, mark: str) -> None:
-        """The mark stands behind all that was given to us so far."""
+        """Place the mark behind all the audio that came so far."""
         if self._gathered:
             self._marks.append((len(self._gathered), mark))
         elif self._held:
@@ -154,11 +154,11 @@ class FreeSwitchLeg(MediaLeg):
         had_files = bool(self._files)
         self._forget()
         if not had_files:
-            return None  # what was gathered has not left this place
+            return None  # gathered audio was not sent yet
         return self._codec.clear(self._next)
 
     def end(self, code: int, reason: str) -> None:
-        """The modules leave the telephone call as it is when we close; who holds the event socket may end it."""
+        """The modules do not end the telephone call when we close, so ask the side with the event socket to end it."""
         if self._codec.start is not None and not self.connection.left.done():
             self.connection.send_now(*self._codec.hang_up())
         self._forget()
@@ -180,7 +180,7 @@ class FreeSwitchLeg(MediaLeg):
     # ------------------------------------------------------------ when a file goes
 
     def _hold(self) -> None:
-        """The sentence is complete, or as long as a file can be. It joins those that are held, if all fit together."""
+        """The sentence is complete, or as long as a file can be. It joins the held sentences if all fit in a file."""
         if len(self._held) + len(self._gathered) > MAX_FILE_BYTES:
             self._send_held()
         if self._held:
@@ -191,7 +191,8 @@ class FreeSwitchLeg(MediaLeg):
         self._marks.clear()
 
     def _send_held_if_due(self) -> None:
-        """Send what is held if FreeSWITCH has little left to play; else look again when it has, or begins to play."""
+        """Send held sentences if FreeSWITCH has little left to play. Otherwise look again when it has little left, or
+        begins to play."""
         if self._hold_timer is not None:
             self._hold_timer.cancel()
             self._hold_timer = None
@@ -204,7 +205,7 @@ class FreeSwitchLeg(MediaLeg):
             self._hold_timer = self._loop.call_later(wait_ns / NS_PER_S, self._send_held_if_due)
 
     def _left_ns(self, now_ns: int) -> int:
-        """For how long FreeSWITCH has something to play, at least."""
+        """How long FreeSWITCH still has something to play, at least."""
         left_ns = sum(self._duration_ns(len(file.pcm)) for file in self._files)
         if self._files and (begun_ns := self._files[0].begun_ns) is not None:
             left_ns -= min(self._duration_ns(len(self._files[0].pcm)), now_ns - begun_ns)
@@ -216,10 +217,10 @@ class FreeSwitchLeg(MediaLeg):
             self._hold_timer = None
         if not self._held:
             return
-        self._send(_File(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
+        self._send(SentFile(self._next, bytes(self._held), self._held_marks, self._joints, monotonic_ns()))
         self._held, self._held_marks, self._joints = bytearray(), [], []
 
-    def _send(self, file: _File) -> None:
+    def _send(self, file: SentFile) -> None:
         self._next = file.number + 1
         self._files.append(file)
         if len(self._files) == 1:
@@ -246,7 +247,7 @@ class FreeSwitchLeg(MediaLeg):
             self._cannot_play("playback_failed", f"file {message.file} is reported as failed")
             return
         while str(self._files[0].number) != message.file:
-            # Files are played in order, so this one is over. If it was heard, only the report of its end is missing.
+            # Files are played in order, so this file is over. If it was heard, only the report of its end is missing.
             file = self._files[0]
             if file.begun_ns is None or now_ns - file.begun_ns < self._duration_ns(len(file.pcm)) - _SLACK_NS:
                 self._send_again(f"file {message.file} is reported, and file {file.number} was not heard")
@@ -263,9 +264,9 @@ class FreeSwitchLeg(MediaLeg):
             self._is_heard()
             self._send_held_if_due()
 
-    def _begins(self, file: _File, now_ns: int) -> None:
+    def _begins(self, file: SentFile, now_ns: int) -> None:
         if file.begun_ns is not None and self.call is not None:
-            self.call.receive(m.MediaLost())  # it was broken, and is played again from its beginning
+            self.call.receive(m.MediaLost())  # it was interrupted, and is played again from its beginning
             if not self._files or self._files[0] is not file:
                 return  # the session has interrupted the turn
         file.begun_ns = now_ns
@@ -277,8 +278,8 @@ class FreeSwitchLeg(MediaLeg):
         self._report_due()
 
     def _following_mark(self) -> tuple[int, str] | None:
-        """(bytes before it, name) of the first mark from the begin of the first file on. A sentence that was cut
-        may have its marks in a later file."""
+        """(bytes before it, name) of the first mark behind the begin of the first file. A sentence that was cut may
+        have its marks in a later file."""
         n_before = 0
         parts = [(len(file.pcm), file.marks) for file in self._files]
         for n_bytes, marks in [*parts, (len(self._held), self._held_marks), (len(self._gathered), self._marks)]:
@@ -288,7 +289,7 @@ class FreeSwitchLeg(MediaLeg):
         return None
 
     def _is_heard(self) -> None:
-        """All of the first file was heard."""
+        """The whole first file was heard."""
         file = self._files.pop(0)
         for timer in (self._mark_timer, self._watch):
             if timer is not None:
@@ -299,7 +300,7 @@ class FreeSwitchLeg(MediaLeg):
         self._report([name for _, name in file.marks])
 
     def _report_due(self) -> None:
-        """Report the marks inside the playing file whose time has come, and come back for the next."""
+        """Report the marks in the playing file that are due, and set the timer for the next."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
@@ -307,7 +308,7 @@ class FreeSwitchLeg(MediaLeg):
         if file is None or file.begun_ns is None:
             return
         heard_ns, due = monotonic_ns() - file.begun_ns, []
-        # What stands at the end is only reached when the file is said to have ended.
+        # A mark at the end is reached when the end of the file is reported.
         while file.marks and file.marks[0][0] < len(file.pcm) and self._duration_ns(file.marks[0][0]) <= heard_ns:
             due.append(file.marks.pop(0)[1])
         if file.marks and file.marks[0][0] < len(file.pcm):
@@ -344,7 +345,7 @@ class FreeSwitchLeg(MediaLeg):
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        # A file may still be on its way to the other side, which would play it and then play it again.
+        # A file may still be on its way to the other side, which would then play it twice.
         self.connection.send_now(*self._codec.clear(self._next))
         self._files = []
         now_ns = monotonic_ns()
@@ -354,14 +355,14 @@ class FreeSwitchLeg(MediaLeg):
             marks = [(max(0, at - n_heard), name) for at, name in file.marks]
             joints = [at - n_heard for at in file.joints if at > n_heard]
             n_sends = 1 if n_heard else file.n_sends + (file is files[0])
-            self._send(_File(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
+            self._send(SentFile(self._next, file.pcm[n_heard:], marks, joints, now_ns, n_sends))
         if self.call is not None:
             self.call.receive(m.MediaLost())
 
     def _expect(self, duration_ns: int) -> None:
-        """Something is to be heard of the first file within `duration_ns` and our patience."""
+        """A report of the first file is due in `duration_ns`. Begin to wait for it."""
         self._due_ns = monotonic_ns() + duration_ns
-        self._watch_for(duration_ns / NS_PER_S + min(_ASK_S, _PATIENCE_S))
+        self._watch_for(duration_ns / NS_PER_S + min(_ASK_S, _REPORT_TIMEOUT_S))
 
     def _watch_for(self, wait_s: float) -> None:
         if self._watch is not None:
@@ -369,32 +370,32 @@ class FreeSwitchLeg(MediaLeg):
         self._watch = self._loop.call_later(wait_s, self._is_unheard)
 
     def _is_unheard(self) -> None:
-        assert self._files, "without a file nothing is waited for"
+        assert self._files, "no report is awaited without a file"
         due_ns = self._due_ns
         silent_s = (monotonic_ns() - due_ns) / NS_PER_S
         n_asked = round(silent_s / _ASK_S)
-        if silent_s >= _PATIENCE_S - 0.001:
+        if silent_s >= _REPORT_TIMEOUT_S - 0.001:
             hint = "is telephony-sip-bridge running, with freeswitch.enabled and connected to the event socket?"
             self._cannot_play("nobody_plays", "no report of a file came", hint=hint)
             return
         if n_asked == _N_ASKED:
-            self._send_again("nothing is reported of it")
+            self._send_again("no report of it came")
             if not self._files:
                 return  # the call is over
             self._due_ns = due_ns
         else:
             self.connection.send_now(*self._codec.hello(self._next))
-        self._watch_for(min((n_asked + 1) * _ASK_S, _PATIENCE_S) - silent_s)
+        self._watch_for(min((n_asked + 1) * _ASK_S, _REPORT_TIMEOUT_S) - silent_s)
 
     def _cannot_play(self, event: str, why: str, hint: str | None = None) -> None:
-        """The call is over: what the bot says does not reach the caller."""
+        """End the call: the bot's speech does not reach the caller."""
         self.connection.log.error(event, why=why, hint=hint)
         self.reason = "playback_failed"
-        self.end(1011, f"FreeSWITCH does not play what is said: {why}"[:120])
+        self.end(1011, f"FreeSWITCH does not play the speech: {why}"[:120])
 
 
-def _told(request: Request) -> tuple[str | None, int | None]:
-    """What the handshake says of the call: its name and the caller's sample rate. What is there twice is not."""
+def _call_and_rate(request: Request) -> tuple[str | None, int | None]:
+    """(the call's name, the caller's sample rate) from the handshake. A value that is there twice is ignored."""
     calls = request.headers.get_all(CALL_HEADER)
     rates = [rate for name, rate in parse_qsl(urlsplit(request.path).query) if name == "rate"]
     rate = rates[0] if len(rates) == 1 and rates[0].isascii() and len(rates[0]) < 7 else ""

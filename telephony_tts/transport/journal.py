@@ -1,4 +1,4 @@
-"""What is written down of a call: the metrics and the log line of each of its events."""
+"""The metrics and the log line of each event of a call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from telephony_tts.wire import messages as m
 
 
 class Journal:
-    """One call's. `log` carries the call's id and limits its lines; the metrics count every event."""
+    """The journal of one call. `log` has the call's id and limits its lines. The metrics count every event."""
 
     def __init__(self, log: logs.EventLogger) -> None:
         self._log = log
         self._n_underruns = 0
 
     def note(self, event: m.ToBot, n_underruns: int) -> None:
-        """An event goes to the bot; `n_underruns` is the call's sum so far."""
+        """Record an event that goes to the bot. `n_underruns` is the call's sum so far."""
         match event:
             case m.Started():
                 metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)

@@ -1,4 +1,4 @@
-"""The telephone side: a media leg of any dialect, which finds, or dials, the bot of its call."""
+"""The telephone side: a media leg of any dialect. It joins the call of its bot, or dials the bot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.transport.bot_dial import dial_bot
-from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection, DirectConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
@@ -20,11 +20,11 @@ from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.twilio import TwilioCodec
 
 _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
-"""Close codes of the WebSocket library's own, for what it does not let through to us."""
+"""Close codes that the WebSocket library sends by itself, for messages that it refuses."""
 
 
-class Codec(Protocol):
-    """A dialect: what comes becomes messages, and messages what is sent."""
+class MediaCodec(Protocol):
+    """A dialect: decodes what the peer sends, and encodes what the peer gets."""
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> m.FromMedia | None: ...
     def encode(self, message: m.ToMedia) -> Wire: ...
@@ -34,16 +34,18 @@ async def serve_media(
     leg: MediaLeg,
     settings: TransportSettings,
     registry: Registry,
-    catalog: Catalog,
+    catalog: EngineCatalog,
     *,
     trusted: bool,
     may_begin: bool,
 ) -> None:
-    """Serve one media leg until its socket is gone. Not `trusted`, its start must bring a token; where it may not begin
-    a call there must be one that waits for it."""
+    """Serve one media leg until its socket is gone.
+
+    Unless it is `trusted`, its start message must bring a token. Unless `may_begin`, a call must be waiting for it.
+    """
     connection = leg.connection
     connection.listen(leg.on_message, leg.on_writable)
-    # Strangers do not count: they could keep the bots out by connecting and saying nothing.
+    # Peers that are not trusted do not count: by connecting and sending nothing they could keep calls out.
     registry.n_arriving += trusted
     try:
         await asyncio.wait(
@@ -58,19 +60,19 @@ async def serve_media(
         return
     start = leg.started.result()
     if not trusted:
-        # Twilio strips query strings, so the token comes as a <Parameter>; it is nothing the bot should see.
+        # Twilio strips query strings, so the token comes as a <Parameter>. The bot must not see it.
         given = start.parameters.pop("token", "")
-        if not settings.knows(given.encode()):
+        if not settings.server.knows(given.encode()):
             metrics.REFUSED.labels(reason="unauthorized").inc()
             connection.log.warning("media_unauthorised", call=start.call)
             connection.end(4401, "a token is needed as a stream parameter")
             return
-        # While it was a stranger it did not count as a call to come.
-        may_begin = may_begin and len(registry) < settings.max_calls
+        # It did not count as an arriving call before, so the limit is checked now.
+        may_begin = may_begin and len(registry) < settings.limits.calls
     call = registry.find(start.call)
     if call is None:
         if not may_begin or registry.draining:
-            # Let in for the sake of a bot that waits for its media leg, but that bot waits for another one.
+            # It was let in because a call waits for its media leg, but that call is another one.
             reason = "draining" if registry.draining else "busy"
             metrics.REFUSED.labels(reason=reason).inc()
             connection.log.warning("refused", call=start.call, reason=reason, leg="media")
@@ -88,10 +90,10 @@ async def serve_media(
         leg.attach(call, start)
         await call.started.wait()
         if call.bot is None and not call.over:
-            if settings.bot_url is not None:
+            if settings.bot.url is not None:
                 call.spawn(dial_bot(call, settings), "dial bot")
             else:
-                call.expect("bot", settings.call_claim_s)
+                call.expect("bot", settings.limits.call_claim_s)
         await connection.left
         close = connection.protocol.close_sent
         if close is not None and close.code in _BROKEN:
@@ -101,13 +103,14 @@ async def serve_media(
 
 
 class MediaLeg:
-    """What one media socket has said so far, and how the call speaks to it. `kind` is one of `metrics.MEDIA_KINDS`."""
+    """One media socket: passes its messages to the call, and sends what the call says. `kind` is one of
+    `metrics.MEDIA_KINDS`."""
 
     kind: str
     fills = False
-    """Whether it is never to be left without frames."""
+    """Whether it gets silence while there is no speech."""
 
-    def __init__(self, connection: DirectConnection, codec: Codec) -> None:
+    def __init__(self, connection: DirectConnection, codec: MediaCodec) -> None:
         self.connection = connection
         self.codec = codec
         self.call: Call | None = None
@@ -128,7 +131,7 @@ class MediaLeg:
         return self.codec.encode(message)
 
     def send_gathered(self) -> None:
-        """Send what `encode` has kept back: nothing more is due now."""
+        """Send the frames that `encode` has kept back: no more frames are due now."""
 
     # ----------------------------------------------------- as the socket sees it
 
@@ -154,7 +157,7 @@ class MediaLeg:
             self.call.writable(flag)
 
     def attach(self, call: Call, start: m.MediaStart) -> None:
-        """The call is known: everything goes to it from now on, first what came in between."""
+        """Join the call. All messages go to it from now on, first those that came before."""
         self.call = call
         self.connection.log = call.log
         call.session.attach_media(monotonic_ns(), marks=True, clears=True, fills=self.fills, start=start)
@@ -167,7 +170,7 @@ class MediaLeg:
             self.take(call, message)
 
     def take(self, call: Call, message: m.FromMedia) -> None:
-        """A message other than a start, once the call is known."""
+        """Pass a message other than a start to the call."""
         if isinstance(message, m.MediaStop):
             self.reason = message.reason
         call.receive(message)
@@ -179,7 +182,7 @@ class MediaLeg:
         self.complain(mistake)
 
     def complain(self, mistake: m.Invalid) -> None:
-        """Tell the peer, if its dialect has words for it; otherwise the log is the only place."""
+        """Tell the peer, if its dialect has a message for it. By default only the log tells."""
 
 
 class TwilioLeg(MediaLeg):
@@ -190,7 +193,7 @@ class TwilioLeg(MediaLeg):
 
 
 class NativeLeg(MediaLeg):
-    """A process that holds the telephone leg itself (PROTOCOL.md §9.4)."""
+    """A media process that handles the telephone call itself (PROTOCOL.md §9.4)."""
 
     kind = "native"
 

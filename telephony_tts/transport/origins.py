@@ -1,4 +1,4 @@
-"""Which web pages may use the server. A browser says in `Origin` whose page opens a connection; programs send none."""
+"""Which web pages may use the server. A browser sends the page's origin in `Origin`; programs send no `Origin`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _PAGE = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://" + _AUTHORITY)
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
-class Page(NamedTuple):
-    """An origin: the part of a page's address in front of its path. `port` is None for schemes without a default."""
+class Origin(NamedTuple):
+    """The part of a page's address before its path. `port` is None for schemes without a default port."""
 
     scheme: str
     host: str
     port: int | None
 
 
-def parse_origin(text: str) -> Page | None:
-    """None for anything else, such as "null", which browsers send for files and sandboxed frames."""
+def parse_origin(text: str) -> Origin | None:
+    """Parse an origin. None for other text, such as "null", which browsers send for files and sandboxed frames."""
     found = _PAGE.fullmatch(text.lower())
     if found is None:
         return None
     scheme, port = found["scheme"], found["port"]
-    return Page(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
+    return Origin(scheme, found["host"], int(port) if port else _PORTS.get(scheme))
 
 
 def is_allowed(
@@ -35,9 +35,9 @@ def is_allowed(
 ) -> bool:
     """Whether a page may open this connection.
 
-    `origin` and `host` are the request's headers, `local_address` is the server's own end of the connection. `listed`
-    has origins, or "*" for all of them. Pages of the host that the request names and of `public_url` may as well.
-    `has_tokens`: the server asks for a token too.
+    `origin` and `host` are the request's headers, `local_address` is the server's end of the connection. `listed` has
+    origins, or "*" for all. Pages of the request's host and of `public_url` may open it too. `has_tokens`: the server
+    also asks for a token.
     """
     if "*" in listed:
         return True
@@ -52,18 +52,18 @@ def is_allowed(
     named = _HOST.fullmatch(host.lower())
     if named is None or named["host"] != page.host:
         return False
-    # A Host without a port means the default port. Only a proxy in front may know whether that is 80 or 443.
+    # A Host without a port means the default port. Only a proxy may know whether that is 80 or 443.
     if page.port not in ((int(named["port"]),) if named["port"] else _PORTS.values()):
         return False
     # DNS rebinding: evil.example can resolve to any address of the server, and its page then has the same host as its
-    # requests. So its name proves nothing on loopback, nor to a server that asks for no token.
+    # requests. So a host name proves nothing on loopback, or to a server that asks for no token.
     if is_loopback(page.host):
         return True
     return not is_loopback(local_address) and (has_tokens or _is_address(page.host))
 
 
 def _is_address(host: str) -> bool:
-    """Whether it is an IP address and no name."""
+    """Whether `host` is an IP address, not a name."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -72,7 +72,7 @@ def _is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only mean this machine."""
+    """Whether a name or an address always means this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -8,18 +8,18 @@ from telephony_tts.transport.call import Call
 
 
 class Registry:
-    """Starts calls as children of one TaskGroup and forgets them when they end.
+    """Starts calls as children of one TaskGroup, and removes them when they end.
 
-    A call that is over but still winding down (an engine is letting go, a socket says goodbye) counts in `len` and
-    is not found any more: its id is free for the next stream of the same telephone call.
+    A call that is over may still be closing its engine or a socket. It then counts in `len` but is not found any more:
+    its id is free for the next stream of the same telephone call.
     """
 
     def __init__(self) -> None:
         self.group: asyncio.TaskGroup | None = None
         self.draining = False
-        """No new calls; live ones may still be joined."""
+        """No new calls are taken. Legs may still join live calls."""
         self.n_arriving = 0
-        """Media legs that have not said yet which call they belong to."""
+        """How many media legs have not said yet which call they belong to."""
         self._calls: dict[str, Call] = {}
         self._alive: set[Call] = set()
         self._empty = asyncio.Event()
@@ -37,11 +37,11 @@ class Registry:
 
     @property
     def awaits_media(self) -> bool:
-        """True if some bot waits for its media leg."""
+        """True if a call waits for its media leg."""
         return any(call.media is None and call.kind != "stream" and not call.over for call in self._alive)
 
     async def start(self, call: Call) -> None:
-        """Bring the call to life. It can be joined at once, so another leg may have come when this returns."""
+        """Start the call. Legs can join at once, so another leg may have joined when this returns."""
         assert self.group is not None and self.find(call.id) is None
         self._calls[call.id] = call
         self._alive.add(call)
@@ -56,7 +56,7 @@ class Registry:
         try:
             await call.run()
         except Exception:
-            # One call's failure is that call's end and nobody else's.
+            # The failure of one call must not end the others.
             call.log.exception("call_crashed")
         finally:
             if self._calls.get(call.id) is call:

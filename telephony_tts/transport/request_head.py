@@ -1,7 +1,7 @@
 """The head of an HTTP request, read as it arrives: whether it can be answered, and where it ends.
 
-The WebSocket library parses the bytes behind a head as frames before the upgrade is answered, and closes the connection
-without an answer when it cannot parse a head. So it only gets heads that passed here, and nothing behind them.
+The WebSocket library parses the bytes behind a head as frames before the upgrade is answered. It closes the connection
+without an answer when it cannot parse a head. So it only gets heads that passed here, without the bytes behind them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_HEADERS = 128
 """The same limit as the library's."""
 
 MAX_HEAD_BYTES = 65_536
-"""128 headers of 8 KiB would be a megabyte for each stranger that connects."""
+"""Without it 128 headers of 8 KiB would be a megabyte for each connection."""
 
 METHODS = ("GET", "HEAD")
 
@@ -81,9 +81,9 @@ class RequestHead:
         return [value.decode("latin-1") for each, value in self._headers if each == name.encode()]
 
     def feed(self, data: bytes) -> bool:
-        """Whether the head is complete, or known to be wrong. Not to be called again after that."""
+        """Take bytes. True if the head is complete or known to be wrong; do not call it again then."""
         if not self.begun and not _FIRST_BYTE.match(data):
-            self.flaw = _NO_HTTP  # a TLS client, say, whose hello has no line break that could be waited for
+            self.flaw = _NO_HTTP  # for example a TLS client, whose hello has no line break to wait for
             return True
         at = 0
         while True:

@@ -1,9 +1,9 @@
-"""The listening socket: who may come in, to which call they belong, and how everybody leaves.
+"""The listening socket: which connections are let in, to which call they belong, and how the server drains.
 
     /v1/stream      a bot, with or without the caller's audio on the same socket (PROTOCOL.md)
     /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
-    /media/asterisk the same of Asterisk's chan_websocket; /media/freeswitch of mod_audio_stream and mod_audio_fork;
-    /media/native in our own words
+    /media/asterisk the same for Asterisk's chan_websocket; /media/freeswitch for mod_audio_stream and mod_audio_fork;
+    /media/native for our own media protocol
     /healthz /readyz /metrics   plain HTTP on the same port
 """
 
@@ -14,7 +14,7 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -26,13 +26,12 @@ from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.engines.api import Engine
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
-from telephony_tts.transport.call import Catalog
+from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, serve_media
@@ -48,35 +47,22 @@ _LAG_PERIOD_S = 0.1
 _CLOSE_TIMEOUT_S = 2.0
 _OPEN_TIMEOUT_S = 10.0
 _LOGGED_CHARS = 200
-"""The most of a refusal's text that is logged: it may quote a header, whose length the peer chooses."""
+"""How many characters of a refusal are logged: it may quote a header, whose length the peer chooses."""
 _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
 
 
-class Engines(Catalog, Protocol):
-    """The engines, as the server's health and metrics need them."""
-
-    @property
-    def engines(self) -> tuple[Engine, ...]: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def retry_after_ms(self) -> int: ...
-
-
 class Server:
-    """Serves calls until told to drain. `ready` gates /readyz and new calls."""
+    """Serves calls until told to drain. While `ready` is False, /readyz is 503 and new calls are refused."""
 
-    def __init__(self, settings: TransportSettings, catalog: Engines) -> None:
+    def __init__(self, settings: TransportSettings, catalog: EngineCatalog) -> None:
         self.settings = settings
         self.catalog = catalog
         self.registry = Registry()
-        self.admission = Admission(settings.max_calls, settings.max_frame_lateness_ms)
+        self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.of_strangers()
         self.strangers = _log.limited(self._limit)
-        """The log of connections that are no call."""
+        """The log of connections that are not part of a call."""
         self.ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
@@ -85,7 +71,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port really bound (the configured one may be 0)."""
+        """The port that is bound. The configured one may be 0."""
         assert self._listener is not None
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -100,16 +86,16 @@ class Server:
 
     @asynccontextmanager
     async def running(self, ready: bool = True) -> AsyncIterator[Server]:
-        """Listen for the duration of the context; on leaving, drain and close. Raises OSError for a port in use.
+        """Listen while the context lasts, then drain and close. Raises OSError for a port in use.
 
-        Not `ready`, it answers /healthz and /readyz and takes calls once `ready` is set.
+        Unless `ready`, it only answers /healthz and /readyz until `ready` is set.
         """
-        settings = self.settings
+        settings = self.settings.server
         listener = self._listener = await serve(
             self._handle,
             settings.host,
             settings.port,
-            ssl=settings.tls,
+            ssl=self.settings.tls,
             compression=None,
             process_request=self._answer,
             select_subprotocol=_any_subprotocol,
@@ -138,13 +124,13 @@ class Server:
                     connection.end(1001, _CLOSE_REASON)
                 listener.close()
                 for connection in self._connections:
-                    # One that never said a word would otherwise be waited for until its handshake times out.
+                    # Otherwise the server would wait for a silent connection until its handshake times out.
                     if connection.protocol.state is CONNECTING and hasattr(connection, "transport"):
                         connection.transport.abort()
                 await listener.wait_closed()
                 lag.cancel()
                 if self._limit.n_left_out:
-                    self.strangers.summary("lines_left_out", of="connections that are no call")
+                    self.strangers.summary("lines_left_out", of="connections that are not part of a call")
 
     def _connection(self, *args: Any, **kwargs: Any) -> CallConnection:
         connection = CallConnection(*args, **kwargs)
@@ -153,16 +139,16 @@ class Server:
         return connection
 
     async def drain(self) -> None:
-        """Refuse new calls, let those that speak finish up to `drain_s`, then end what is left."""
+        """Refuse new calls, let live calls finish speaking for up to `drain_s`, then end the rest."""
         self.registry.draining = True
         calls = self.registry.calls()
         if not calls:
             return
-        _log.info("draining", calls=len(calls), at_most_s=self.settings.drain_s)
+        _log.info("draining", calls=len(calls), at_most_s=self.settings.server.drain_s)
         for call in calls:
             call.drain(1001, _CLOSE_REASON)
         try:
-            async with asyncio.timeout(0 if self._at_once else self.settings.drain_s) as self._drain_limit:
+            async with asyncio.timeout(0 if self._at_once else self.settings.server.drain_s) as self._drain_limit:
                 await self.registry.wait_empty()
         except TimeoutError:
             for call in self.registry.calls():
@@ -170,7 +156,7 @@ class Server:
             await self.registry.wait_empty()
 
     def stop_at_once(self) -> None:
-        """Do not wait for live speech any longer, nor when the drain is still to begin."""
+        """Stop waiting for live speech, now or when the drain begins."""
         self._at_once = True
         if self._drain_limit is not None and not self._drain_limit.expired():
             self._drain_limit.reschedule(asyncio.get_running_loop().time())
@@ -209,22 +195,22 @@ class Server:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n")
         options = connection.options = suited(self.settings.speech, parse_stream_query(request.path))
         if isinstance(options, Invalid):
-            # Most clients show nothing of an HTTP refusal but its number; what is wrong is told after the upgrade.
+            # Most clients show only the status code of an HTTP refusal, so the problem is reported after the upgrade.
             return None
-        # A bot that joins a call which is already there adds nothing to the load.
+        # A bot that joins a live call adds no load.
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
 
     def _admit_twilio(self, connection: CallConnection, request: Request) -> Response | None:
-        token = self.settings.twilio_auth_token
+        token = self.settings.twilio.auth_token
         if token is not None:
-            base = self.settings.public_url or f"wss://{_only(request.headers, 'Host')}"
+            base = self.settings.server.public_url or f"wss://{_only(request.headers, 'Host')}"
             url = base.rstrip("/") + request.path
             if not twilio.verify(token, url, _only(request.headers, "X-Twilio-Signature")):
                 message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
                 return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
         connection.trusted = token is not None or self._authorised(request)
-        # Its call is known only at its `start`, and may be one that a bot waits in.
+        # Its call is known only at its `start`. It may be a call in which a bot waits.
         return self._admit(connection, self.registry.awaits_media)
 
     def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
@@ -235,7 +221,7 @@ class Server:
         return self._admit(connection, self.registry.awaits_media)
 
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
-        """Whether there is room for one more call; who only joins one may come in without."""
+        """Check whether there is room for one more call. A connection that joins a call needs no room."""
         if self.draining:
             reason, why, retry_ms = "draining", "draining: no new calls\n", 5000
         elif not self.is_ready:
@@ -260,12 +246,12 @@ class Server:
     def _refuse_page(self, connection: CallConnection, request: Request) -> Response | None:
         """A refusal if the request comes from a web page that may not use the server.
 
-        Most programs send no Origin. Others name the host that they dial, which a proxy may hide; so a token in
-        `Authorization: Bearer` counts first, a header that no page can set on a WebSocket.
+        Most programs send no Origin. Others send the host that they dial, which a proxy may hide. So a token in
+        `Authorization: Bearer` counts first: no page can set that header on a WebSocket.
         """
         if "Origin" not in request.headers:
             return None
-        settings = self.settings
+        settings = self.settings.server
         if settings.tokens and (bearer := _bearer(request)) is not None and settings.knows(bearer):
             return None
         origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
@@ -282,7 +268,7 @@ class Server:
         if given is None:
             scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
             given = _password(credential) if scheme.lower() == "basic" else (token_in(request.path) or "").encode()
-        return self.settings.knows(given)
+        return self.settings.server.knows(given)
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -303,7 +289,7 @@ class Server:
         return _respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n" if self.draining else "starting\n")
 
     def _metrics(self, request: Request) -> Response:
-        if not (self.settings.metrics_without_token or self._authorised(request)):
+        if not (self.settings.server.metrics_without_token or self._authorised(request)):
             return _respond(HTTPStatus.UNAUTHORIZED, "a token is needed\n")
         for name, stats in self.catalog.stats().items():
             metrics.ENGINE_QUEUED.labels(engine=name).set(stats.n_queued)
@@ -319,7 +305,7 @@ class Server:
 
     async def _handle(self, connection: ServerConnection) -> None:
         assert isinstance(connection, CallConnection) and connection.request is not None
-        connection.watch_slow_reader(self.settings.slow_reader_s)
+        connection.watch_slow_reader(self.settings.server.slow_reader_s)
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
         elif (url := dial_in(connection.request.path)) is not None:
@@ -332,8 +318,8 @@ class Server:
             )
 
     async def _watch_lag(self) -> None:
-        """How late the loop runs a timer is how late it would send a frame. What engines take of it while they load is
-        over when calls begin, and no reason to refuse the first."""
+        """Measure how late the loop runs a timer: it would send a frame just as late. Lateness while engines load does
+        not count, because it is over when calls begin."""
         loop = asyncio.get_running_loop()
         while True:
             asked, could_speak = loop.time(), self.ready
@@ -357,12 +343,12 @@ def _bearer(request: Request) -> bytes | None:
     scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
     if scheme.lower() not in ("bearer", "token"):
         return None
-    # Headers are bytes, which the library shows as Latin-1.
+    # Headers are bytes, which the library decodes as Latin-1.
     return credential.strip().encode("iso-8859-1", "surrogateescape")
 
 
 def _password(credential: str) -> bytes:
-    """Of HTTP's Basic scheme, RFC 7617; a name goes with it that says nothing here. Empty where there is none."""
+    """The password of HTTP's Basic scheme (RFC 7617). The user name is ignored. Empty if there is no password."""
     try:
         return base64.b64decode(credential, validate=True).partition(b":")[2]
     except ValueError:
@@ -370,12 +356,12 @@ def _password(credential: str) -> bytes:
 
 
 def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Never mandatory: take the first one offered, so that every client finds what it insists on."""
+    """Accept the first subprotocol that is offered, because some clients insist on theirs. None is required."""
     return offered[0] if offered else None
 
 
 def _only(headers: Headers, name: str) -> str:
-    """A header's value; none if it is there twice, because then nobody can tell which one a proxy has checked."""
+    """A header's value. Empty if it is there twice: a proxy may have checked only one of the two."""
     values = headers.get_all(name)
     return values[0] if len(values) == 1 else ""
 

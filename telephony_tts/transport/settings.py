@@ -1,44 +1,78 @@
-"""What the transport is told once, at start-up."""
+"""The settings of the server, and the sections of the configuration that they come from.
+
+`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio` and `asterisk` straight into the classes
+here, so each setting and its allowed values are declared once.
+"""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
+from urllib.parse import urlsplit
 
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.schema import Between, OneOf, Spelt, Url, show
+from telephony_tts.session.settings import MOST_PTIME_MS, CallLimits, Count, SessionSettings
 from telephony_tts.wire.asterisk import LEAD_MS
+
+Seconds = Annotated[float, Between(0.001, 86_400)]
+
+ORIGIN = Spelt(
+    r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[1-9][0-9]{0,4})?",
+    'an origin as browsers send it, in lower case and without a path: "https://console.example.com"; or "*" for all',
+)
 
 
 @dataclass(frozen=True, slots=True)
-class TransportSettings:
-    """Addresses, secrets and limits of the server; `speech` is what a call starts with."""
+class TlsFiles:
+    """PEM files; both or neither. The first line of `passphrase_file` is the passphrase of an encrypted key."""
 
-    speech: SessionSettings = field(default_factory=SessionSettings)
+    cert: str | None = None
+    key: str | None = None
+    passphrase_file: str | None = None
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.cert is None) != (self.key is None):
+            yield f"{'cert' if self.cert is None else 'key'}: missing; a certificate and its key go together"
+        elif self.key is None and self.passphrase_file is not None:
+            yield "key: missing; passphrase_file is for an encrypted key"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The section `server`: the listening socket and who may use it. Without `tokens` everyone who reaches it may.
+
+    `tokens` is the union of the file's list, the lines of `tokens_file` and TELEPHONY_TTS_TOKENS. `open` allows a
+    public server without tokens (`app.why_tokens_are_needed`); it makes no token optional. `origins` lists web pages
+    that may use the server, beside those of its own host and of `public_url`; "*" allows all.
+    """
+
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Annotated[int, Between(0, 65_535)] = 8080
     tokens: tuple[str, ...] = field(default=(), repr=False)
+    tokens_file: str | None = None
+    open: bool = False
     metrics_without_token: bool = True
-    tls: ssl.SSLContext | None = None
-    public_url: str | None = None
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    public_url: Annotated[str | None, Url(("wss", "ws", "https", "http"))] = None
     origins: tuple[str, ...] = ()
-    """Web pages that may use the server, beside those of its own host; "*" for all."""
-    twilio_auth_token: str | None = field(default=None, repr=False)
-    asterisk_urls: tuple[str, ...] = ()
-    """What may be dialled when somebody asks for it."""
-    asterisk_lead_ms: int = LEAD_MS
-    drain_s: float = 30.0
-    max_message_bytes: int = 65_536
-    slow_reader_s: float = 5.0
-    ping_interval_s: float = 20.0
-    max_calls: int = 200
-    call_claim_s: float = 20.0
-    media_start_s: float = 10.0
-    max_frame_lateness_ms: int = 100
-    bot_url: str | None = field(default=None, repr=False)
-    bot_token: str | None = field(default=None, repr=False)
-    bot_connect_timeout_s: float = 5.0
-    bot_inbound: str = "none"
+    drain_s: Annotated[float, Between(0, 3_600)] = 30.0
+    max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
+    slow_reader_s: Seconds = 5.0
+    ping_interval_s: Seconds = 20.0
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine can connect to `host`. Any name but localhost counts as public."""
+        return _is_loopback(self.host)
+
+    @property
+    def is_public_elsewhere(self) -> bool:
+        """Whether `public_url` says that a proxy or a tunnel leads here from other machines."""
+        return self.public_url is not None and not _is_loopback(urlsplit(self.public_url).hostname or "")
 
     def knows(self, token: bytes) -> bool:
         """Whether `token` opens the server; without configured tokens everything does.
@@ -46,3 +80,85 @@ class TransportSettings:
         Every token is compared, so the time taken does not tell which one was nearly right.
         """
         return not self.tokens or any([hmac.compare_digest(token, known.encode()) for known in self.tokens])
+
+    def conflicts(self) -> Iterator[str]:
+        for origin in self.origins:
+            if origin != "*" and not ORIGIN.accepts(origin):
+                yield f"origins: {show(origin)} is wrong; expected {ORIGIN.expected('text')}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits(CallLimits):
+    """The section `limits`: what the server and each call may use. Beyond a limit there is a clear error, so that the
+    other calls do not become slower."""
+
+    calls: Count = 200
+    call_claim_s: Seconds = 20.0
+    max_frame_lateness_ms: Annotated[int, Between(1, 10_000)] = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BotSettings:
+    """The section `bot`. With `url` the server dials the bot for each media call.
+
+    The URL may carry a secret, so it is not shown.
+    """
+
+    url: Annotated[str | None, Url(("ws", "wss"))] = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    connect_timeout_s: Seconds = 5.0
+    inbound: Annotated[str, OneOf(("none", "base64", "binary"))] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class TwilioSettings:
+    """The section `twilio`. With `auth_token` each media connection must carry a valid X-Twilio-Signature."""
+
+    auth_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AsteriskSettings:
+    """The section `asterisk`. `dial` lists media WebSockets that may be dialled: `ws://pbx:8088/media/` and what lies
+    below it.
+
+    `lead_ms` of our speech wait in Asterisk's own queue, but never more than `speech.ahead_ms`. It is at least a frame
+    of any length: with less than the silence that keeps the queue filled, speech would never begin.
+    """
+
+    dial: tuple[str, ...] = ()
+    lead_ms: Annotated[int, Between(MOST_PTIME_MS, 5_000)] = LEAD_MS
+
+    def conflicts(self) -> Iterator[str]:
+        for url in self.dial:
+            if not url.startswith(("ws://", "wss://")):
+                yield f"dial: {show(url)} is no address of a WebSocket; expected such as ws://127.0.0.1:8088/media/"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """What the transport is told once, at start-up: sections of the configuration, and what was made of them.
+
+    `speech` is what a call starts with. `tls` has the loaded certificate of `server.tls`.
+    """
+
+    speech: SessionSettings = field(default_factory=SessionSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    bot: BotSettings = field(default_factory=BotSettings)
+    twilio: TwilioSettings = field(default_factory=TwilioSettings)
+    asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
+    tls: ssl.SSLContext | None = None
+    media_start_s: float = 10.0
+
+    @property
+    def asterisk_lead_ms(self) -> int:
+        """How much speech waits in Asterisk: no more than is synthesised ahead, and at least one frame."""
+        return max(MOST_PTIME_MS, min(self.asterisk.lead_ms, self.speech.ahead_ms))

@@ -1,4 +1,4 @@
-"""A bot on `/v1/stream`: alone with its audio on the same socket, or joining the call of a media leg."""
+"""A bot on `/v1/stream`: with its audio on the same socket, or in the call of a media leg."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
-from telephony_tts.transport.call import Call, Catalog
+from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
@@ -23,7 +23,7 @@ _MEDIA_OPTIONS = ("codec", "rate_hz", "ptime_ms", "pace", "lead_ms")
 
 
 async def serve_stream(
-    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: Catalog
+    connection: CallConnection, settings: TransportSettings, registry: Registry, catalog: EngineCatalog
 ) -> None:
     """Serve one bot until its socket is gone."""
     options = connection.options
@@ -39,7 +39,7 @@ async def serve_stream(
     call = registry.find(call_id)
     if call is None:
         if not connection.may_begin or registry.draining:
-            # It was let in to join a call that ended in the meantime.
+            # It was let in to join a call, and that call has ended meanwhile.
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
@@ -58,7 +58,7 @@ async def serve_stream(
             call.frames_to_bot(connection, codec.encode)
         call.join_bot(connection, codec.encode, ready(call, options))
         if call.media is None:
-            call.expect("media", settings.call_claim_s)
+            call.expect("media", settings.limits.call_claim_s)
         _warn_of_options(call, options, joins)
         call.receive(_asked_for(options))
         if options.voice is not None:
@@ -75,16 +75,16 @@ async def serve_stream(
 
 
 def _asked_for(options: StreamOptions) -> m.Configure:
-    """What a `config` message can say too; the voice comes by itself, as one that nobody has takes the rest with it."""
+    """The options that a `config` message has too. The voice is sent separately, because an unknown voice makes the
+    whole message invalid."""
     return m.Configure(
         lang=options.lang, speed=options.speed, inbound=options.inbound, barge_in=options.barge_in,
         min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
     )
 
 
-def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
-    """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`; but for "stream" the media leg is still
-    to be joined."""
+def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call:
+    """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`. Only "stream" needs no media leg."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")
     session = Session(
         speech,
@@ -98,7 +98,7 @@ def new_call(speech: SessionSettings, catalog: Catalog, kind: str) -> Call:
 
 
 def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
-    """The greeting of a bot leg, with what its options are about to change."""
+    """The greeting of a bot leg, with the options that it asked for."""
     options = options or StreamOptions()
     speech = call.session.settings
     limits = speech.limits
@@ -116,9 +116,9 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
             "turn_chars": limits.turn_chars,
             "queued_turns": limits.queued_turns,
             "text_chars_per_s": limits.text_chars_per_s,
-            "pause_chars": limits.pause_chars,
-            "resume_chars": limits.resume_chars,
-            "pending_marks": limits.pending_marks,
+            "pause_chars": speech.pause_chars,
+            "resume_chars": speech.resume_chars,
+            "pending_marks": speech.pending_marks,
             "idle_s": limits.idle_s,
             "turn_idle_s": limits.turn_idle_s,
         },
@@ -126,9 +126,9 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
 
 
 def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamOptions | Invalid:
-    """The options, or what is wrong with them: each may be allowed and still not go with the others."""
+    """The options, or `Invalid` if they do not go together."""
     if isinstance(options, Invalid) or (options.call is not None and options.audio in (None, "none")):
-        return options  # one that joins a call has the media leg's codec and rate
+        return options  # a bot that joins a call has the media leg's codec and rate
     asked = _speech(speech, options)
     if asked.codec == "pcm" or asked.rate_hz == 8000:
         return options
@@ -137,7 +137,7 @@ def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamO
 
 
 def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
-    """The configured way of speaking, as far as the client did not ask for another."""
+    """The configured settings, with those that the client asked for."""
     codec = options.codec or speech.codec
     rate_hz = options.rate_hz or (speech.rate_hz if codec == speech.codec else 8000)
     return replace(
@@ -151,7 +151,7 @@ def _speech(speech: SessionSettings, options: StreamOptions) -> SessionSettings:
 
 
 def _media_speech(speech: SessionSettings) -> SessionSettings:
-    """For a call whose media leg is still to come: most have μ-law at 8 kHz, and if it has not, all is made again."""
+    """Settings for a call that waits for its media leg. Most have μ-law at 8 kHz; for others speech is made again."""
     return replace(speech, codec="ulaw", rate_hz=8000)
 
 
@@ -166,7 +166,7 @@ def _warn_of_options(call: Call, options: StreamOptions, joins: bool) -> None:
 
 
 def _refuse(connection: CallConnection, code: str, message: str, close_code: int) -> None:
-    """Tell a client in its own language why it cannot stay."""
+    """Tell a client with an error event why it is refused, and close."""
     wire = NativeCodec("none").encode(m.ErrorEvent(code, message, fatal=True))
     assert wire is not None
     connection.send_now(*wire)

@@ -1,4 +1,4 @@
-"""The process's one network for the caller's voice: loaded when a call first wants it, and not in the event loop."""
+"""The network that detects the caller's voice: one for the process, loaded in a thread when a call first needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logs.get(__name__)
 
 
 class VoiceModelSource:
-    """Where calls find the network. `make` makes it and may raise AudioError; what it gave is kept, either way."""
+    """Loads the network once. `make` makes it and may raise AudioError; the network or the error is kept."""
 
     def __init__(self, make: Callable[[], VoiceModel] = VoiceModel) -> None:
         self._make = make
@@ -22,15 +22,15 @@ class VoiceModelSource:
         self._is_loading = False
 
     def load(self) -> VoiceModel:
-        """The network, at once. Raises AudioError."""
+        """Load the network now, and return it. Raises AudioError."""
         if self._model is None:
             self._model = self._make()
         return self._model
 
     def find(self) -> VoiceModel | None:
-        """The network if it is there; else a thread loads it from now on. Raises AudioError if that failed.
+        """The network if it is loaded, else None, and a thread loads it. Raises AudioError if that failed.
 
-        For the event loop alone.
+        Only for the event loop.
         """
         if self._error is not None:
             raise AudioError(self._error.message)
@@ -51,4 +51,4 @@ class VoiceModelSource:
 
 
 VOICE_MODEL = VoiceModelSource()
-"""What calls share."""
+"""The network that all calls share."""

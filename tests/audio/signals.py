@@ -1,4 +1,4 @@
-"""Signals to speak with and measures to listen with; all deterministic."""
+"""Deterministic signals, and measures of signals."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def db(ratio: float) -> float:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Normalised, at zero shift: a signal late by one sample is a different signal."""
+    """The normalised correlation at zero shift, so a signal that is late by one sample is different."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     return float(np.dot(a, b) / np.sqrt(np.dot(a, a) * np.dot(b, b)))

@@ -115,7 +115,7 @@ def test_pcm_is_carried_at_wider_rates(rate_hz):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_frames_do_not_depend_on_how_the_audio_was_cut(data):
-    """Utterances of any length, rate and gain, the bot late after some: any chunking gives the same bytes."""
+    """Utterances of any length, rate and gain, some followed by a late bot: any chunking gives the same bytes."""
     codec = data.draw(st.sampled_from(["ulaw", "alaw", "pcm"]))
     turn = data.draw(
         st.lists(

@@ -1,4 +1,4 @@
-"""Where speech begins, ends, waits and breaks off: no click, no lost tail, nothing left over."""
+"""Where speech begins, ends, waits and is cut off: no click, no lost tail, no audio left over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rest(encoder: Encoder) -> np.ndarray:
 
 
 def click(samples: np.ndarray, place: int) -> float:
-    """What a 400 Hz tone has no business to contain around `place`: the energy above 1 kHz."""
+    """The energy above 1 kHz around `place`, which a 400 Hz tone must not have."""
     around = samples[max(place - 200, 0) : place + 200] * np.hanning(400)
     return rms(np.abs(np.fft.rfft(around))[50:])
 
@@ -77,7 +77,7 @@ def test_drain_brings_out_all_speech_in_whole_frames(rate_hz):
         undrained.finish()
         assert encoder.n_ready_frames * 160 >= end
         assert encoder.n_ready_frames * 160 <= encoder.position_samples
-        # What soxr lags (up to 75 ms at 24 kHz, twice that at 48), and at most a frame and a step.
+        # The lag of soxr (up to 75 ms at 24 kHz, twice that at 48 kHz), and at most a frame and a step.
         assert encoder.position_samples - end <= (180 if rate_hz == 48_000 else 125) * 8
         assert np.array_equal(rest(encoder)[:end], rest(undrained)[:end])
 
@@ -93,7 +93,7 @@ def test_silence_drained_is_bounded_at_24_khz():
 
 
 def test_drain_does_not_break_the_filter():
-    """The same samples as soxr in one go over the speech with the drained silence written into it."""
+    """The same samples as one call of soxr for the speech with the drained silence in it."""
     first, second = speech_like(9_000, seed=2), speech_like(12_000, seed=3)
     encoder = Encoder("pcm", 8_000, fade_ms=0)
     _, end = speak(encoder, first)

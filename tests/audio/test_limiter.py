@@ -23,7 +23,7 @@ def spoken(pcm: np.ndarray, gain_db: float, rate_hz: int = 24_000, codec: str = 
 def test_transparent_below_the_knee_and_the_knee_is_3_db_down():
     quiet = SWEEP[np.abs(SWEEP) <= KNEE]
     assert np.array_equal(limit(quiet), quiet)
-    assert np.array_equal(limit(SWEEP)[np.abs(SWEEP) <= KNEE], quiet), "loud neighbours change nothing"
+    assert np.array_equal(limit(SWEEP)[np.abs(SWEEP) <= KNEE], quiet), "loud samples next to them change nothing"
     assert 20 * np.log10(KNEE / 32_768) == pytest.approx(-3.0, abs=0.01)
 
 
@@ -40,7 +40,7 @@ def test_the_knee_is_smooth():
     assert np.all((slope > 0.99) & (slope <= 1.0))
 
 
-def test_a_sample_does_not_depend_on_its_neighbours():
+def test_a_sample_does_not_depend_on_the_samples_around_it():
     whole = limit(SWEEP)
     for start in (0, 1, 7, SWEEP.size // 2 + 23_197 * 4, SWEEP.size - 5):
         for n in (1, 3, 8, 17):

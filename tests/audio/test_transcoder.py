@@ -1,4 +1,4 @@
-"""Audio of one codec and rate as another's."""
+"""Audio of one codec and rate to another."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_another_rate_is_the_same_sound_two_milliseconds_later(rate_hz: int, to_
     expected = tone(to_rate_hz, hz=hz)[: len(heard) - late]
     inside = slice(to_rate_hz // 10, len(expected))
     error = heard[late:][inside].astype(float) - expected[inside]
-    # 3400 Hz lies where the filter begins to fall, a little.
+    # At 3400 Hz the filter begins to fall a little.
     assert level_db(error) < level_db(expected) - (20 if hz == 3400 else 50)
 
 

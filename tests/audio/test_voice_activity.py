@@ -1,4 +1,4 @@
-"""The network that tells speech: the file we ship, and what it says of speech, silence, tones and noise."""
+"""Voice activity: the network file that we ship, and its results for speech, silence, tones and noise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def probabilities(model: VoiceModel, pcm: np.ndarray) -> np.ndarray:
     return np.array([stream.feed(pcm[end - WINDOW_SAMPLES : end]) for end in ends])
 
 
-def test_the_file_is_the_one_that_was_judged() -> None:
+def test_the_model_file_is_the_one_that_was_evaluated() -> None:
     page = (ROOT / "docs" / "adr" / "0011-voice-activity.md").read_text(encoding="utf-8")
     assert hashlib.sha256(MODEL_FILE.read_bytes()).hexdigest() in page
 
@@ -62,14 +62,14 @@ def test_it_goes_with_the_package_and_its_licence_with_the_notice() -> None:
     assert MODEL_FILE.name in notice and "Copyright (c) 2020-present Silero Team" in notice
 
 
-def test_speech_is_told_within_its_first_windows_at_any_usual_level(model: VoiceModel, voice: np.ndarray) -> None:
+def test_speech_is_detected_within_its_first_windows_at_any_usual_level(model: VoiceModel, voice: np.ndarray) -> None:
     for gain in (0.1, 0.5, 1.0):
         told = probabilities(model, (voice * gain).astype(np.int16)) > 0.5
         assert told[:4].any()
         assert told.mean() > 0.7
 
 
-def test_silence_noise_tones_and_clicks_are_none(model: VoiceModel) -> None:
+def test_silence_noise_tones_and_clicks_are_not_speech(model: VoiceModel) -> None:
     rng = np.random.default_rng(5)
     t = np.arange(4 * RATE_HZ) / RATE_HZ
     clicks = np.zeros(len(t))
@@ -96,7 +96,7 @@ def test_streams_do_not_hear_each_other(model: VoiceModel, voice: np.ndarray) ->
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a model", b"\x08\x0a" * 50])
-def test_a_file_that_is_no_model_is_told_with_what_to_do(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_an_error_that_says_what_to_do(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / "silero_vad.onnx"
     if content is not None:
         file.write_bytes(content)

@@ -110,7 +110,7 @@ def test_a_file_object_is_patched_where_it_began_and_left_open_at_its_end():
 
 
 class Pipe(io.RawIOBase):
-    """What standard output is when another program listens: it takes bytes and cannot seek."""
+    """Like standard output into a pipe: it takes bytes and cannot seek."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -135,7 +135,7 @@ def test_a_pipe_gets_a_file_of_unknown_length(codec):
     assert read_wav(io.BytesIO(pipe.received)) == Wav(codec, 8_000, PAYLOADS[codec])
 
 
-def test_a_file_whose_writer_died_is_readable_up_to_there(tmp_path):
+def test_a_file_whose_writer_was_killed_is_readable_to_its_end(tmp_path):
     with open(tmp_path / "cut.wav", "wb") as file:
         WavWriter(file, "ulaw", 8_000).write(PAYLOADS["ulaw"])
     assert read_wav(tmp_path / "cut.wav").payload == PAYLOADS["ulaw"]

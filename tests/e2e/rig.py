@@ -19,6 +19,7 @@ import soxr
 from clean_run import PATIENCE_S as PATIENCE_S
 from clean_run import run as run
 from clean_run import until as until
+from server_settings import transport_settings
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -27,9 +28,8 @@ from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 FRAME_MS = 20
 FRAME_BYTES = 160
@@ -99,7 +99,7 @@ async def serving(
     engine = catalog.engines[0]
     # Admission by lateness is off: the machine that runs the tests may stall, and that is not their subject.
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "ping_interval_s": 60.0, **settings}
-    transport = TransportSettings(speech=speech or patient(), host="127.0.0.1", port=0, **how)
+    transport = transport_settings(speech=speech or patient(), **how)
     await catalog.start()
     try:
         server = Server(transport, catalog)
@@ -116,8 +116,7 @@ async def serving(
 
 def patient(**settings: Any) -> SessionSettings:
     """Session settings under which a sentence is one utterance."""
-    limits = settings.pop("limits", Limits())
-    return replace(SessionSettings(first_clause_chars=0, limits=limits), **settings)
+    return replace(SessionSettings(first_clause_chars=0), **settings)
 
 
 @asynccontextmanager

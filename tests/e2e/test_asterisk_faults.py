@@ -222,7 +222,7 @@ def test_an_asterisk_that_accepts_and_never_answers_is_told(
         with socket.create_server(("127.0.0.1", 0)) as mute:
             url = f"ws://127.0.0.1:{mute.getsockname()[1]}/media/"
             path = f"/media/asterisk?dial={url}1"
-            async with serving(asterisk_urls=(url,)) as rig, neighbour(rig), leg(rig, path) as control:
+            async with serving(asterisk_dial=(url,)) as rig, neighbour(rig), leg(rig, path) as control:
                 assert await control.closed() == 1011
                 assert "timed out" in (control.socket.close_reason or "")
 
@@ -237,7 +237,7 @@ def test_an_asterisk_that_is_dialled_and_says_nothing_is_no_call_that_has_ended(
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
-            serving(asterisk_urls=(url,), media_start_s=0.3) as rig,
+            serving(asterisk_dial=(url,), media_start_s=0.3) as rig,
             neighbour(rig),
             leg(rig, f"/media/asterisk?dial={url}1") as control,
         ):
@@ -253,7 +253,7 @@ def test_an_asterisk_that_is_dialled_for_a_call_there_is_already_is_refused(capl
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
-            serving(asterisk_urls=(url,)) as rig,
+            serving(asterisk_dial=(url,)) as rig,
             neighbour(rig),
             calling(rig) as (peer, bot),
         ):
@@ -274,7 +274,7 @@ def test_an_asterisk_that_is_dialled_and_reads_nothing_is_dropped(caplog: pytest
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
-            serving(asterisk_urls=(url,), slow_reader_s=0.3) as rig,
+            serving(asterisk_dial=(url,), slow_reader_s=0.3) as rig,
             neighbour(rig),
             leg(rig, f"/media/asterisk?dial={url}1") as control,
         ):

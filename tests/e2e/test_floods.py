@@ -69,7 +69,7 @@ def test_ten_thousand_say_and_clear_leave_nothing_behind(caplog: pytest.LogCaptu
             flooder = bot.ready["call"]
             call = rig.server.registry.find(flooder)
             assert call is not None
-            assert not call._tasks and not call._gates
+            assert not call._runs
 
     run(main)
     (*told, ended) = [line for line in lines(caplog) if line.get("call") == flooder]

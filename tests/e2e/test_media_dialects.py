@@ -239,7 +239,7 @@ def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_wa
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
-            serving(asterisk_urls=(url,), asterisk_lead_ms=500) as rig,
+            serving(asterisk_dial=(url,), asterisk_lead_ms=500) as rig,
             leg(rig, f"/media/asterisk?dial={url}723df311") as control,
         ):
             peer = await asyncio.wait_for(came.get(), 5)
@@ -267,7 +267,7 @@ def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_wa
 @pytest.mark.parametrize("path", ["other/723", "media/../ari/channels", "media/%2e%2e/ari", "mediax/723"])
 def test_nothing_is_dialled_but_what_the_configuration_allows(path: str) -> None:
     async def main() -> None:
-        async with waiting_asterisk() as (url, came), serving(asterisk_urls=(url,)) as rig:
+        async with waiting_asterisk() as (url, came), serving(asterisk_dial=(url,)) as rig:
             asked = url.removesuffix("media/") + path
             async with leg(rig, f"/media/asterisk?dial={quote(asked, safe='')}") as control:
                 assert await control.closed() == 4400
@@ -283,7 +283,7 @@ def test_an_asterisk_that_is_not_there_is_told() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # and does not listen
             url = f"ws://127.0.0.1:{taken.getsockname()[1]}/media/"
-            async with serving(asterisk_urls=(url,)) as rig, leg(rig, f"/media/asterisk?dial={url}1") as control:
+            async with serving(asterisk_dial=(url,)) as rig, leg(rig, f"/media/asterisk?dial={url}1") as control:
                 assert await control.closed() == 1011
                 assert "Asterisk" in (control.socket.close_reason or "")
 

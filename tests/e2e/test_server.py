@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
+from server_settings import transport_settings
 from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
@@ -22,7 +23,6 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 MEDIA = "/media/twilio"
 
@@ -53,7 +53,7 @@ def test_a_loop_that_stood_still_while_engines_loaded_refuses_nobody() -> None:
     async def main() -> None:
         catalog = Catalog([Tones()])
         await catalog.start()
-        server = Server(TransportSettings(speech=patient(), host="127.0.0.1", port=0), catalog)
+        server = Server(transport_settings(speech=patient()), catalog)
 
         async def be_looked_at() -> None:
             """A whole period of the server's looking at its loop."""
@@ -189,7 +189,7 @@ def test_an_engine_that_is_not_ready_says_when_to_come_back() -> None:
 
 def test_beyond_the_limit_of_calls_it_is_busy_and_says_when_to_come_back() -> None:
     async def main() -> None:
-        async with serving(max_calls=2) as rig, rig.bot() as first, rig.bot(call="CA1") as waiting:
+        async with serving(calls=2) as rig, rig.bot() as first, rig.bot(call="CA1") as waiting:
             with pytest.raises(InvalidStatus) as refused:
                 async with rig.bot():
                     pass
@@ -216,7 +216,7 @@ def test_beyond_the_limit_of_calls_it_is_busy_and_says_when_to_come_back() -> No
 
 def test_a_stranger_cannot_take_the_place_kept_for_a_media_leg() -> None:
     async def main() -> None:
-        async with serving(max_calls=1) as rig, rig.bot(call="CA1") as bot:
+        async with serving(calls=1) as rig, rig.bot(call="CA1") as bot:
             async with calling(rig.url(MEDIA), "CA2") as stranger:
                 await stranger.start()
                 assert (await stranger.gone())[0] == 1013
@@ -229,7 +229,7 @@ def test_a_stranger_cannot_take_the_place_kept_for_a_media_leg() -> None:
 
 def test_media_legs_that_do_not_say_who_they_are_count_as_calls() -> None:
     async def main() -> None:
-        async with serving(max_calls=2) as rig, calling(rig.url(MEDIA), "CA1"), calling(rig.url(MEDIA), "CA2"):
+        async with serving(calls=2) as rig, calling(rig.url(MEDIA), "CA1"), calling(rig.url(MEDIA), "CA2"):
             await until(lambda: rig.server.registry.n_arriving == 2, "two legs")
             with pytest.raises(InvalidStatus) as refused:
                 async with calling(rig.url(MEDIA), "CA3"):

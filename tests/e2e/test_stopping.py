@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from rig import Bot, Tones, correlation, decoded, get, greeted, patient, rendering, run, serving, until
 from served import process
+from server_settings import transport_settings
 from twilio_peer import calling
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 MEDIA = "/media/twilio"
 
@@ -29,7 +29,7 @@ MEDIA = "/media/twilio"
 def test_draining_lets_speech_finish_and_refuses_what_is_new() -> None:
     async def main() -> None:
         engine = Tones()
-        settings = TransportSettings(speech=patient(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
+        settings = transport_settings(speech=patient(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
         server = Server(settings, _catalog(engine))
         async with server.running():
             port = server.port
@@ -69,7 +69,7 @@ def _catalog(engine: Tones) -> Any:
 
 def test_a_drain_has_an_end_and_says_what_was_heard() -> None:
     async def main() -> None:
-        server = Server(TransportSettings(speech=patient(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
+        server = Server(transport_settings(speech=patient(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
         async with server.running():
             socket = await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None)
             bot = Bot(socket)
@@ -89,7 +89,7 @@ def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
     """It may come before the drain that it is to cut short."""
 
     async def main() -> None:
-        server = Server(TransportSettings(speech=patient(), port=0, drain_s=30), _catalog(Tones()))
+        server = Server(transport_settings(speech=patient(), port=0, drain_s=30), _catalog(Tones()))
         async with server.running():
             bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
             await bot.say("A long one that takes its time to tell. " * 20, "a")
@@ -106,7 +106,7 @@ def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
 def test_a_port_in_use_is_an_error_of_the_system_not_a_group() -> None:
     async def main() -> None:
         async with serving() as rig:
-            second = Server(TransportSettings(port=rig.port), rig.server.catalog)
+            second = Server(transport_settings(port=rig.port), rig.server.catalog)
             with pytest.raises(OSError, match="in use"):
                 async with second.running():
                     pass
@@ -188,7 +188,7 @@ def test_a_connection_that_never_said_a_word_does_not_delay_the_end() -> None:
     """Pinned: the server waited ten seconds for its handshake."""
 
     async def main() -> None:
-        server = Server(TransportSettings(port=0, drain_s=1), Catalog([Tones()]))
+        server = Server(transport_settings(port=0, drain_s=1), Catalog([Tones()]))
         async with server.running():
             _, silent = await asyncio.open_connection("127.0.0.1", server.port)
             await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from twilio_peer import calling
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.engines.hibari_model import HibariModel
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 TEXT = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
 MOST_S = 1.5
@@ -80,7 +80,7 @@ def test_on_a_twilio_leg_whose_bot_asks_for_it_in_the_address() -> None:
 
 def test_on_a_leg_of_our_own_of_a_server_that_always_listens() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeIn(enabled=True))
+        speech = patient(barge_in=BargeInSettings(enabled=True))
         start = {"type": "start", "call": "c1", "codec": "pcm", "rate_hz": 16000, "lead_ms": 40}
         async with serving(speech=speech) as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
             assert bot.ready["barge_in"] == "on"
@@ -104,7 +104,7 @@ def test_on_a_leg_of_our_own_of_a_server_that_always_listens() -> None:
 
 def test_turned_off_for_a_call_nobody_is_interrupted() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeIn(enabled=True))
+        speech = patient(barge_in=BargeInSettings(enabled=True))
         async with (
             serving(speech=speech) as rig,
             rig.bot(call="CA1", barge_in="off") as bot,

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import uvloop
 from peer_process import wait_until
+from server_settings import transport_settings
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection
@@ -174,7 +175,7 @@ class SpeakingServer:
 def _settings(ahead_ms: int = 2000, **settings: Any) -> TransportSettings:
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "call_claim_s": 10.0, **settings}
     speech = SessionSettings(first_clause_chars=0, ahead_ms=ahead_ms)
-    return TransportSettings(speech=speech, host="127.0.0.1", port=0, **how)
+    return transport_settings(speech=speech, **how)
 
 
 async def _serve(settings: TransportSettings, started: Callable[[Server], object], over: asyncio.Event) -> None:

@@ -41,7 +41,7 @@ class Rig:
 @contextmanager
 def rig_of(pbx: Asterisk, media: str, **settings: object) -> Iterator[Rig]:
     dialled = f"ws://127.0.0.1:{pbx.http_port}/media"
-    with speaking_server(asterisk_urls=(dialled,)) as server:
+    with speaking_server(asterisk_dial=(dialled,)) as server:
         pbx.configure(MEDIA_URI=server.media_uri)
         with ari_bridge(pbx, server.port, media=media, **settings) as bridge:
             yield Rig(pbx, server, bridge)

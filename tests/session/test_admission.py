@@ -1,4 +1,4 @@
-"""Busy before it hurts, and not for longer than that."""
+"""Admission refuses calls before live calls suffer, and only as long as needed."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The language of a call's text: what it is told from, and when it changes."""
+"""The language of a call's text: how it is detected, and when it changes."""
 
 from __future__ import annotations
 
 import pytest
 from world import World
 
-from telephony_tts.session.effects import Feed
+from telephony_tts.session.effects import FeedText
 from telephony_tts.session.language import CallLanguage
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
@@ -14,14 +14,14 @@ TOLD = {"Guten Tag, wie geht es Ihnen?": "de", "How do you do today?": "en", "Co
 GERMAN, ENGLISH, FRENCH = TOLD
 
 
-def test_a_sentence_that_does_not_show_its_language_is_in_that_of_the_last_one_that_did() -> None:
+def test_a_sentence_that_does_not_show_its_language_has_that_of_the_one_before() -> None:
     call = CallLanguage(TOLD.get)
     said = [call.of(text, None) for text in ("OK.", GERMAN, "OK.", "Anna Schmidt.", FRENCH, "OK.", ENGLISH, "OK.")]
     assert said[0] == ("en", "letters")
     assert said[1:] == [(language, "words") for language in ("de", "de", "de", "fr", "fr", "en", "en")]
 
 
-def test_what_the_bot_says_decides_and_the_detector_is_not_asked() -> None:
+def test_the_language_that_the_bot_names_decides_without_the_detector() -> None:
     def never(sentence: str) -> str | None:
         raise AssertionError(f"asked about {sentence!r}")
 
@@ -99,7 +99,7 @@ def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> No
     world.run(8000)
     ((_, utterance),) = world.submitted
     assert (utterance.lang, utterance.lang_source, utterance.more is not None) == ("de", "words", True)
-    fed = "".join(effect.text for effect in world.log if isinstance(effect, Feed))
+    fed = "".join(effect.text for effect in world.log if isinstance(effect, FeedText))
     assert utterance.text + fed == "Ihre Nummer lautet jetzt also 25 und nicht 30 wie bisher."
 
 
@@ -119,7 +119,7 @@ def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() 
 
 @pytest.mark.parametrize("text_mode", ["sentence", "interleaved"])
 def test_a_voice_without_the_language_gets_numbers_in_english(text_mode: str) -> None:
-    """German rules leave digits to the voice, and later English sentences of the call lost their numbers too."""
+    """Pinned: German rules leave digits to the voice, and later English sentences lost their numbers too."""
     german, english = "Sie kommen um 14:30 Uhr.", "It is $42.50."
     asked: list[tuple[str | None, str]] = []
 

@@ -1,4 +1,4 @@
-"""The written guarantees (PROTOCOL.md §6.1) under random histories: what is promised holds whatever happens when."""
+"""The written guarantees (PROTOCOL.md §6.1) hold under random histories."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from world import World, heard_turn
 
 from telephony_tts.errors import EngineError
-from telephony_tts.session.effects import Cancel, Feed, Synthesize
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.effects import CancelUtterance, FeedText, Synthesize
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXTS = [
@@ -25,7 +25,7 @@ text = st.tuples(st.just("text"), st.sampled_from(TEXTS), st.sampled_from(TURNS)
 say = st.tuples(st.just("say"), st.sampled_from(TEXTS), st.sampled_from(TURNS))
 MODES = ["sentence", "interleaved"]
 LEADS_MS = [(200, 0), (1000, 200), (100, 100)]
-"""How far ahead, and how much of it together."""
+"""(lead_ms, bulk_ms)"""
 
 verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
 time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
@@ -43,8 +43,8 @@ worlds = st.fixed_dictionaries(
 )
 
 
-class Judge:
-    """Feeds a world and remembers what was asked of it."""
+class HistoryJudge:
+    """Performs actions on a world, and counts marks and invalid messages."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -91,7 +91,7 @@ class Judge:
                 world.send(m.Configure(speed=1.2, lang="en"))
 
 
-def judge(world: World, judge: Judge) -> None:
+def judge(world: World, judge: HistoryJudge) -> None:
     world.session.writable(True)
     world.session.close(world.now_ns)
     world.pump()
@@ -120,11 +120,11 @@ def judge(world: World, judge: Judge) -> None:
     for event in world.log:
         if isinstance(event, Synthesize) and event.utterance.more is not None:
             waiting.add(event.utterance.id)
-        elif isinstance(event, Feed):
-            assert event.utterance_id in waiting, "text for an utterance that has its end or was cancelled"
+        elif isinstance(event, FeedText):
+            assert event.utterance_id in waiting, "text came for an utterance that is complete or cancelled"
             if event.last:
                 waiting.remove(event.utterance_id)
-        elif isinstance(event, Cancel):
+        elif isinstance(event, CancelUtterance):
             waiting.discard(event.utterance_id)
     assert not waiting, "an engine waits for text that will not come"
 
@@ -164,10 +164,10 @@ def test_random_histories(
     history: list[tuple[Any, ...]], shape: dict[str, Any], mode: str, leads_ms: tuple[int, int]
 ) -> None:
     lead_ms, bulk_ms = leads_ms
-    limits = Limits(queued_turns=6, turn_idle_s=5)
+    limits = CallLimits(queued_turns=6, turn_idle_s=5)
     how = SessionSettings(first_clause_chars=0, text_mode=mode, limits=limits, lead_ms=lead_ms, bulk_ms=bulk_ms)
     world = World(how, **shape)
-    bot = Judge(world)
+    bot = HistoryJudge(world)
     for step in history:
         bot.do(step)
     judge(world, bot)
@@ -178,9 +178,9 @@ def test_random_histories(
 def test_random_histories_that_end_at_once(
     history: list[tuple[Any, ...]], shape: dict[str, Any], how: str, mode: str
 ) -> None:
-    """Whatever was going on, a hang-up or a `close` ends every turn and every mark, once, and then the call."""
-    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=Limits(queued_turns=6)), **shape)
-    bot = Judge(world)
+    """A hang-up or a `close` ends every turn and every mark once, and then the call, at any moment."""
+    world = World(SessionSettings(first_clause_chars=0, text_mode=mode, limits=CallLimits(queued_turns=6)), **shape)
+    bot = HistoryJudge(world)
     for step in history:
         bot.do(step)
     if how != "hangup":
@@ -201,7 +201,7 @@ def test_random_histories_that_end_at_once(
 def test_a_turn_left_alone_is_heard_whole_and_in_time(
     pieces: list[str], stalls: list[int], first_audio_ms: int, peer: bool, leads_ms: tuple[int, int]
 ) -> None:
-    """Whatever the loop's stalls, the frames are the audio, every one of them, and none earlier than lead allows."""
+    """Despite stalls of the loop all frames are sent, in order, and none earlier than the lead allows."""
     lead_ms, bulk_ms = leads_ms
     how = SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
     world = World(how, first_audio_ms=first_audio_ms, peer=peer)

@@ -1,4 +1,4 @@
-"""What the caller heard, in the bot's own characters."""
+"""What the caller heard, as a place in the bot's text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_heard_sentence_keeps_its_full_stop() -> None:
 
 
 def test_a_number_half_spoken_was_not_heard() -> None:
-    # "$42.50" is read out as words and counts only as a whole.
+    # "$42.50" is read out as words, and counts as heard only when all of it was heard.
     text = "It is $42.50 today, sir."
     spoken = World()
     spoken.say(text)
@@ -93,7 +93,7 @@ def test_a_client_cannot_have_heard_what_was_not_sent() -> None:
 
 
 def test_a_peer_that_plays_late_was_heard_less_of() -> None:
-    """The first mark's echo tells that the peer began 150 ms after we sent: the clock alone would say too much."""
+    """The echo of the first mark tells that the peer began 150 ms late. The clock alone would report too much."""
     by_clock = cleared_at(760)
     world = World(peer=True, peer_delay_ms=150)
     world.say(BALANCE, "a")
@@ -115,7 +115,7 @@ def test_a_peer_that_never_echoes_is_judged_by_the_clock() -> None:
 
 
 def test_a_peer_that_stalls_was_not_heard_beyond_the_mark_it_owes() -> None:
-    """It echoed the first frame's mark and then nothing: the sentence's end has not been played, whatever the time."""
+    """The peer echoed only the first frame's mark, so the end of the sentence was not played, whatever the time."""
     world = World()
     world.session.attach_media(world.now_ns, marks=True, clears=True)
     world.send(m.Text("One two three. Four five six.", "a"))

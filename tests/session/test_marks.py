@@ -1,11 +1,12 @@
-"""Marks never lie: played when and only when the caller got there."""
+"""A mark is reported as played when the caller has heard its place, and only then."""
 
 from __future__ import annotations
 
 import pytest
 from world import World
 
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.marks import MarkState
+from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
 
@@ -50,7 +51,7 @@ def test_the_peers_echo_is_waited_for() -> None:
 
 
 def test_an_echo_caused_by_our_own_clear_is_not_played() -> None:
-    """Twilio echoes pending marks when it clears: they reach a turn that is over and mean nothing."""
+    """Twilio echoes pending marks when it clears. Their turn is over, so the echoes are ignored."""
     world = World(peer=True)
     world.send(m.Say("One two three four.", "a"))
     world.send(m.Mark("end", "a"))
@@ -112,7 +113,7 @@ def test_a_mark_on_a_turn_without_speech() -> None:
     assert world.of(m.Done)[0].audio_ms == 0
 
 
-def test_an_interrupted_mark_that_was_passed_says_played() -> None:
+def test_a_mark_of_an_interrupted_turn_whose_place_was_heard_is_played() -> None:
     world = World()
     world.send(m.Text("One two three. ", "a"))
     world.send(m.Mark("first", "a"))
@@ -124,7 +125,7 @@ def test_an_interrupted_mark_that_was_passed_says_played() -> None:
 
 
 def test_a_mark_whose_frames_are_sent_again_is_placed_again() -> None:
-    """Clearing a empties the peer of b's first frames too; b's mark comes back from that, but b was not heard yet."""
+    """Clearing turn a also drops b's first frames at the peer. It echoes b's mark, but b was not heard yet."""
     world = World(peer=True)
     world.say("one two.", "a")
     world.send(m.Text("x ", "b"))
@@ -141,7 +142,7 @@ def test_a_mark_whose_frames_are_sent_again_is_placed_again() -> None:
 
 
 def test_marks_have_a_bound() -> None:
-    world = World(SessionSettings(limits=Limits(pending_marks=3)))
+    world = World(SessionSettings(pending_marks=3))
     world.say("One two three four.", "a")
     for n in range(5):
         world.send(m.Mark(f"m{n}"))
@@ -159,7 +160,7 @@ LEADS = pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
 
 @LEADS
 def test_a_mark_set_when_the_next_turn_is_with_the_peer_already_is_no_later_for_it(lead_ms: int, bulk_ms: int) -> None:
-    """Pinned: it was sent behind a second of that turn, and so were `played` and the `done` of its own."""
+    """Pinned: the mark was sent behind a second of that turn, so `played` and `done` came a second late."""
     world = World(ahead(lead_ms, bulk_ms), peer=True)
     late_ns: list[int] = []
     world.session.caller.peer_is_late = late_ns.append  # type: ignore[method-assign]
@@ -175,7 +176,7 @@ def test_a_mark_set_when_the_next_turn_is_with_the_peer_already_is_no_later_for_
     world.send(m.Clear())
     (cleared,) = world.of(m.Cleared)
     assert (cleared.turn, cleared.heard_ms) == ("b", 400)
-    assert max(late_ns) <= 20_000_000, "the peer is not late, and nobody is told that it is"
+    assert max(late_ns) <= 20_000_000, "the peer is not late, and is not reported as late"
 
 
 @pytest.mark.parametrize(("late_ms", "state"), [(100, "cleared"), (250, "played")])
@@ -188,7 +189,7 @@ def test_a_mark_whose_place_was_known_late_was_played_if_the_clear_came_before_t
     world.send(m.Mark("m", "a"))  # at 93 characters of 50 ms
     world.send(m.Text(text[74:], "a", last=True))
     world.run(4500)
-    assert world.session.turns[0].passed
+    assert world.session.turns[0].marks.in_state(MarkState.TIMED)
     world.jump(late_ms)
     world.send(m.Clear())
     assert reached(world) == [("m", state)]
@@ -197,7 +198,7 @@ def test_a_mark_whose_place_was_known_late_was_played_if_the_clear_came_before_t
 @pytest.mark.parametrize("delay_ms", [0, 150, 300])
 @pytest.mark.parametrize("pause_ms", [0, 1000])
 def test_two_marks_at_one_place_have_one_fate_though_one_was_set_late(delay_ms: int, pause_ms: int) -> None:
-    """Pinned: the late one went by the clock, the other by the peer, and the clear came between the two."""
+    """Pinned: the clock decided about the late mark and the peer about the other, and the clear came in between."""
     world = World(ahead(200, 0), peer=True, peer_delay_ms=delay_ms)
     world.send(m.Text("One two three four. ", "a"))
     world.send(m.Flush("a"))
@@ -205,7 +206,7 @@ def test_two_marks_at_one_place_have_one_fate_though_one_was_set_late(delay_ms: 
     world.send(m.Text("Five six seven eight nine.", "a"))
     world.send(m.Mark("m1", "a"))
     world.send(m.End("a"))
-    while not (world.session.turns and world.session.turns[0].end_is_placed):
+    while not (world.session.turns and world.session.turns[0].marks.end_is_sent):
         world.run(20)
     world.send(m.Mark("m2", "a"))
     world.run(100)
@@ -230,7 +231,7 @@ def test_a_mark_set_late_in_the_first_turn_waits_for_a_peer_that_has_told_nothin
 def test_a_mark_whose_place_is_known_late_is_where_its_text_ended(
     lead_ms: int, bulk_ms: int, cut_ms: int, state: str
 ) -> None:
-    """Without timings a place inside a sentence is known when all of it is made, and then most of it has been sent."""
+    """Without timings a place inside a sentence is known when the sentence is complete. Most of it was sent by then."""
     world = World(ahead(lead_ms, bulk_ms), peer=True, timings=False)
     text = "five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen."
     world.send(m.Text(f"One two three four {text[:69]}", "a"))

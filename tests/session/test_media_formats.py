@@ -1,4 +1,4 @@
-"""A media leg of another codec, rate or frame than was expected, and the caller's audio as the bot wants it."""
+"""A media leg with another codec, rate or frame length than expected, and the caller's audio in the bot's format."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def joined(world: World, codec: str, rate_hz: int, ptime_ms: int | None = None, 
 
 
 def loud(world: World, codec: str, n_samples: int = 80) -> list[int]:
-    """Which turn each so many samples of what was sent belong to."""
+    """The turn of each piece of `n_samples` of the sent audio."""
     pcm = np.concatenate([CODECS[codec].decode(payload) for _, _, payload in world.frames]).astype(int)
     return [round(level / STEP) for level in np.abs(pcm[::n_samples])]
 
 
 @pytest.mark.parametrize(("codec", "rate_hz", "ptime_ms"), OTHERS)
-def test_what_was_said_before_the_leg_came_is_spoken_as_the_leg_has_it(codec: str, rate_hz: int, ptime_ms: int) -> None:
+def test_turns_from_before_the_media_leg_are_spoken_in_the_legs_format(codec: str, rate_hz: int, ptime_ms: int) -> None:
     world = World(media=False)
     world.send(m.Text("One two three. ", "a"))
     world.send(m.Mark("middle", "a"))
@@ -54,11 +54,11 @@ def test_what_was_said_before_the_leg_came_is_spoken_as_the_leg_has_it(codec: st
     assert set(loud(world, codec)) <= {0, 1} and loud(world, codec).count(1) > 0.9 * len(loud(world, codec))
     assert [mark.name for mark in world.of(m.MarkReached)] == ["middle"]
     ids = [utterance.id for _, utterance in world.submitted]
-    assert len(set(ids)) == len(ids), "what an utterance leaves behind must not be taken for another's"
+    assert len(set(ids)) == len(ids), "late audio of an utterance must not match another one's id"
 
 
 @pytest.mark.parametrize("run_ms", [0, 30, 200, 650, 900, 3000])
-def test_each_sentence_is_told_once_whenever_the_leg_came(run_ms: int) -> None:
+def test_each_sentence_is_reported_once_whenever_the_leg_joins(run_ms: int) -> None:
     world = World(media=False, first_audio_ms=50, chunk_interval_ms=70)
     world.say(TEXT, "a")
     world.run(run_ms)
@@ -102,14 +102,14 @@ def test_a_sentence_that_is_still_being_written_is_begun_again_too(run_ms: int, 
     assert [each.text for each in world.of(m.SentenceSpoken)] == [sentence]
 
 
-def test_a_leg_that_says_how_much_it_holds_is_given_no_more_of_it_by_a_server_without_a_pace() -> None:
-    """Pinned: Asterisk's queue has room for 20 s, and from 40 ms away its XOFF came too late for the rest."""
+def test_a_leg_that_states_its_lead_gets_no_more_even_if_the_server_does_not_pace() -> None:
+    """Pinned: Asterisk's queue holds 20 s. With a delay of 40 ms its XOFF came too late, and the rest was lost."""
     world = World(SessionSettings(first_clause_chars=0, pace="burst"), media=False)
     joined(world, "ulaw", 8000, lead_ms=200)
     world.say(" ".join([TEXT] * 20), "a")
     world.run(300)
     assert len(world.frames) == (300 + 200) // 20 + 1
-    assert len(world.submitted) < 20, "nor is all of it made at once"
+    assert len(world.submitted) < 20, "not all of it is synthesised at once"
 
 
 def test_the_lead_is_the_legs_own() -> None:
@@ -142,7 +142,7 @@ def tone(rate_hz: int) -> np.ndarray[Any, Any]:
 
 
 def listened(world: World, codec: str, rate_hz: int) -> bytes:
-    """What the bot hears of a second of a tone in that codec."""
+    """What the bot gets of a second of a tone in that codec."""
     payload = CODECS[codec].encode(tone(rate_hz))
     n = len(payload) // 50
     for i in range(0, len(payload), n):
@@ -177,7 +177,7 @@ def test_without_a_wish_it_comes_as_it_is() -> None:
     assert listened(world, "alaw", 8000) == CODECS["alaw"].encode(tone(8000))
 
 
-def test_a_wish_that_cannot_be_is_told_and_the_caller_comes_as_the_leg_has_it() -> None:
+def test_an_impossible_inbound_format_is_reported_and_the_legs_format_is_used() -> None:
     world = World(media=False)
     joined(world, "ulaw", 8000)
     world.send(m.Configure(inbound="binary", inbound_codec="alaw", inbound_rate_hz=16000))
@@ -186,7 +186,7 @@ def test_a_wish_that_cannot_be_is_told_and_the_caller_comes_as_the_leg_has_it() 
     assert listened(world, "ulaw", 8000) == CODECS["ulaw"].encode(tone(8000))
 
 
-def test_nothing_is_made_of_it_where_nobody_listens() -> None:
+def test_caller_audio_that_is_not_needed_is_not_processed() -> None:
     world = World(media=False)
     joined(world, "ulaw", 8000)
     assert listened(world, "ulaw", 8000) == b""

@@ -1,4 +1,4 @@
-"""A number in a sentence that the bot still writes: spoken in words, heard and marked in the bot's own characters."""
+"""A number in a sentence that the bot still writes: spoken in words, heard and marked in the bot's text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_number_in_mandarin_is_spoken_while_its_sentence_is_written() -> None:
     assert given_to_engine(world) == ["您的快递单号是四七幺幺，已经交给快递员，预计明天下午五点前送到。"]
 
 
-def test_what_was_heard_of_a_number_in_an_open_sentence_is_told_in_the_bots_own_characters() -> None:
+def test_the_heard_part_of_a_number_in_an_open_sentence_is_a_place_in_the_bots_text() -> None:
     text = "I see that **all** of the $1,250.40 were sent to you and"
     for heard_ms, heard in [
         (100 * len("I see that all"), "I see that **all**"),

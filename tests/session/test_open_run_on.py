@@ -1,4 +1,4 @@
-"""A bot that writes on and on without a full stop: spoken in pieces of bounded length, nothing twice, nothing lost."""
+"""A bot that writes without a full stop: the text is spoken in pieces of bounded length, each word once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 from test_open_sentences import SETTINGS, given_to_engine, new_world
 from world import World
 
-from telephony_tts.session.settings import Limits
+from telephony_tts.session.settings import CallLimits
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.wire import messages as m
 
 LONGEST = 480
-"""Characters of an utterance: where the segmenter stops waiting, what was fed by then, and the reading of it."""
+"""The most characters of an utterance: up to where the segmenter stops waiting, with what was fed and its reading."""
 CLAUSE = "and then we looked into all of the papers that you had sent to our office in the spring of that year, "
 HAN_CLAUSE = "然后我们仔细看了您在春天寄到我们办公室的所有文件和所有照片并且把它们都好好地收了起来，"
 
 
 def spoken(text: str, n_at_once: int, pause_ms: float = 20) -> tuple[World, list[str]]:
-    settings = replace(SETTINGS, limits=Limits(turn_chars=10_000, text_chars_per_s=0, turn_idle_s=0))
+    settings = replace(SETTINGS, limits=CallLimits(turn_chars=10_000, text_chars_per_s=0, turn_idle_s=0))
     world = new_world(settings)
     for at in range(0, len(text), n_at_once):
         world.send(m.Text(text[at : at + n_at_once]))
@@ -57,7 +57,7 @@ def test_numbers_and_a_last_word_in_it_are_spoken_once() -> None:
 def test_what_was_heard_of_it_is_exact() -> None:
     text = (CLAUSE * 8).strip()
     for cleared_ms in range(500, 12_000, 1_700):
-        world = new_world(replace(SETTINGS, limits=Limits(text_chars_per_s=0)))
+        world = new_world(replace(SETTINGS, limits=CallLimits(text_chars_per_s=0)))
         for at in range(0, len(text), 9):
             world.send(m.Text(text[at : at + 9]))
             world.run(20)

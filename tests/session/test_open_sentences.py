@@ -1,4 +1,4 @@
-"""`text_mode: interleaved`: a sentence is spoken while the bot still writes it, and ends however its text ends."""
+"""`text_mode: interleaved`: a sentence is spoken while the bot still writes it, and ends with its text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from world import World
 
 from telephony_tts.errors import EngineError
-from telephony_tts.session.effects import Cancel, Feed, Synthesize
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.effects import CancelUtterance, FeedText, Synthesize
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.text.normalizer import detect_lang, normalize
 from telephony_tts.wire import messages as m
 
@@ -33,12 +33,12 @@ def write(world: World, text: str, *, turn: str | None = None, last: bool = Fals
 
 
 def fed(world: World, utterance_id: str | None = None) -> list[tuple[str, bool]]:
-    feeds = [effect for effect in world.log if isinstance(effect, Feed)]
+    feeds = [effect for effect in world.log if isinstance(effect, FeedText)]
     return [(feed.text, feed.last) for feed in feeds if utterance_id in (None, feed.utterance_id)]
 
 
 def given_to_engine(world: World) -> list[str]:
-    """The whole text of every utterance, as it came to the engine."""
+    """The whole text of each utterance that the engine got."""
     return [utterance.text + "".join(text for text, _ in fed(world, utterance.id)) for _, utterance in world.submitted]
 
 
@@ -117,7 +117,7 @@ def test_mandarin_is_spoken_while_it_is_written() -> None:
 
 
 def test_a_cut_inside_what_is_spoken_already_joins_the_next_sentence_to_it() -> None:
-    """A pause ends the text at a clause although words behind it were given to the engine."""
+    """A pause ends the text at a clause, though the engine has words behind it already."""
     world = new_world()
     write(world, "I have your account here, and I can see that it is all")
     assert given_to_engine(world) == ["I have your account here, and I can see that"]
@@ -164,7 +164,7 @@ def test_flush_and_the_end_of_the_turn_end_the_sentence() -> None:
         assert len(world.of(m.Done)) == (not isinstance(ending, m.Flush))
 
 
-def test_an_end_with_nothing_more_to_say_is_an_end_too() -> None:
+def test_an_end_without_more_text_ends_the_sentence() -> None:
     world = new_world()
     write(world, "I have your account here, and I")
     assert given_to_engine(world) == ["I have your account"]
@@ -187,7 +187,7 @@ def test_an_end_without_a_sound_of_its_own_ends_the_sentence() -> None:
     assert len(world.of(m.Done)) == 1 and len(world.of(m.SentenceSpoken)) == 1
 
 
-def test_a_clear_takes_the_open_part_with_it_and_late_text_finds_nobody() -> None:
+def test_a_clear_ends_the_open_part_and_late_text_is_dropped() -> None:
     world = new_world()
     write(world, "I am looking at your account now, please", turn="a", pause_ms=100)
     utterance = world.submitted[0][1]
@@ -256,11 +256,11 @@ def test_an_engine_that_ends_before_its_text_is_a_fault() -> None:
 
 
 def test_patience_with_the_engine_begins_when_it_has_all_the_text() -> None:
-    patient = replace(SETTINGS, engine_timeout_ms=2000, text_timeout_ms=60_000, limits=Limits(turn_idle_s=0))
+    patient = replace(SETTINGS, engine_timeout_ms=2000, text_timeout_ms=60_000, limits=CallLimits(turn_idle_s=0))
     world = new_world(patient, first_audio_ms=1e9)
     write(world, "I am looking at your account now, please")
     world.run(30_000)
-    assert world.of(m.ErrorEvent) == [], "it is the bot that is silent"
+    assert world.of(m.ErrorEvent) == [], "the bot is silent, not the engine"
     world.send(m.Text(" stay. So"))
     world.run(1900)
     assert fed(world)[-1][1] and world.of(m.ErrorEvent) == []
@@ -280,7 +280,7 @@ def test_silence_while_the_bot_writes_is_no_underrun() -> None:
     late = new_world(chunk_interval_ms=300)
     write(late, SENTENCE, last=True)
     late.run(20_000)
-    assert late.of(m.Done)[0].underruns > 0, "an engine that has its text is late as ever"
+    assert late.of(m.Done)[0].underruns > 0, "an engine that has its text counts as late"
 
 
 def test_a_mark_in_an_open_sentence_is_reported_at_its_word() -> None:
@@ -324,7 +324,7 @@ STEPS = st.tuples(st.sampled_from(PIECES), st.sampled_from([0, 0, 5, 30, 200, 60
     st.sampled_from([0, 40, 400]),
 )
 @examples(max_examples=300, deadline=None, derandomize=True)
-def test_what_is_said_is_the_bots_text_however_it_arrives(
+def test_the_spoken_text_is_the_bots_text_however_it_arrives(
     steps: list[tuple[str, int]], first_clause_chars: int, timings: bool, first_audio_ms: int
 ) -> None:
     world = new_world(
@@ -344,7 +344,7 @@ def test_what_is_said_is_the_bots_text_however_it_arrives(
     source = "".join(piece for piece, _ in steps)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
         if begun_in[sentence.index] == detect_lang(sentence.text):
-            assert said.split() == normalize(sentence.text).split(), "read as its own sentence is read"
+            assert said.split() == normalize(sentence.text).split(), "read like a complete sentence"
         assert not any(char.isdigit() for char in said)
         place = source.index(sentence.text, at)
         assert not any(char.isalpha() for char in source[at:place]), "no word is left out or said twice"
@@ -354,6 +354,6 @@ def test_what_is_said_is_the_bots_text_however_it_arrives(
         if isinstance(effect, Synthesize):
             is_open = effect.utterance.more is not None
             assert [last for _, last in fed(world, effect.utterance.id)].count(True) == is_open
-    assert not world.open and not any(isinstance(effect, Cancel) for effect in world.log)
+    assert not world.open and not any(isinstance(effect, CancelUtterance) for effect in world.log)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
         assert abs(sentence.end_ms - sentence.start_ms - len(said) * 15) <= 5, "all of its audio is the sentence's"

@@ -1,4 +1,4 @@
-"""Frames on the wire: when each goes, and what a late engine, a stalled loop or a full socket do to it."""
+"""When each frame is sent, with a late engine, a stalled loop or a full socket too."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_playout_moves_by_exactly_the_gap() -> None:
     playout = Playout(20 * MS, 0)
     playout.start(0)
     playout.n_sent = 3
-    assert playout.resume_at(60 * MS) == 0, "not late at the very moment it is due"
+    assert playout.resume_at(60 * MS) == 0, "a frame is not late at its due time"
     assert playout.resume_at(95 * MS) == 35 * MS
     assert playout.due_ns() == 95 * MS
     assert playout.played_ns(95 * MS) == 60 * MS
-    assert playout.played_ns(105 * MS) == 60 * MS, "what was not sent cannot have been heard"
+    assert playout.played_ns(105 * MS) == 60 * MS, "only sent audio can have been heard"
 
 
 def test_first_frame_at_once_and_never_further_ahead_than_the_lead() -> None:
@@ -53,7 +53,7 @@ def test_frames_go_together_the_last_of_them_as_far_ahead_as_may_be() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=100, bulk_ms=60))
     world.say(LONG)
     world.run(0.5)
-    assert [at for at, _, _ in world.frames] == [0] * 6, "what may be ahead goes at once"
+    assert [at for at, _, _ in world.frames] == [0] * 6, "frames within the lead are sent at once"
     world.run(2000)
     assert [at for at, _, _ in world.frames] == [max(0, n // 3 * 60 - 60) for n in range(len(world.frames))]
     late = [effect.late_ns for effect in world.log if isinstance(effect, m.Frame)]
@@ -91,7 +91,7 @@ def test_after_a_stall_all_due_frames_go_at_once_and_the_schedule_stays() -> Non
     world.pump()
     assert len(world.frames) == n_before + 15
     late_ms = [effect.late_ns / MS for effect in world.log if isinstance(effect, m.Frame)][-15:]
-    assert late_ms == [280 - 20 * n for n in range(15)], "each frame knows how late it left"
+    assert late_ms == [280 - 20 * n for n in range(15)], "each frame has its lateness"
     world.run(3000)
     assert world.frames[-1][0] == (len(world.frames) - 1) * 20 - 60
     assert world.of(m.Done)[0].underruns == 0
@@ -105,9 +105,9 @@ def test_an_engine_gap_counts_once_and_moves_the_schedule() -> None:
     assert done.underruns >= 3
     times = [at for at, _, _ in world.frames]
     gaps = [later - at for at, later in pairwise(times) if later - at > 100]
-    assert len(gaps) >= 3, "the gaps are where the engine left them"
+    assert len(gaps) >= 3, "the gaps are where the engine was late"
     late = [effect.late_ns for effect in world.log if isinstance(effect, m.Frame)]
-    assert set(late) == {0}, "no frame was late: what the engine had not made could not be sent"
+    assert set(late) == {0}, "no frame was late: the engine had not made it yet"
     n_speech = sum(turn == 1 for _, turn, _ in world.frames)
     assert abs(n_speech - 45) <= 2, "nothing was dropped or doubled to make up for them"
 
@@ -232,7 +232,7 @@ def test_one_long_sentence_is_not_synthesised_far_ahead_either() -> None:
     world.run(500)
     turn = world.session.turns[0]
     given_ms = turn.encoder.position_samples / 8
-    assert 1000 <= given_ms <= 1500 + 100, "what was heard, and at most a second more, to the chunk"
+    assert 1000 <= given_ms <= 1500 + 100, "the heard speech and at most one second more, rounded up to a chunk"
     world.run(30_000)
     assert world.of(m.Done)[0].underruns == 0
 
@@ -243,5 +243,5 @@ def test_the_engine_is_asked_for_the_most_urgent_first(pace: str) -> None:
     world.say("one two three four. five six seven eight.")
     world.run(5000)
     first, second = (utterance for _, utterance in world.submitted)
-    assert first.deadline_ns <= world.start_ns, "nobody hears anything yet: at once"
+    assert first.deadline_ns <= world.start_ns, "the caller hears nothing yet, so the deadline is now"
     assert second.deadline_ns > world.start_ns + 500 * MS

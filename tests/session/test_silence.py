@@ -1,4 +1,4 @@
-"""A telephone that is never left without frames: silence between turns and in gaps, and never much of it in front."""
+"""A peer that always gets frames: silence between turns and in gaps, and little of it before speech."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def filled(**kwargs: object) -> World:
     return world
 
 
-class Peer:
-    """Plays a frame every 20 ms from the moment the first one came."""
+class TelephonePeer:
+    """Plays a frame every 20 ms, from when the first frame came."""
 
     def __init__(self, world: World, until_ms: float | None = None) -> None:
         self.holes: list[tuple[float, float]] = []
@@ -40,28 +40,28 @@ class Peer:
 
 
 def heard(world: World) -> list[int]:
-    """The turns in the order they were heard, silence as 0, each stretch once."""
+    """The turns in the order in which they were heard, each stretch once; 0 is silence."""
     turns = [turn for _, turn, _ in world.frames]
     return [turn for i, turn in enumerate(turns) if i == 0 or turns[i - 1] != turn]
 
 
 def spoken_ms(world: World) -> float:
-    """From the first frame of speech to the last, all that lies between counted."""
+    """The time from the first frame of speech to the last."""
     speech = [i for i, (_, turn, _) in enumerate(world.frames) if turn]
     return (speech[-1] + 1 - speech[0]) * PTIME_MS
 
 
-def test_a_call_in_which_nobody_speaks_is_silence_and_no_more_than_a_frame_and_a_half_of_it_in_front() -> None:
+def test_a_call_without_speech_gets_silence_at_most_a_frame_and_a_half_ahead() -> None:
     world = filled()
     world.run(1000)
-    peer = Peer(world, 1000)
+    peer = TelephonePeer(world, 1000)
     assert peer.holes == [] and peer.most_ms <= 1.5 * PTIME_MS
     assert {payload for _, _, payload in world.frames} == {SILENT}
-    assert not world.events, "nobody is told of it"
+    assert not world.events, "silence causes no event"
 
 
 def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
-    """Silence comes half a frame before the end of what is there, and with less lead than that was always first."""
+    """Silence is sent half a frame before the buffer ends. With a smaller lead it always came before speech."""
     world = World(SessionSettings(first_clause_chars=0, lead_ms=60, ptime_ms=60), media=False)
     world.session.attach_media(world.now_ns, marks=False, clears=True, fills=True)
     world.run(1000)
@@ -70,7 +70,7 @@ def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
     assert [done.turn for done in world.of(m.Done)] == ["a"]
 
 
-def test_a_leg_that_fills_by_itself_gets_none() -> None:
+def test_a_leg_that_makes_its_own_silence_gets_no_silence() -> None:
     world = World()
     world.run(1000)
     assert world.frames == []
@@ -82,12 +82,12 @@ def test_a_turn_follows_the_silence_and_is_followed_by_it_without_a_hole() -> No
     world.say(LONG, "a")
     world.run(5000)
     assert heard(world) == [0, 1, 0]
-    peer = Peer(world, 5333)
+    peer = TelephonePeer(world, 5333)
     assert peer.holes == [] and peer.most_ms <= LEAD_MS + 1.5 * PTIME_MS
     (done,) = world.of(m.Done)
-    assert abs(spoken_ms(world) - done.audio_ms) <= PTIME_MS, "its last frame is all but silent"
+    assert abs(spoken_ms(world) - done.audio_ms) <= PTIME_MS, "its last frame is nearly silent"
     begun_ms = next(at_ms for at_ms, turn, _ in world.frames if turn == 1)
-    assert 333 + 35 <= begun_ms <= 333 + 35 + 1, "it waits for no silence but what is played already"
+    assert 333 + 35 <= begun_ms <= 333 + 35 + 1, "it waits only for silence that the peer has already"
 
 
 def test_two_turns_in_a_row_have_no_silence_between() -> None:
@@ -95,7 +95,7 @@ def test_two_turns_in_a_row_have_no_silence_between() -> None:
     world.say(LONG, "a")
     world.say(LONG, "b")
     world.run(8000)
-    assert Peer(world, 8000).holes == []
+    assert TelephonePeer(world, 8000).holes == []
     assert abs(spoken_ms(world) - sum(done.audio_ms for done in world.of(m.Done))) <= PTIME_MS
 
 
@@ -105,17 +105,17 @@ def test_the_gap_of_a_late_engine_is_filled_and_the_schedule_moves_by_it(late_ms
     world = filled(chunk_interval_ms=late_ms)
     world.say(LONG, "a")
     world.run(60_000)
-    assert Peer(world, 60_000).holes == []
+    assert TelephonePeer(world, 60_000).holes == []
     (done,) = world.of(m.Done)
     assert done.underruns > 0
     assert heard(world).count(1) > 3, "silence was heard between"
     n_speech = sum(turn == 1 for _, turn, _ in world.frames)
-    # The last frame of a stretch, and the first, may hold a little silence of their own.
+    # The first and the last frame of a stretch may hold a little silence.
     assert done.audio_ms // PTIME_MS - 2 * done.underruns <= n_speech <= done.audio_ms // PTIME_MS
 
 
 def test_after_a_gap_the_turn_is_over_when_the_peer_has_played_it() -> None:
-    """The silence that was in front of the rest of the speech is heard before it."""
+    """Silence in the peer's buffer is heard before the rest of the speech."""
     world = filled(chunk_interval_ms=155)
     world.say(LONG, "a")
     while not world.of(m.Done):
@@ -123,7 +123,7 @@ def test_after_a_gap_the_turn_is_over_when_the_peer_has_played_it() -> None:
     over_ms = world.now_ms
     last = max(i for i, (_, turn, _) in enumerate(world.frames) if turn)
     world.frames = world.frames[: last + 1]
-    assert over_ms - 2 * PTIME_MS <= Peer(world).end_ms <= over_ms + 1
+    assert over_ms - 2 * PTIME_MS <= TelephonePeer(world).end_ms <= over_ms + 1
 
 
 def test_a_clear_in_a_gap_is_followed_by_silence_at_once() -> None:
@@ -134,13 +134,13 @@ def test_a_clear_in_a_gap_is_followed_by_silence_at_once() -> None:
         world.run(1)
         if world.frames[-1][0] > world.now_ms - 1:
             break
-    assert world.frames[-1][2] == SILENT, "a frame of it was just sent"
+    assert world.frames[-1][2] == SILENT, "a frame of silence was just sent"
     world.frames.clear()
     world.send(m.Clear())
     assert [at_ms for at_ms, _, _ in world.frames] == [world.now_ms]
 
 
-def test_at_a_clear_there_is_silence_at_once_and_none_that_was_in_front() -> None:
+def test_a_clear_sends_silence_at_once_and_drops_the_silence_ahead() -> None:
     world = filled()
     world.say(LONG, "a")
     world.run(600)
@@ -149,7 +149,7 @@ def test_at_a_clear_there_is_silence_at_once_and_none_that_was_in_front() -> Non
     world.run(400)
     assert world.of(m.MediaClear) and heard(world) == [0]
     assert world.frames[0][0] == 600, "the peer's buffer is empty: at once"
-    assert Peer(world, 1000).holes == []
+    assert TelephonePeer(world, 1000).holes == []
 
 
 def test_a_peer_that_is_behind_catches_up_in_the_silence() -> None:
@@ -158,14 +158,14 @@ def test_a_peer_that_is_behind_catches_up_in_the_silence() -> None:
     world.frames.clear()
     world.session.peer_holds(10, world.now_ns)
     world.run(1000)
-    assert 190 <= world.frames[0][0] - 500 <= 200, "it has 200 ms of its own to play"
+    assert 190 <= world.frames[0][0] - 500 <= 200, "the peer has 200 ms to play"
     assert [at_ms for at_ms, _, _ in world.frames] == pytest.approx(
         [world.frames[0][0] + PTIME_MS * i for i in range(len(world.frames))]
     )
     world.session.peer_holds(1, world.now_ns)
     n_before = len(world.frames)
     world.run(100)
-    assert len(world.frames) - n_before in (4, 5), "as it should be: nothing is left out"
+    assert len(world.frames) - n_before in (4, 5), "no silence is left out"
 
 
 def test_a_socket_that_is_full_gets_no_silence_and_later_not_all_that_was_missed() -> None:
@@ -187,7 +187,7 @@ def test_a_stalled_loop_is_not_made_up_for_with_silence() -> None:
     world.frames.clear()
     world.jump(500)
     world.run(1000)
-    assert Peer(world).most_ms <= 1.5 * PTIME_MS
+    assert TelephonePeer(world).most_ms <= 1.5 * PTIME_MS
 
 
 @pytest.mark.parametrize(("codec", "rate_hz", "silence"), [("alaw", 8000, b"\xd5"), ("pcm", 16000, b"\0\0")])

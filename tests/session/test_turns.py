@@ -1,4 +1,4 @@
-"""The bot's words: which turn they join, what is refused, what comes back."""
+"""The bot's text: which turn it belongs to, what is refused, and which events come back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from world import World
 
 from telephony_tts.errors import UnsupportedText
-from telephony_tts.session.settings import Limits, SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 
@@ -21,7 +21,8 @@ def codes(world: World, kind: type) -> list[str]:
 
 
 def with_limits(**limits: Any) -> World:
-    return World(SessionSettings(first_clause_chars=0, limits=Limits(**limits)))
+    own = {name: limits.pop(name) for name in ("pause_chars", "resume_chars") if name in limits}
+    return World(SessionSettings(first_clause_chars=0, limits=CallLimits(**limits), **own))
 
 
 # ------------------------------------------------------------------ which turn
@@ -70,8 +71,8 @@ def test_turns_speak_in_the_order_of_their_first_mention() -> None:
     assert [utterance.turn for _, utterance in world.submitted][-1] == "b", "the engine was not given b first either"
 
 
-def test_the_engine_is_told_which_sentences_follow_others_of_their_turn() -> None:
-    """However late they come: before the first of a turn silence is a wait, before the others a gap."""
+def test_an_utterance_says_whether_it_follows_another_of_its_turn() -> None:
+    """Silence before the first sentence of a turn is waiting. Before the others it is a gap."""
     world = World()
     world.send(m.Text("One. Two. ", "a"))
     world.run(5000)
@@ -100,7 +101,7 @@ def test_late_tokens_of_a_cleared_turn_do_not_speak_again() -> None:
         world.send(m.Text(token, "a"))
     world.run(5000)
     assert len(world.frames) == n
-    assert codes(world, m.WarningEvent) == ["turn_ended"], "said once, not for each token"
+    assert codes(world, m.WarningEvent) == ["turn_ended"], "one warning, not one for each token"
     assert len(world.terminals("a")) == 1
 
 
@@ -172,7 +173,7 @@ def test_a_silent_bot_is_spoken_for_after_the_timeout() -> None:
 
 
 def test_an_ordinary_last_word_is_given_a_second_pause_to_go_on() -> None:
-    """"exam" may become "example.com"; after two pauses it is a word."""
+    """"exam" may become "example.com". After two pauses it is a word."""
     world = World(SessionSettings(first_clause_chars=0, text_timeout_ms=700))
     world.send(m.Text("Please hold on", "a"))
     world.run(1399)
@@ -406,7 +407,7 @@ def test_a_peer_with_a_clear_of_its_own_gets_that_and_no_more_audio() -> None:
 
 
 def test_clearing_one_turn_sends_the_next_one_again() -> None:
-    """b's first frames were already on their way when a's clear emptied the peer: they must not be lost."""
+    """The peer had b's first frames when a's clear emptied its buffer. They must not be lost."""
     world = World(peer=True)
     world.say("one two.", "a")
     world.say("three four five six.", "b")
@@ -480,8 +481,8 @@ def test_done_tells_where_the_time_went() -> None:
     assert world.of(m.Started)[0].first_audio_ms == 120
 
 
-def test_the_wait_for_a_place_in_the_engine_is_told_apart_from_the_making() -> None:
-    """Whoever fills every place says so with the first audio; it cannot have waited longer than until then."""
+def test_latency_separates_the_engines_queue_from_its_computing() -> None:
+    """An engine may report a longer wait with its first audio than the time since the utterance was submitted."""
     for queued_ms, told in ((0, 0), (90, 90), (500, 120)):
         world = World(first_audio_ms=120, queued_ms=queued_ms)
         world.send(m.Text("Hello there.", "a", last=True))
@@ -492,7 +493,7 @@ def test_the_wait_for_a_place_in_the_engine_is_told_apart_from_the_making() -> N
 
 
 def test_clearing_the_turn_before_an_empty_one() -> None:
-    """Pinned: the empty turn had been sent to its end without ever having had a schedule."""
+    """Pinned: the empty turn was sent to its end without a schedule."""
     world = World()
     world.say("Hello there.", "a")
     world.say("", "b")
@@ -504,7 +505,7 @@ def test_clearing_the_turn_before_an_empty_one() -> None:
 
 @pytest.mark.parametrize("peer", [False, True])
 def test_clearing_the_first_of_several_turns_keeps_the_order_of_the_rest(peer: bool) -> None:
-    """Pinned: c was sent together with b, and said to be heard, because both were due again from now."""
+    """Pinned: c was sent together with b and reported as heard, because both were due again from now."""
     world = World(SessionSettings(first_clause_chars=0, lead_ms=2000), peer=peer)
     for turn in "abc":
         world.say("Hello you.", turn)
@@ -535,7 +536,7 @@ def test_a_turn_taken_back_by_a_clear_was_not_heard() -> None:
     assert heard["a"] == 300 and heard["b"] == 100 and heard["c"] == 0
 
 
-def test_a_refused_say_may_be_said_again() -> None:
+def test_a_refused_say_can_be_sent_again() -> None:
     world = with_limits(queued_turns=1)
     world.say("One.", "a")
     world.say("Two.", "b")

@@ -1,4 +1,4 @@
-"""A peer that plays files: each sentence is its own frames, is made without a pause, and is heard when it says so.
+"""A peer that plays files: each sentence fills frames of its own, is made without a pause, and is heard when reported.
 
 The peer below gathers frames up to the mark that ends a sentence, as FreeSWITCH's leg does, and takes 120 ms to begin
 each file. A file's audio names its turn, so what was heard is judged by samples.
@@ -31,7 +31,7 @@ class FilePeer:
         self.files: list[np.ndarray] = []
         self.sent_ms: list[float] = []
         self.heard: list[tuple[float, float, int]] = []
-        """(from ms, to ms, turn) of each file that was played, as far as it was."""
+        """(from ms, to ms, turn) of each file, as far as it was played."""
         self._gathered: list[bytes] = []
         self._marks: list[tuple[int, str]] = []
         self._queue: list[tuple[np.ndarray, list[tuple[int, str]]]] = []
@@ -56,7 +56,7 @@ class FilePeer:
                 self._gathered.append(effect.payload)
             elif isinstance(effect, m.MediaMark):
                 if not self._gathered:
-                    # Behind what is under way: a mark of the bot's, or the end of the turn.
+                    # Behind the file that is playing: a mark of the bot, or the end of the turn.
                     (self._queue[-1][1] if self._queue else self._current).append((10**9, effect.name))
                     continue
                 self._marks.append((sum(map(len, self._gathered)) // 2, effect.name))
@@ -74,7 +74,7 @@ class FilePeer:
             self._begin(*self._queue.pop(0))
 
     def stop(self) -> None:
-        """What it has is neither played nor reported."""
+        """Drop all files: they are neither played nor reported."""
         self._generation += 1
         self._busy = False
         self._queue.clear()
@@ -127,7 +127,7 @@ def test_each_sentence_is_one_file_of_whole_frames(rate_hz: int, chunk_interval_
         n_frame = rate_hz // 50
         n_spoken = round(sentence_ms(sentence) * rate_hz / 1000)
         assert len(pcm) == -(-n_spoken // n_frame) * n_frame
-        # All of the sentence and nothing of its neighbours: sound up to its last sample, silence behind it.
+        # All of this sentence and nothing of the others: sound up to its last sample, silence behind it.
         loud = np.abs(pcm.astype(int)) > STEP // 2
         assert loud[n_frame : n_spoken - n_frame].all() and not loud[n_spoken:].any()
     assert len(world.of(m.Done)) == 1
@@ -140,7 +140,7 @@ def test_a_sentence_longer_than_what_is_made_ahead_is_made_without_a_pause() -> 
     world.say(long, "a")
     peer.run(4000)
     n_ms = sum(len(pcm) for pcm in peer.files) / 8
-    assert peer.files and peer.sent_ms[0] < 0.2 * n_ms, "gathered at the pace at which it is made, not played"
+    assert peer.files and peer.sent_ms[0] < 0.2 * n_ms, "sent as fast as it is synthesised, not as it is played"
 
 
 def test_no_sentence_is_made_much_before_it_is_needed() -> None:
@@ -156,7 +156,7 @@ def test_no_sentence_is_made_much_before_it_is_needed() -> None:
 
 
 def test_done_and_marks_come_when_the_peer_has_played_not_by_our_clock() -> None:
-    """Six sentences take 720 ms more than their audio; our own schedule would be over before the last has begun."""
+    """Six sentences take 720 ms more than their audio. Our schedule would end before the last sentence begins."""
     world = World(SessionSettings(first_clause_chars=0, mark_timeout_ms=300))
     peer = FilePeer(world)
     text = "One two three four. " * 8
@@ -176,7 +176,7 @@ def test_done_and_marks_come_when_the_peer_has_played_not_by_our_clock() -> None
 
 @pytest.mark.parametrize("after_ms", [150, 300, 700, 1160, 1200, 1240, 1500, 2000])
 def test_a_clear_tells_what_was_heard(after_ms: float) -> None:
-    """Also between two files, where our clock runs on and nothing is heard."""
+    """Also between two files, when our clock goes on and nothing is heard."""
     world = World()
     peer = FilePeer(world)
     world.say(TEXT, "a")
@@ -216,13 +216,13 @@ def test_after_cleared_no_frame_of_that_turn_is_sent_and_the_next_turn_is_whole(
 
 
 def test_a_turn_that_stays_when_another_is_cleared_is_played_whole() -> None:
-    """The clear empties the peer; what it had of the second turn is sent once more, from its beginning."""
+    """The clear empties the peer. Its files of the second turn are sent again, from their beginning."""
     world = World()
     peer = FilePeer(world)
     world.say("One two three four five six seven eight nine ten.", "a")
     world.say("Eleven twelve thirteen.", "b")
     peer.run(1800)
-    assert len(peer.files) == 2, "both are with the peer"
+    assert len(peer.files) == 2, "the peer has both"
     world.send(m.Clear("a"))
     peer.run(3000)
     spoken_ms = [to_ms - from_ms for from_ms, to_ms, turn in peer.heard if turn == 2]
@@ -231,7 +231,7 @@ def test_a_turn_that_stays_when_another_is_cleared_is_played_whole() -> None:
 
 
 def test_a_turn_that_was_due_and_never_begun_is_played_whole_as_well() -> None:
-    """By our schedule the second turn plays; the peer has not even begun the first."""
+    """By our schedule the second turn plays, but the peer has not begun the first."""
     world = World()
     peer = FilePeer(world, plays=False)
     world.say("One two.", "a")
@@ -246,7 +246,7 @@ def test_a_turn_that_was_due_and_never_begun_is_played_whole_as_well() -> None:
 
 
 def test_no_turn_is_done_and_no_mark_played_before_the_peer_has_played_it() -> None:
-    """However long it takes: the leg ends the call where it waits in vain."""
+    """However long it takes. The leg ends the call if no report comes."""
     world = World(SessionSettings(first_clause_chars=0, mark_timeout_ms=300))
     peer = FilePeer(world, plays=False)
     world.send(m.Text("Eleven twelve.", "a"))
@@ -267,7 +267,7 @@ def test_no_turn_is_done_and_no_mark_played_before_the_peer_has_played_it() -> N
 def test_a_peer_that_has_lost_its_place_is_not_taken_to_play_on(
     again_ms: int, cleared_ms: int, heard_ms: int
 ) -> None:
-    """It was heard until it stopped; what it plays for the second time is heard no less, and what follows is."""
+    """Heard text does not shrink while the peer plays audio again, and grows after that."""
     world = World()
     peer = FilePeer(world, end_told_ms=10_000)
     world.say("One two three four five six seven eight nine ten.", "a")
@@ -282,8 +282,8 @@ def test_a_peer_that_has_lost_its_place_is_not_taken_to_play_on(
     assert cleared.heard_ms == pytest.approx(heard_ms, abs=25)
 
 
-def test_a_turn_that_was_heard_when_another_is_cleared_is_over_though_its_end_is_not_told() -> None:
-    """The clear makes the peer forget what it had to report."""
+def test_a_turn_that_was_heard_when_another_is_cleared_is_over_without_a_report_of_its_end() -> None:
+    """The clear makes the peer drop its pending reports."""
     world = World()
     peer = FilePeer(world, end_told_ms=400)
     world.send(m.Text("One two three.", "a"))
@@ -301,7 +301,7 @@ def test_a_turn_that_was_heard_when_another_is_cleared_is_over_though_its_end_is
 
 @pytest.mark.parametrize("stands_still_ms", [0, 700])
 def test_a_turn_that_a_clear_of_another_interrupts_goes_on_where_the_peer_was(stands_still_ms: int) -> None:
-    """Not where our schedule has it, which goes on while the peer stands still."""
+    """Our schedule goes on while the peer stands still, so it does not count."""
     world = World()
     peer = FilePeer(world)
     world.say("One two three four five six seven eight nine ten.", "a")
@@ -321,7 +321,7 @@ def test_a_turn_that_a_clear_of_another_interrupts_goes_on_where_the_peer_was(st
 
 
 def test_the_echo_of_a_file_that_begins_late_is_still_taken_for_an_echo() -> None:
-    """All of a sentence was told as played at its due time; when its file begins, all of that is later."""
+    """The echo gate was told when each frame is due. When the file begins, all of these times move."""
     rng = np.random.default_rng(1)
     levels = [float(level) for level in rng.uniform(-30, -12, 300)]
     told_late, told_early = EchoGate(-45.0), EchoGate(-45.0)
@@ -347,7 +347,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from([0, 40, 150]))
-def test_whatever_is_said_and_cleared_the_guarantees_hold(steps: list[tuple[str, int]], chunk_interval_ms: int) -> None:
+def test_the_guarantees_hold_for_any_turns_and_clears(steps: list[tuple[str, int]], chunk_interval_ms: int) -> None:
     world = World(chunk_interval_ms=chunk_interval_ms)
     peer = FilePeer(world)
     said: dict[str, str] = {}

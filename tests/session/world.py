@@ -1,4 +1,4 @@
-"""A call without a world: the session driven in simulated time, with an engine whose audio names its turn.
+"""A session in simulated time, with an engine whose audio names its turn.
 
 Every turn's audio is a constant of its own, so a frame's bytes tell which turn it belongs to; a test that looked at
 labels instead would pass with late audio on the wire.
@@ -17,7 +17,7 @@ import numpy as np
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.session.caller.caller import FindModel
-from telephony_tts.session.effects import Cancel, Feed, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.language import HasVoice, TellLanguage
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -71,14 +71,14 @@ class World:
         self.finished: Finish | None = None
         self.turn_numbers: dict[str, int] = {}
         self.texts: dict[str, str] = {}
-        """What each turn had received when the world last looked, before anything could end it."""
+        """The text that each turn had received at the last look, before it could end."""
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}
         self.open: dict[str, str] = {}
-        """What an engine that streams text was given so far of the utterances it does not have the end of."""
+        """The text so far of each utterance whose end the engine does not have."""
         self._starved: set[str] = set()
-        """Of those, the ones that have given all the audio of it and were asked for more."""
+        """Those of `open` that gave all the audio of their text, and were pulled again."""
         self._peer_end_ns = 0
         self._peer_marks: set[str] = set()
         if peer:
@@ -100,7 +100,7 @@ class World:
         self.send(m.Say(text, turn))
 
     def run(self, ms: float) -> None:
-        """Let simulated time pass, waking the session exactly when it asked."""
+        """Let simulated time pass. The session is polled exactly at its deadlines."""
         end_ns = self.now_ns + round(ms * MS)
         for _ in range(1_000_000):
             deadline_ns = self.session.deadline_ns()
@@ -121,7 +121,7 @@ class World:
         self.now_ns = end_ns
 
     def jump(self, ms: float) -> None:
-        """The event loop stalls: time passes and nobody polls."""
+        """The event loop stalls: time passes without a poll."""
         self.now_ns += round(ms * MS)
 
     def _look(self) -> None:
@@ -137,11 +137,11 @@ class World:
                 self._peer_end_ns = begin_ns + self._ptime_ns
             elif isinstance(effect, Synthesize):
                 self._synthesize(effect.utterance)
-            elif isinstance(effect, Feed):
+            elif isinstance(effect, FeedText):
                 self._feed(effect)
             elif isinstance(effect, Pull):
                 self._pull(effect.utterance_id)
-            elif isinstance(effect, Cancel):
+            elif isinstance(effect, CancelUtterance):
                 self.cancelled.append(effect.utterance_id)
                 self._queued.pop(effect.utterance_id, None)
                 self.open.pop(effect.utterance_id, None)
@@ -152,7 +152,7 @@ class World:
                     self._peer_marks.add(effect.name)
                     self._at(max(self._peer_end_ns, self.now_ns), lambda name=effect.name: self._echo(name))
             elif isinstance(effect, m.MediaClear):
-                # As Twilio does: the buffer is emptied and every pending mark comes back, though nobody heard it.
+                # As Twilio does: the buffer is emptied, and every pending mark comes back, heard or not.
                 self._peer_end_ns = 0
                 for name in sorted(self._peer_marks):
                     self._at(self.now_ns, lambda name=name: self._echo(name))
@@ -188,8 +188,8 @@ class World:
             self.open[utterance.id] = utterance.text
         self._at(self.now_ns + round(self.first_audio_ms * MS), lambda: self._give(utterance.id))
 
-    def _feed(self, effect: Feed) -> None:
-        """Text may only come for an utterance that was begun, is open and was not cancelled."""
+    def _feed(self, effect: FeedText) -> None:
+        """Text may only come for an utterance that has begun, is open and was not cancelled."""
         n_before = len(self.open[effect.utterance_id])
         self.open[effect.utterance_id] += effect.text
         number = next(self.turn_numbers[u.turn] for _, u in self.submitted if u.id == effect.utterance_id)
@@ -243,7 +243,7 @@ class World:
         return chunks
 
 
-# The audio is constants, so the same few frames come again and again: most of the time would go into looking at them.
+# The audio is constants, so the same few frames come again and again. Without a cache most of the time would go here.
 @lru_cache(maxsize=4096)
 def heard_turn(payload: bytes) -> int:
     """The number of the turn whose audio fills most of the frame; 0 for silence, and for ends that fade in or out."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import soxr
+from server_settings import transport_settings
 from websockets.asyncio.client import ClientConnection, connect
 
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
-from telephony_tts.transport.settings import TransportSettings
 
 TOKEN = "a-token"
 
@@ -27,8 +27,8 @@ async def tts_server(**settings: Any) -> AsyncIterator[Server]:
     """Run the real server with tones as its voice."""
     catalog = Catalog([FakeEngine()])
     await catalog.start()
-    given = TransportSettings(
-        speech=replace(SessionSettings(), first_clause_chars=0), host="127.0.0.1", port=0, tokens=(TOKEN,), drain_s=1.0,
+    given = transport_settings(
+        speech=replace(SessionSettings(), first_clause_chars=0), tokens=(TOKEN,), drain_s=1.0,
         max_frame_lateness_ms=60_000, **settings,
     )  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-"""A call on a stage: legs that write down what they are sent, and an engine that lets go only when it is told."""
+"""A call with legs that record what they are sent, and an engine that keeps its slot until a test releases it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def until(true: Callable[[], object], what: str, within_s: float = 5) -> N
         await asyncio.sleep(0.002)
 
 
-class Leg:
-    """A leg of a call: `sent` is everything it was given to send, as messages."""
+class RecordingLeg:
+    """A leg of a call that records: `sent` has all messages that it was given to send."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -57,7 +57,7 @@ class Leg:
         return [message for message in self.sent if type(message) is kind]
 
 
-class Clinging(FakeEngine):
+class ClingingEngine(FakeEngine):
     """Keeps its slot after a cancel until `let_go` is set."""
 
     def __init__(self) -> None:

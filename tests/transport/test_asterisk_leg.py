@@ -1,4 +1,4 @@
-"""The leg alone, on a clock that jumps: an Asterisk that says XOFF and no XON, or answers nothing."""
+"""The leg alone, in simulated time: an Asterisk that sends XOFF and no XON, or does not answer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asterisk_leg, "monotonic_ns", virtual_loop.clock)
 
 
-class Line:
+class AsteriskLine:
     """A leg between a pretended socket and a pretended call."""
 
     def __init__(self) -> None:
         self.sent: list[str | bytes] = []
-        """Names of commands, and frames."""
+        """The names of commands, and frames."""
         self.times_ms: list[int] = []
         self.open = True
         self.held: list[int] = []
@@ -79,14 +79,14 @@ class Line:
 
 def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         assert not line.open
         await at(900)
         line.hears("MEDIA_XON")
         assert line.open
         await at(10_000)
-        assert line.sent == [] and line.open, "nothing is asked of a queue that is not full"
+        assert line.sent == [] and line.open, "no question about a queue that is not full"
         line.leaves()
 
     play(act)
@@ -95,7 +95,7 @@ def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> N
 
 def test_an_xoff_behind_its_xon_is_found_out_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XON")
         line.hears("MEDIA_XOFF")
         await at(999)
@@ -115,7 +115,7 @@ def test_an_xoff_behind_its_xon_is_found_out_within_a_second(caplog: pytest.LogC
 
 def test_a_queue_that_is_truly_full_is_believed_for_as_long_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         for second in range(1, 31):
             await at(1000 * second + 5)
@@ -133,9 +133,9 @@ def test_a_queue_that_is_truly_full_is_believed_for_as_long_as_it_is(caplog: pyt
     assert len(lines(caplog, "xoff_without_xon")) == 1
 
 
-def test_an_asterisk_that_says_xoff_and_nothing_more_is_given_frames_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_asterisk_that_sends_xoff_and_then_nothing_gets_frames_again(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         await at(5_999)
         assert not line.open and line.asked_ms() == [1000, 2000, 3000, 4000, 5000]
@@ -152,7 +152,7 @@ def test_an_asterisk_that_says_xoff_and_nothing_more_is_given_frames_again(caplo
 
 def test_a_second_xoff_begins_no_second_clock() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         await at(500)
         line.hears("MEDIA_XOFF")
@@ -165,7 +165,7 @@ def test_a_second_xoff_begins_no_second_clock() -> None:
 
 def test_a_socket_with_room_does_not_open_a_queue_that_is_full() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         line.leg.on_writable(True)
         assert not line.open
@@ -182,7 +182,7 @@ def test_a_socket_with_room_does_not_open_a_queue_that_is_full() -> None:
 
 def test_an_xon_does_not_open_a_socket_that_is_full() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         line.paused = True
         line.hears("MEDIA_XON")
@@ -194,7 +194,7 @@ def test_an_xon_does_not_open_a_socket_that_is_full() -> None:
 
 def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         line.say(m.MediaClear())
         assert line.sent == ["FLUSH_MEDIA", "GET_STATUS"]
@@ -209,10 +209,10 @@ def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest
 
 
 def test_a_paused_queue_that_is_full_is_told_to_go_on() -> None:
-    """Nobody would hear of it otherwise: while it is full no frame is sent, and no frame asks."""
+    """While the queue is full no frame is sent, so no frame asks about it."""
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         await at(1_001)
         line.has(900, is_paused=True)
@@ -224,7 +224,7 @@ def test_a_paused_queue_that_is_full_is_told_to_go_on() -> None:
 
 def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.hears("MEDIA_XOFF")
         line.leaves()
         await asyncio.sleep(0)
@@ -234,13 +234,13 @@ def test_a_leg_that_ends_while_it_is_full_leaves_no_timer() -> None:
     play(act)
 
 
-def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwards(
+def test_a_missing_answer_to_a_clear_does_not_cut_later_speech(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Seconds later a queue of 5 frames is what was said meanwhile, and nothing that was to be flushed."""
+    """Seconds later 5 frames in the queue are new speech. They are not frames that should have been flushed."""
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(SPEECH)
         await at(1_000)
         line.say(m.MediaClear())
@@ -256,11 +256,11 @@ def test_the_answer_to_a_clear_that_never_came_does_not_cut_what_is_said_afterwa
     assert lines(caplog, "clear_unconfirmed") == [{"call": "c1", "why": "Asterisk has not answered GET_STATUS"}]
 
 
-def test_an_answer_from_before_a_clear_does_not_cut_what_is_said_behind_it() -> None:
-    """Pinned: the question of every five seconds was on its way, and its answer told of the queue that is gone."""
+def test_an_answer_from_before_a_clear_does_not_cut_speech_after_it() -> None:
+    """Pinned: the periodic question was on its way, and its answer was about the queue before the flush."""
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         await at(5_001)
         line.say(*[SPEECH] * 50)
         assert line.asked_ms() == [5_001]
@@ -276,7 +276,7 @@ def test_an_answer_from_before_a_clear_does_not_cut_what_is_said_behind_it() -> 
 
 def test_two_clears_at_once_believe_the_answer_to_the_second() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(m.MediaClear(), m.MediaClear())
         line.has(7)
         assert line.sent.count("FLUSH_MEDIA") == 2 and line.held == []
@@ -289,7 +289,7 @@ def test_two_clears_at_once_believe_the_answer_to_the_second() -> None:
 
 def test_a_question_that_is_never_answered_spoils_no_later_answer() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         await at(5_001)
         line.say(SPEECH)  # asks
         await at(8_000)
@@ -303,7 +303,7 @@ def test_a_question_that_is_never_answered_spoils_no_later_answer() -> None:
 
 def test_what_asterisk_holds_is_counted_from_the_moment_it_was_asked() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         at_ns: list[int] = []
         line.session.peer_holds = lambda _n_frames, now_ns: at_ns.append(now_ns)
         await at(5_001)
@@ -318,7 +318,7 @@ def test_what_asterisk_holds_is_counted_from_the_moment_it_was_asked() -> None:
 
 def test_all_audio_that_is_sent_is_counted() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         sent = metrics.SENT_BYTES.labels(leg="media")._value
         before = sent.get()
         line.say(SPEECH, SPEECH, m.MediaMark("1.1"), OTHER)
@@ -330,7 +330,7 @@ def test_all_audio_that_is_sent_is_counted() -> None:
 
 def test_an_answer_in_time_that_is_not_empty_is_flushed_again() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(m.MediaClear())
         line.say(SPEECH)
         line.has(200)
@@ -348,7 +348,7 @@ def test_frames_that_are_due_together_are_one_message_that_asterisk_is_told_to_c
     whole = b"".join(frame.payload for frame in frames)
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(*frames)
         line.say(*frames)
         assert line.sent == ["START_MEDIA_BUFFERING", whole, whole]
@@ -359,7 +359,7 @@ def test_frames_that_are_due_together_are_one_message_that_asterisk_is_told_to_c
 
 def test_a_frame_by_itself_needs_no_bulk_mode() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(SPEECH)
         line.say(SPEECH, m.MediaMark("1.1", ends_turn=True))
         assert line.sent == [SPEECH.payload, SPEECH.payload, "MARK_MEDIA"]
@@ -370,7 +370,7 @@ def test_a_frame_by_itself_needs_no_bulk_mode() -> None:
 
 def test_a_mark_is_in_its_place_between_frames_that_are_due_together() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(SPEECH, SPEECH, m.MediaMark("1.1"), OTHER, m.MediaMark("1.2"))
         both = SPEECH.payload * 2
         assert line.sent == ["START_MEDIA_BUFFERING", both, "MARK_MEDIA", OTHER.payload, "MARK_MEDIA"]
@@ -381,7 +381,7 @@ def test_a_mark_is_in_its_place_between_frames_that_are_due_together() -> None:
 
 def test_the_bulk_ends_with_the_turn_and_the_next_one_begins_its_own() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         end = m.MediaMark("1.2", ends_turn=True)
         line.say(SPEECH, SPEECH, end)
         line.say(OTHER)  # silence between the turns
@@ -395,10 +395,10 @@ def test_the_bulk_ends_with_the_turn_and_the_next_one_begins_its_own() -> None:
 
 
 def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> None:
-    """Asterisk forgets its bulk mode at FLUSH_MEDIA, and cuts nothing until it is told again."""
+    """FLUSH_MEDIA ends Asterisk's bulk mode, and Asterisk cuts no messages until it is told again."""
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(SPEECH, SPEECH)
         line.say(SPEECH, SPEECH, m.MediaClear(), OTHER, OTHER)
         assert line.sent == [
@@ -410,9 +410,9 @@ def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> Non
     play(act)
 
 
-def test_a_flush_that_is_said_again_ends_the_bulk_too() -> None:
+def test_a_repeated_flush_ends_the_bulk_too() -> None:
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(m.MediaClear(), SPEECH, SPEECH)
         line.has(200)
         line.say(OTHER, OTHER)
@@ -427,7 +427,7 @@ def test_what_was_sent_behind_a_clear_is_not_what_was_to_be_flushed() -> None:
     """Twenty frames in one message are twenty frames of its queue."""
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(m.MediaClear(), *[SPEECH] * 20)
         line.has(20)
         assert line.sent.count("FLUSH_MEDIA") == 1 and line.held == [20]
@@ -437,11 +437,11 @@ def test_what_was_sent_behind_a_clear_is_not_what_was_to_be_flushed() -> None:
 
 
 def test_no_message_is_longer_than_asterisk_can_take() -> None:
-    """Of the widest format and the longest frames there are."""
+    """With the widest format and the longest frames."""
     frame = m.Frame(bytes(48 * 2 * 60))
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.say(*[frame] * 32)
         audio = [each for each in line.sent if isinstance(each, bytes)]
         assert max(map(len, audio)) <= 65_500 and b"".join(audio) == frame.payload * 32
@@ -453,11 +453,11 @@ def test_no_message_is_longer_than_asterisk_can_take() -> None:
 
 @pytest.mark.parametrize("n_frames", [1_001, 999_999_999])
 def test_a_queue_longer_than_asterisks_is_not_believed(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Taken at its word, what is said next would wait until all that has been played: for months."""
+    """If that were believed, the next speech would wait for months."""
     caplog.set_level(logging.WARNING)
 
     async def act() -> None:
-        line = Line()
+        line = AsteriskLine()
         line.has(n_frames)
         assert line.held == []
         line.has(1_000)

@@ -1,11 +1,11 @@
-"""The driver of a session: what it owns ends with it, what goes wrong stays in it."""
+"""The driver of a session: its tasks end with it, and its errors do not reach other calls."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from stage import READY, Clinging, Leg, new_call, run, until
+from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
 
 from telephony_tts.transport.call import Call
 from telephony_tts.wire import messages as m
@@ -19,8 +19,8 @@ async def live(call: Call) -> asyncio.Task[None]:
     return task
 
 
-def on_one_socket(call: Call) -> Leg:
-    leg = Leg()
+def on_one_socket(call: Call) -> RecordingLeg:
+    leg = RecordingLeg()
     call.frames_to_bot(leg, leg.encode)
     call.join_bot(leg, leg.encode, READY)
     return leg
@@ -28,7 +28,7 @@ def on_one_socket(call: Call) -> Leg:
 
 def test_a_call_returns_only_when_its_engine_slot_is_free() -> None:
     async def main() -> None:
-        engine = Clinging()
+        engine = ClingingEngine()
         call = new_call(engine)
         task = await live(call)
         leg = on_one_socket(call)
@@ -45,9 +45,9 @@ def test_a_call_returns_only_when_its_engine_slot_is_free() -> None:
     run(main)
 
 
-def test_an_interrupted_engine_that_lets_go_late_holds_up_nothing() -> None:
+def test_an_engine_that_frees_its_slot_late_delays_no_turn() -> None:
     async def main() -> None:
-        engine = Clinging()
+        engine = ClingingEngine()
         call = new_call(engine)
         task = await live(call)
         leg = on_one_socket(call)
@@ -71,7 +71,7 @@ def test_turns_cancelled_before_their_first_step_leave_no_trace() -> None:
         for _ in range(100):
             call.receive(m.Say(TEXT))
             call.receive(m.Clear())
-        assert not call._tasks and not call._gates
+        assert not call._runs
         call.finish(1000, "over")
         await task
 
@@ -98,9 +98,9 @@ def test_nothing_is_done_or_timed_after_the_end() -> None:
         await task
         await asyncio.sleep(0.03)
         assert len(leg.sent) == n_sent and leg.ended == [(1000, "over"), (1000, "over")]
-        late = Leg()
+        late = RecordingLeg()
         call.join_bot(late, late.encode, READY)
-        assert late.ended == [(1000, "over")], "whoever joins a call that is over is told so at once"
+        assert late.ended == [(1000, "over")], "a leg that joins a call that is over is closed at once"
 
     run(main)
 
@@ -109,7 +109,7 @@ def test_a_leg_that_is_not_the_calls_can_leave_unnoticed() -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
-        bot, media, stranger = Leg(), Leg(), Leg()
+        bot, media, stranger = RecordingLeg(), RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.join_media(media, media.encode)
         call.bot_left(stranger, "refused")
@@ -128,7 +128,7 @@ def test_a_bot_learns_what_it_missed_and_no_more_than_is_kept() -> None:
         task = await live(call)
         for n in range(200):
             call.receive(m.MediaDtmf(str(n % 10)))
-        bot = Leg()
+        bot = RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         assert bot.sent[0] == READY
         assert [event.digit for event in bot.got(m.Dtmf)] == [str(n % 10) for n in range(136, 200)]
@@ -143,7 +143,7 @@ def test_a_leg_is_waited_for_so_long_and_no_longer(missing: str) -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
-        there = Leg()
+        there = RecordingLeg()
         if missing == "media":
             call.join_bot(there, there.encode, READY)
         else:
@@ -165,7 +165,7 @@ def test_a_fault_of_ours_ends_the_call_with_1011_and_a_traceback(
         raise ZeroDivisionError("a fault of ours")
 
     async def main() -> None:
-        engine = Clinging()
+        engine = ClingingEngine()
         engine.let_go.set()
         call = new_call(engine)
         task = await live(call)
@@ -194,7 +194,7 @@ def test_a_task_of_the_call_that_breaks_closes_both_legs() -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
-        bot, media = Leg(), Leg()
+        bot, media = RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.join_media(media, media.encode)
 

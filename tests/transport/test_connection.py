@@ -1,4 +1,4 @@
-"""One WebSocket used synchronously: order, ends, floods and readers that do not read."""
+"""One WebSocket used synchronously: order, closing, floods, and peers that do not read."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_callback_that_breaks_ends_its_own_connection(caplog: pytest.LogCaptur
             await connection.left
 
         async with served(handler) as port, client(port) as good, client(port) as bad:
-            # In the middle of a flood, where the rest is held: nothing may hang on it.
+            # In the middle of a flood, while the rest is held: the connection must not hang.
             bad.transport.write(text("0") + text("1") * 5000)
             with pytest.raises(ConnectionClosed):
                 while True:
@@ -117,8 +117,8 @@ def test_a_callback_that_breaks_ends_its_own_connection(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "farewell", [Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True), b"\x81\x02hi"], ids=["close", "unmasked"]
 )
-def test_a_goodbye_counts_when_it_is_said_not_when_the_socket_is_gone(farewell: bytes) -> None:
-    """A close frame, or bytes that are no WebSocket; then the peer keeps its socket open and does nothing."""
+def test_a_connection_has_left_at_the_close_frame_not_at_the_end_of_the_socket(farewell: bytes) -> None:
+    """A close frame, or bytes that are not a WebSocket frame. Then the peer keeps its socket open and does nothing."""
 
     async def main() -> None:
         left_s: list[float] = []
@@ -163,7 +163,7 @@ def test_a_flood_gives_way_to_the_other_calls() -> None:
                 gaps.append(time.monotonic() - before_s)
             # Half a second of work. One piece of the flood is 170 messages, 17 ms; as one lump it is 500 ms.
             assert sorted(gaps)[-3] < 0.06, f"the loop stood still for {max(gaps) * 1000:.0f} ms"
-            # And half of the time is left for the threads of engines, which want the interpreter as well.
+            # Half of the time is left for the engines' threads, which need the interpreter too.
             assert time.monotonic() - begin_s > 0.95, "half a second of work takes a second"
 
     run(main)
@@ -194,7 +194,7 @@ def test_a_peer_that_we_dialled_may_send_no_endless_fragments_either() -> None:
     run(main)
 
 
-def test_a_full_socket_says_so_and_says_when_it_has_room_again() -> None:
+def test_a_full_socket_is_reported_and_so_is_its_room_again() -> None:
     async def main() -> None:
         flags: list[bool] = []
         connections: list[CallConnection] = []
@@ -224,7 +224,7 @@ def test_a_full_socket_says_so_and_says_when_it_has_room_again() -> None:
 
 
 def test_a_peer_that_reads_nothing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """All that became due at once was written to the aborted connection: twelve lines for one peer."""
+    """Pinned: all frames that were due were written to the aborted connection, with a dozen log lines."""
 
     async def main() -> None:
         async def handler(connection: CallConnection) -> None:
@@ -244,7 +244,7 @@ def test_a_peer_that_reads_nothing_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_peer_that_reads_may_be_owed_more_where_that_is_allowed() -> None:
-    """What a FreeSWITCH leg sends again at once may be more than other legs ever owe."""
+    """A FreeSWITCH leg may send again more at once than other legs ever have unsent."""
 
     async def main() -> None:
         async def handler(connection: CallConnection) -> None:
@@ -262,7 +262,7 @@ def test_a_peer_that_reads_may_be_owed_more_where_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("how", ["slow", "endless"])
-def test_who_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         done = asyncio.Event()
 
@@ -275,7 +275,7 @@ def test_who_does_not_read_is_dropped(how: str, caplog: pytest.LogCaptureFixture
                     connection.send_now(b"x" * 1000, False)
                     n_sent += 1
                 await asyncio.sleep(0)
-            assert n_sent < (4_000 if how == "endless" else 2_000), "it was sent more than can be waiting"
+            assert n_sent < (4_000 if how == "endless" else 2_000), "more was sent than can be unread"
             await connection.left
             done.set()
 

@@ -1,4 +1,4 @@
-"""A call through a FreeSWITCH that plays files: what the telephone hears and what the bot is told, whatever is killed.
+"""A call through a FreeSWITCH that plays files: what the telephone hears and what the bot is told, after any restart.
 
 Call, session, leg and engine are the real ones, on a clock that jumps. The engine's speech is read back out of what the
 pretended FreeSWITCH plays, so a test compares what the bot was told with what was heard.
@@ -20,7 +20,7 @@ import pytest
 import virtual_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage import READY, Leg
+from stage import READY, RecordingLeg
 from virtual_loop import at
 from websockets.datastructures import Headers
 from websockets.http11 import Request
@@ -66,7 +66,7 @@ class Telephone:
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed: tuple[int, str] | None = None
         self.heard: list[tuple[float, float, np.ndarray]] = []
-        """(from ms, to ms, samples) of each file, as far as it was heard."""
+        """(from ms, to ms, samples) of each file, as far as it was played."""
         self.words: list[dict[str, Any]] = []
         self.leg = FreeSwitchLeg(cast(CallConnection, self))
         self._to_bridge: deque[dict[str, Any]] = deque()
@@ -101,7 +101,7 @@ class Telephone:
         self._before = 0
 
     def lose_touch(self) -> None:
-        """The event socket was away for a moment."""
+        """The event socket was disconnected for a moment."""
         self._queue.clear()
         self._stop()
         self._report(esl="again")
@@ -174,7 +174,7 @@ class Telephone:
 
     @property
     def text(self) -> str:
-        """What was heard, read letter by letter, of all files in a row."""
+        """The letters that were heard, of all files in order."""
         return " ".join(self.text_of(pcm) for _, _, pcm in self.heard)
 
     @staticmethod
@@ -191,7 +191,7 @@ def words(*sentences: str) -> str:
     return " ".join(sentences).replace(".", "").strip()
 
 
-class Bot(Leg):
+class RecordingBot(RecordingLeg):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[tuple[float, Any]] = []
@@ -214,17 +214,17 @@ class Bot(Leg):
         return at_ms
 
 
-Act = Callable[[Call, Bot, Telephone], Awaitable[None]]
+Act = Callable[[Call, RecordingBot, Telephone], Awaitable[None]]
 
 
-def play(act: Act, *, asks: bool = True, **engine: Any) -> tuple[Bot, Telephone]:
-    async def main() -> tuple[Bot, Telephone]:
+def play(act: Act, *, asks: bool = True, **engine: Any) -> tuple[RecordingBot, Telephone]:
+    async def main() -> tuple[RecordingBot, Telephone]:
         phone = Telephone(asks)
         session = Session(SessionSettings(call="c1", first_clause_chars=0), virtual_loop.clock(), media=False)
         call = Call(session, Catalog([FakeEngine(**engine)]), "freeswitch")
         task = asyncio.create_task(call.run())
         await call.started.wait()
-        bot = Bot()
+        bot = RecordingBot()
         call.join_bot(bot, bot.encode, READY)
         phone.leg.on_message(b"{}", True)
         phone.leg.attach(call, phone.leg.started.result())
@@ -245,7 +245,7 @@ def say(call: Call, *sentences: str) -> None:
     call.receive(m.End("a"))
 
 
-async def until_done(bot: Bot, within_ms: float = 40_000) -> None:
+async def until_done(bot: RecordingBot, within_ms: float = 40_000) -> None:
     end_ms = now_ms() + within_ms
     while not bot.got(m.Done):
         assert now_ms() < end_ms, bot.told
@@ -275,7 +275,7 @@ def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
     sentences = SENTENCES[:n_sentences]
     assert killed_ms < n_sentences * SENTENCE_MS, "within the turn"
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *sentences)
         await at(killed_ms)
         phone.kill()
@@ -294,8 +294,8 @@ def test_a_bridge_that_was_killed_loses_no_sentence_and_no_mark_lies(
     assert bot.done_ms >= phone.heard[-1][1], "done comes behind the last sound"
 
 
-def test_a_bridge_that_is_killed_twice_and_one_that_loses_touch_twice() -> None:
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+def test_a_bridge_that_is_killed_twice_and_one_that_is_disconnected_twice() -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         for ms in (1200, 2500):
             await at(ms)
@@ -314,7 +314,7 @@ def test_a_bridge_that_is_killed_twice_and_one_that_loses_touch_twice() -> None:
 
 
 def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -> None:
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await at(1200)
         phone.kill()
@@ -331,9 +331,9 @@ def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -
 
 
 def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
-    """Whoever asks for it for ever would keep the call in it for ever."""
+    """A peer that asks for it for ever must not keep the call open for ever."""
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES[:2])
         for n in range(1, 8):
             await at(1000 * n)
@@ -351,7 +351,7 @@ def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
 
 
 def heard_ms(phone: Telephone) -> float:
-    """How much of the turn was heard without a hole in it, by now."""
+    """How much of the turn was heard by now without a gap."""
     whole_ms = -(-(SENTENCE_MS + 15) // 20) * 20
     prefix_ms = 0.0
     for from_ms, to_ms, pcm in phone.heard:
@@ -367,10 +367,10 @@ def heard_ms(phone: Telephone) -> float:
     ("fault", "asks"), [("killed", True), ("killed", False), ("lost touch", True), ("none", True)]
 )
 def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float, fault: str, asks: bool) -> None:
-    """Also while a sentence is said for the second time, and inside a file of several sentences."""
+    """Also while a sentence is played for the second time, and inside a file of several sentences."""
     truth: list[float] = []
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await at(1200)
         if fault == "killed":
@@ -383,7 +383,7 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
         call.receive(m.Clear())
         truth.append(heard_ms(phone))
         await asyncio.sleep(3)
-        assert not phone.leg._files and heard_ms(phone) <= truth[0] + 60, "silent within a break's time"
+        assert not phone.leg._files and heard_ms(phone) <= truth[0] + 60, "silent within the time of a break"
 
     bot, phone = play(act, asks=asks)
     (cleared,) = bot.got(m.Cleared)
@@ -399,9 +399,9 @@ def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float
 
 @pytest.mark.parametrize("speed", [math.inf, 2.0], ids=["an engine with time to spare", "one at twice real time"])
 def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -> None:
-    """The first sentence waits for no other, and no file is late for the one before it."""
+    """The first sentence is sent alone, and no file comes later than the end of the file before."""
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         await until_done(bot)
 
@@ -411,7 +411,7 @@ def test_a_turn_is_heard_in_few_files_from_the_first_sentence_on(speed: float) -
     assert phone.heard[0][0] <= made_ms + 100 + BEGIN_MS
     assert phone.text_of(phone.heard[0][2]) == words(SENTENCES[0])
     gaps_ms = [begin[0] - end[1] for end, begin in zip(phone.heard, phone.heard[1:], strict=False)]
-    assert gaps_ms == [BEGIN_MS] * len(gaps_ms), "what FreeSWITCH takes to begin, and nothing of ours"
+    assert gaps_ms == [BEGIN_MS] * len(gaps_ms), "only the time that FreeSWITCH takes to begin"
     assert len(phone.heard) == (2 if speed == math.inf else 3)
     for n, sentence in enumerate(SENTENCES, 1):
         assert bot.when(str(n)) == pytest.approx(ends_of(phone, sentence), abs=45)
@@ -426,14 +426,14 @@ STEPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.booleans(), st.sampled_from([math.inf, 1.2]))
-def test_whatever_happens_to_the_bridge_every_mark_has_one_fate_and_none_lies(
+def test_whatever_happens_to_the_bridge_every_mark_ends_once_and_truly(
     steps: list[tuple[str, int]], asks: bool, speed: float
 ) -> None:
-    """With an engine that is little faster than speech each sentence is a file."""
+    """With an engine that is little faster than real time each sentence is a file."""
     said: list[str] = []
     heard_at_clear: list[float] = []
 
-    async def act(call: Call, bot: Bot, phone: Telephone) -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES)
         for what, ms in steps:
             await asyncio.sleep(ms / 1000)

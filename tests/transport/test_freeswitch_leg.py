@@ -1,4 +1,4 @@
-"""The leg alone, on a clock that jumps: what it gathers, what it sends, and when marks come back."""
+"""The leg alone, in simulated time: what it gathers, what it sends, and when marks come back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freeswitch_leg, "monotonic_ns", virtual_loop.clock)
 
 
-class Line:
+class FreeSwitchLine:
     """A leg between a pretended socket and a pretended call."""
 
     def __init__(self, path: str = "/media/freeswitch", protocol: str | None = None, **headers: str) -> None:
@@ -36,7 +36,7 @@ class Line:
         self.closed: tuple[int, str] | None = None
         self.marks: list[tuple[float, str]] = []
         self.places: list[Any] = []
-        """What the session is told of where FreeSWITCH is."""
+        """The begins and stops that the session is told."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
         self.max_unsent_bytes = 0
@@ -93,11 +93,11 @@ class Line:
         return [said["data"] for said in self.sent if said["type"] == "json"]
 
 
-def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for() -> None:
-    """The other side was asked about a file that was no more."""
+def test_a_turn_that_ends_where_its_file_begins_again_leaves_no_timer() -> None:
+    """Pinned: the other side was asked about a file that was over."""
 
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "end")
         line.hears(esl="playing", file="1")
@@ -118,7 +118,7 @@ def test_a_turn_that_ends_where_its_file_begins_anew_leaves_nothing_to_wait_for(
 
 def test_the_leg_may_owe_all_that_it_sends_again() -> None:
     async def act() -> None:
-        line = Line("/media/freeswitch?rate=16000")
+        line = FreeSwitchLine("/media/freeswitch?rate=16000")
         line.begin()
         for n in range(12):
             line.sentence(250, str(n), ends_turn=True)
@@ -133,7 +133,7 @@ def test_the_leg_may_owe_all_that_it_sends_again() -> None:
 
 def test_frames_are_gathered_up_to_the_end_of_their_sentence() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.frames(3, 1)
         assert line.files == []
@@ -148,7 +148,7 @@ def test_frames_are_gathered_up_to_the_end_of_their_sentence() -> None:
 
 def test_marks_come_back_with_what_is_heard() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.frames(1)
         line.say(m.MediaMark("begun"))
@@ -173,9 +173,9 @@ def test_marks_come_back_with_what_is_heard() -> None:
     play(act)
 
 
-def test_after_a_clear_nothing_of_before_is_sent_or_told() -> None:
+def test_after_a_clear_no_earlier_file_or_mark_is_sent_or_reported() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(10, "end")
         line.hears(esl="playing", file="1")
@@ -196,7 +196,7 @@ def test_after_a_clear_nothing_of_before_is_sent_or_told() -> None:
 
 def test_a_clear_of_what_has_not_left_yet_tells_freeswitch_nothing() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.frames(5)
         line.say(m.MediaClear())
@@ -207,10 +207,10 @@ def test_a_clear_of_what_has_not_left_yet_tells_freeswitch_nothing() -> None:
 
 
 def test_a_fork_is_told_to_stop_once() -> None:
-    """With its own word killAudio besides, the second of two breaks cut into the sentence behind the clear."""
+    """Pinned: with killAudio besides, the second of two breaks cut into the sentence behind the clear."""
 
     async def act() -> None:
-        line = Line(protocol="audio.drachtio.org")
+        line = FreeSwitchLine(protocol="audio.drachtio.org")
         line.begin()
         line.sentence(10, "end")
         line.say(m.MediaClear())
@@ -222,7 +222,7 @@ def test_a_fork_is_told_to_stop_once() -> None:
 
 def test_what_was_not_played_is_sent_again_and_no_mark_comes_twice() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.frames(1, 1)
         line.say(m.MediaMark("begun"))
@@ -244,7 +244,7 @@ def test_what_was_not_played_is_sent_again_and_no_mark_comes_twice() -> None:
 
 def test_an_end_that_was_lost_is_made_up_for_by_the_next_file() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(2, "one")
         line.sentence(2, "two")
@@ -258,7 +258,7 @@ def test_an_end_that_was_lost_is_made_up_for_by_the_next_file() -> None:
 
 def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(MAX_FILE_BYTES // 320 + 3, "end", ends_turn=True)
         assert [len(pcm) for _, pcm in line.files] == [MAX_FILE_BYTES, 960]
@@ -273,10 +273,10 @@ def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
 
 
 def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None:
-    """As a bridge that was restarted does: it knows nothing of the files before the one that comes next."""
+    """As a bridge that was restarted does: it does not know the files before the next one."""
 
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(20, "one", 1)
         line.hears(esl="playing", file="1")
@@ -284,8 +284,8 @@ def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None
             line.sentence(20, name, number, ends_turn=True)
         await at(1000)
         line.hears(esl="playing", file="4")
-        assert [name for _, name in line.marks] == ["one"], "its time has passed, only its end was not told"
-        assert line.words()[-1] == {"tts": "clear", "before": 5}, "what plays out of its order is stopped"
+        assert [name for _, name in line.marks] == ["one"], "its time has passed, only the report of its end is missing"
+        assert line.words()[-1] == {"tts": "clear", "before": 5}, "a file that plays out of order is stopped"
         assert line.files[4:] == [(str(n), line.files[n - 4][1]) for n in (5, 6, 7)]
         line.hears(esl="played", file="4")
         for number in "567":
@@ -299,7 +299,7 @@ def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None
 
 def test_a_file_that_had_no_time_to_be_heard_whole_is_sent_again() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -316,7 +316,7 @@ def test_a_file_that_had_no_time_to_be_heard_whole_is_sent_again() -> None:
 
 def test_an_end_without_a_begin_is_believed_when_the_file_can_have_been_played() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "one", ends_turn=True)
         await at(100)
@@ -334,10 +334,10 @@ def test_an_end_without_a_begin_is_believed_when_the_file_can_have_been_played()
 
 
 def test_a_file_that_begins_twice_has_its_marks_by_its_last_begin() -> None:
-    """Another program has broken it: the bridge lets FreeSWITCH play the file once more."""
+    """Another program has stopped the file: the bridge lets FreeSWITCH play it again."""
 
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.frames(30)
         line.say(m.MediaMark("inside"))
@@ -357,7 +357,7 @@ def test_a_file_that_begins_twice_has_its_marks_by_its_last_begin() -> None:
 
 def test_again_after_a_clear_sends_nothing() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(20, "one")
         line.say(m.MediaClear())
@@ -370,7 +370,7 @@ def test_again_after_a_clear_sends_nothing() -> None:
 
 def test_again_asked_for_twice_sends_twice_and_reports_of_old_numbers_are_ignored() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(20, "one", 1)
         line.hears(esl="playing", file="1")
@@ -390,10 +390,10 @@ def test_again_asked_for_twice_sends_twice_and_reports_of_old_numbers_are_ignore
 
 
 def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
-    """What waits behind it is sent again with it, and had no chance yet."""
+    """Files that wait behind it are sent again too, and that does not count against them."""
 
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(20, "one", 1)
         line.sentence(20, "two", 2, ends_turn=True)
@@ -413,7 +413,7 @@ def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
 
 def test_a_side_that_reports_nothing_is_asked_whether_it_knows_the_call() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "one", ends_turn=True)
         line.hears(esl="playing", file="1")
@@ -436,7 +436,7 @@ def test_a_side_that_reports_nothing_is_asked_whether_it_knows_the_call() -> Non
 
 def test_sentences_that_are_ready_share_a_file_which_goes_before_the_first_has_ended() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         assert [number for number, _ in line.files] == ["1"], "the first goes at once"
@@ -474,7 +474,7 @@ def test_sentences_that_are_ready_share_a_file_which_goes_before_the_first_has_e
 
 def test_the_rest_of_a_turn_goes_when_it_is_complete() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -490,7 +490,7 @@ def test_the_rest_of_a_turn_goes_when_it_is_complete() -> None:
 
 def test_a_sentence_that_comes_late_goes_at_once() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -504,10 +504,10 @@ def test_a_sentence_that_comes_late_goes_at_once() -> None:
 
 
 def test_what_is_held_goes_at_once_when_nothing_plays() -> None:
-    """The end of a file may come earlier than it was expected."""
+    """The end of a file may come earlier than expected."""
 
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -523,7 +523,7 @@ def test_what_is_held_goes_at_once_when_nothing_plays() -> None:
 
 def test_sentences_share_a_file_no_longer_than_a_message_can_be() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         n_most = MAX_FILE_BYTES // 320
         line.sentence(200, "one", 1)
@@ -541,7 +541,7 @@ def test_sentences_share_a_file_no_longer_than_a_message_can_be() -> None:
 
 def test_a_clear_forgets_what_is_held() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -551,7 +551,7 @@ def test_a_clear_forgets_what_is_held() -> None:
         await at(3000)
         assert len(line.files) == 1
         line.sentence(50, "new", 3)
-        assert line.files[1:] == [("2", b"\x03" * 16000)], "new speech waits for nothing"
+        assert line.files[1:] == [("2", b"\x03" * 16000)], "new speech is sent at once"
         line.end(1000, "")
 
     play(act)
@@ -559,7 +559,7 @@ def test_a_clear_forgets_what_is_held() -> None:
 
 def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         for level, name in enumerate(("two", "three", "four"), 2):
@@ -582,7 +582,7 @@ def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again
         line.hears(esl="playing", file="4")
         await at(6500)
         line.hears(esl="again")
-        assert line.files[4:] == [("5", b"\x04" * 16000)], "of the last, only a report says that it was heard whole"
+        assert line.files[4:] == [("5", b"\x04" * 16000)], "only a report tells that the last file was heard whole"
         line.end(1000, "")
 
     play(act)
@@ -590,7 +590,7 @@ def test_of_a_file_of_several_sentences_those_that_were_heard_are_not_sent_again
 
 def test_what_is_sent_again_goes_in_front_of_what_is_held() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(100, "one", 1)
         line.hears(esl="playing", file="1")
@@ -608,18 +608,18 @@ def test_what_is_sent_again_goes_in_front_of_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_nobody_who_plays_is_noticed(has_begun: bool) -> None:
+def test_a_call_without_a_player_ends(has_begun: bool) -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(50, "end")  # a second
-        patience_ms = freeswitch_leg._PATIENCE_S * 1000
+        timeout_ms = freeswitch_leg._REPORT_TIMEOUT_S * 1000
         if has_begun:
             line.hears(esl="playing", file="1")
-            patience_ms += 1000
-        await at(patience_ms - 10)
+            timeout_ms += 1000
+        await at(timeout_ms - 10)
         assert line.closed is None
-        await at(patience_ms + 10)
+        await at(timeout_ms + 10)
         assert line.closed is not None and line.closed[0] == 1011
         assert (line.leg.reason, line.words()[-1]) == ("playback_failed", {"tts": "hangup"})
 
@@ -628,7 +628,7 @@ def test_nobody_who_plays_is_noticed(has_begun: bool) -> None:
 
 def test_a_file_that_cannot_be_played_ends_the_call() -> None:
     async def act() -> None:
-        line = Line()
+        line = FreeSwitchLine()
         line.begin()
         line.sentence(5, "end")
         line.hears(esl="failed", file="1")
@@ -640,7 +640,7 @@ def test_a_file_that_cannot_be_played_ends_the_call() -> None:
 
 def test_what_the_handshake_tells_begins_the_call_without_a_word() -> None:
     async def act() -> None:
-        line = Line("/media/freeswitch?rate=16000&token=x", X_Call="c9", X_From="+4930")
+        line = FreeSwitchLine("/media/freeswitch?rate=16000&token=x", X_Call="c9", X_From="+4930")
         await at(490)
         assert not line.leg.started.done()
         await at(510)
@@ -652,9 +652,9 @@ def test_what_the_handshake_tells_begins_the_call_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("query", ["rate=abc", "rate=8000&rate=16000", "rate=", "rate=²", "&" * 500, "rate=1e4"])
-def test_an_address_that_says_nonsense_is_as_if_it_said_nothing(query: str) -> None:
+def test_a_nonsense_rate_in_the_address_is_ignored(query: str) -> None:
     async def act() -> None:
-        line = Line(f"/media/freeswitch?{query}")
+        line = FreeSwitchLine(f"/media/freeswitch?{query}")
         line.begin()
         assert line.leg.started.result().rate_hz == 8000
         line.end(1000, "")

@@ -1,11 +1,11 @@
-"""A call whose text is in another language than the voice: told once, or led to the engine that a route names."""
+"""A call whose text is in another language than the voice: one warning, or the engine that a route names."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 
-from stage import READY, Leg, run, until
+from stage import READY, RecordingLeg, run, until
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
@@ -20,7 +20,7 @@ GERMAN = "Guten Tag, wie geht es Ihnen heute?"
 
 
 class German:
-    """A detector that takes everything with "Guten Tag" in it for German."""
+    """A detector that takes text with "Guten Tag" in it for German."""
 
     def load(self) -> None: ...
 
@@ -28,8 +28,8 @@ class German:
         return "de" if "Guten Tag" in sentence else None
 
 
-class Speaker(FakeEngine):
-    """Remembers the texts and voices it was asked for."""
+class VoiceEngine(FakeEngine):
+    """Records the texts and voices that it was asked for."""
 
     def __init__(self, name: str, voice: str, lang: str, *, streams_text: bool = False) -> None:
         super().__init__(name=name, voice_names=[voice], languages=[lang], ms_per_char=5)
@@ -42,19 +42,19 @@ class Speaker(FakeEngine):
             yield chunk
 
 
-async def begin(catalog: Catalog, **speech: str) -> tuple[Call, Leg, asyncio.Task[None]]:
+async def begin(catalog: Catalog, **speech: str) -> tuple[Call, RecordingLeg, asyncio.Task[None]]:
     settings = SessionSettings(first_clause_chars=0, pace="burst", **speech)  # type: ignore[arg-type]
     call = Call(Session(settings, monotonic_ns(), tell_language=catalog.tell_language), catalog, "stream")
     task = asyncio.create_task(call.run())
     await call.started.wait()
-    leg = Leg()
+    leg = RecordingLeg()
     call.frames_to_bot(leg, leg.encode)
     call.join_bot(leg, leg.encode, READY)
     return call, leg, task
 
 
-def engines() -> tuple[Speaker, Speaker]:
-    return Speaker("english", "anna", "en"), Speaker("formant", "otto", "de")
+def engines() -> tuple[VoiceEngine, VoiceEngine]:
+    return VoiceEngine("english", "anna", "en"), VoiceEngine("formant", "otto", "de")
 
 
 def test_one_warning_a_call_whatever_the_number_of_sentences() -> None:
@@ -73,7 +73,7 @@ def test_one_warning_a_call_whatever_the_number_of_sentences() -> None:
     run(main)
 
 
-def test_a_route_takes_the_text_from_a_named_voice_and_nothing_is_told() -> None:
+def test_a_route_takes_the_text_from_a_named_voice_without_a_warning() -> None:
     async def main() -> None:
         english, german = engines()
         call, leg, task = await begin(Catalog([english, german], {"de": "formant"}, detector=German()), voice="anna")
@@ -89,7 +89,7 @@ def test_a_route_takes_the_text_from_a_named_voice_and_nothing_is_told() -> None
 
 def test_an_open_sentence_goes_to_the_routes_engine_which_gets_it_whole() -> None:
     async def main() -> None:
-        english, german = Speaker("english", "anna", "en", streams_text=True), Speaker("formant", "otto", "de")
+        english, german = VoiceEngine("english", "anna", "en", streams_text=True), VoiceEngine("formant", "otto", "de")
         catalog = Catalog([english, german], {"de": "formant"}, detector=German())
         call, leg, task = await begin(catalog, text_mode="interleaved")
         for piece in ("Guten Tag und willkommen", " heute hier bei uns", " im Haus."):
@@ -105,7 +105,7 @@ def test_an_open_sentence_goes_to_the_routes_engine_which_gets_it_whole() -> Non
     run(main)
 
 
-def test_a_lang_with_a_route_moves_a_named_voice_and_one_without_is_told() -> None:
+def test_a_lang_with_a_route_replaces_a_named_voice_and_one_without_a_route_is_a_warning() -> None:
     async def main() -> None:
         english, german = engines()
         call, leg, task = await begin(Catalog([english, german], {"de": "formant"}), voice="anna")

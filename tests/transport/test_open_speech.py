@@ -1,11 +1,11 @@
-"""Sentences spoken while they are written, by an engine that streams text and by one that wants them whole."""
+"""Sentences that are spoken while they are written, by an engine that streams text and by one that does not."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 
-from stage import READY, Leg, run, until
+from stage import READY, RecordingLeg, run, until
 
 from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
@@ -60,7 +60,7 @@ class Streaming(FakeEngine):
 
 
 class Whole(FakeEngine):
-    """Remembers what it was asked to say."""
+    """Records what it was asked to say."""
 
     def __init__(self) -> None:
         super().__init__(ms_per_char=5)
@@ -72,12 +72,12 @@ class Whole(FakeEngine):
             yield chunk
 
 
-async def begin(engine: FakeEngine, *, text_timeout_ms: int = 60_000) -> tuple[Call, Leg, asyncio.Task[None]]:
+async def begin(engine: FakeEngine, *, text_timeout_ms: int = 60_000) -> tuple[Call, RecordingLeg, asyncio.Task[None]]:
     settings = SessionSettings(first_clause_chars=0, text_mode="interleaved", text_timeout_ms=text_timeout_ms)
     call = Call(Session(settings, monotonic_ns()), Catalog([engine]), "stream")
     task = asyncio.create_task(call.run())
     await call.started.wait()
-    leg = Leg()
+    leg = RecordingLeg()
     call.frames_to_bot(leg, leg.encode)
     call.join_bot(leg, leg.encode, READY)
     return call, leg, task
@@ -86,7 +86,7 @@ async def begin(engine: FakeEngine, *, text_timeout_ms: int = 60_000) -> tuple[C
 async def end(call: Call, task: asyncio.Task[None]) -> None:
     call.finish(1000, "over")
     await task
-    assert not call._tasks and not call._gates and not len(call._feeds)
+    assert not call._runs
 
 
 def test_speech_begins_before_its_sentence_ends() -> None:
@@ -102,7 +102,7 @@ def test_speech_begins_before_its_sentence_ends() -> None:
         (spoken,) = leg.got(m.SentenceSpoken)
         assert spoken.text == BEGINNING + REST
         assert abs(spoken.end_ms - 5 * len(spoken.text)) <= 2
-        assert engine.n_live == 0 and not len(call._feeds)
+        assert engine.n_live == 0 and not call._runs
         await end(call, task)
 
     run(main)
@@ -118,7 +118,7 @@ def test_a_clear_while_the_engine_waits_for_text_frees_it_and_ends_its_text() ->
         call.receive(m.Clear())
         await until(lambda: engine.n_live == 0, "the slot is free")
         assert leg.got(m.Cleared)[0].turn == "a"
-        assert engine.feeds[0].take()[1], "nobody may wait for ever"
+        assert engine.feeds[0].take()[1], "the engine must not wait for ever"
         call.receive(m.Text(REST, "a", last=True))
         call.receive(m.Say("Next."))
         await until(lambda: leg.got(m.Done), "the next turn")
@@ -170,11 +170,11 @@ def test_a_call_that_ends_leaves_no_engine_waiting_for_text() -> None:
         for engine in (Streaming(), Whole()):
             call, leg, task = await begin(engine)
             call.receive(m.Text(BEGINNING))
-            await until(lambda call=call: len(call._feeds), "an open sentence")
+            await until(lambda call=call: call._runs, "an open sentence")
             await asyncio.sleep(0)
             call.media_left(leg, "hangup")
             await task
-            assert engine.n_live == 0 and not len(call._feeds) and not call._tasks
+            assert engine.n_live == 0 and not call._runs
 
     run(main)
 
@@ -184,7 +184,7 @@ def test_an_engine_that_wants_whole_sentences_gets_them() -> None:
         engine = Whole()
         call, leg, task = await begin(engine)
         call.receive(m.Text(BEGINNING, "a"))
-        await until(lambda: len(call._feeds), "an open sentence")
+        await until(lambda: call._runs, "an open sentence")
         await asyncio.sleep(0.01)
         assert engine.asked == [] and not leg.got(m.Frame)
         call.receive(m.Text(REST + " It costs $5.", "a", last=True))
@@ -201,7 +201,7 @@ def test_an_open_sentence_that_is_cleared_is_never_asked_of_such_an_engine() -> 
         engine = Whole()
         call, leg, task = await begin(engine)
         call.receive(m.Text(BEGINNING, "a"))
-        await until(lambda: len(call._feeds), "an open sentence")
+        await until(lambda: call._runs, "an open sentence")
         await asyncio.sleep(0)
         call.receive(m.Clear())
         call.receive(m.Text(REST, "a", last=True))

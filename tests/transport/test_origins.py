@@ -1,4 +1,4 @@
-"""Which web pages may open a connection: by what a browser says, and by the address it was given."""
+"""Which web pages may open a connection, by the headers that a browser sends and by the server's address."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telephony_tts.config import ORIGIN
 from telephony_tts.transport.origins import is_allowed, is_loopback, parse_origin
+from telephony_tts.transport.settings import ORIGIN
 
 PUBLIC, LOOPBACK = "192.0.2.7", "127.0.0.1"
 
@@ -62,7 +62,7 @@ def test_other_pages_may_not(origin: str, host: str) -> None:
     assert allowed(origin, host, PUBLIC, "*"), "if that is wanted"
 
 
-def test_listed_pages_may_and_none_beside_them() -> None:
+def test_only_listed_pages_are_allowed() -> None:
     listed = ("https://console.example.com", "http://localhost:3000", "chrome-extension://abc")
     for origin in (*listed, "https://console.example.com:443", "https://Console.example.com"):
         assert allowed(origin, "tts.example.com", PUBLIC, *listed)
@@ -74,7 +74,7 @@ def test_listed_pages_may_and_none_beside_them() -> None:
     "public_url", ["wss://voice.example.com", "https://voice.example.com/", "wss://VOICE.example.com:443/x"]
 )
 def test_pages_of_the_public_address_may(public_url: str) -> None:
-    """A proxy that names its own target in Host hides what the browser has dialled."""
+    """A proxy that sends its own target in Host hides the host that the browser dialled."""
     assert allowed("https://voice.example.com", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
     assert not allowed("https://voice.example.com:8443", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
     assert not allowed("https://evil.example", "127.0.0.1:8080", LOOPBACK, public_url=public_url)
@@ -82,7 +82,7 @@ def test_pages_of_the_public_address_may(public_url: str) -> None:
 
 @pytest.mark.parametrize("here", [LOOPBACK, "::1", "127.8.8.8"])
 def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) -> None:
-    """DNS rebinding: evil.example is made to mean 127.0.0.1, and its page asks its own host, so it seems."""
+    """DNS rebinding: evil.example resolves to 127.0.0.1, so its page seems to ask its own host."""
     assert not allowed("http://evil.example:8080", "evil.example:8080", here)
     for host in ("127.0.0.1:8080", "localhost:8080", "[::1]:8080", "tts.localhost:8080"):
         assert allowed(f"http://{host}", host, here)
@@ -104,7 +104,7 @@ def test_names_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["", "localhost.evil.example", "127.0.0.1.evil.example", "192.0.2.7", "0.0.0.0", "[::2]"]
 )
-def test_names_of_others(host: str) -> None:
+def test_names_of_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

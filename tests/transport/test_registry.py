@@ -1,11 +1,11 @@
-"""Which calls there are, while they come and go under the same names."""
+"""The live calls, while calls with the same id come and go."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from stage import READY, Clinging, Leg, new_call, run, until
+from stage import READY, ClingingEngine, RecordingLeg, new_call, run, until
 
 from telephony_tts.transport.registry import Registry
 from telephony_tts.wire import messages as m
@@ -15,22 +15,22 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
-            engine = Clinging()
+            engine = ClingingEngine()
             first, second = new_call(engine), new_call()
             await registry.start(first)
-            leg = Leg()
+            leg = RecordingLeg()
             first.frames_to_bot(leg, leg.encode)
             first.join_bot(leg, leg.encode, READY)
             first.receive(m.Say("One two three."))
-            await until(lambda: engine.n_held, "the engine is asked")
+            await until(lambda: engine.n_held, "the engine has begun")
             assert registry.find("c1") is first
             first.finish(1000, "over")
-            assert registry.find("c1") is None and len(registry) == 1, "it takes room as long as it holds an engine"
+            assert registry.find("c1") is None and len(registry) == 1, "it counts as long as it holds an engine"
             await registry.start(second)
             assert registry.find("c1") is second and len(registry) == 2
             engine.let_go.set()
             await until(lambda: len(registry) == 1, "the first is gone")
-            assert registry.find("c1") is second, "and has not taken the second with it"
+            assert registry.find("c1") is second, "and has not removed the second"
             second.finish(1000, "over")
             await registry.wait_empty()
             assert not registry.calls() and registry.find("c1") is None
@@ -38,7 +38,7 @@ def test_a_name_is_free_while_its_last_call_is_winding_down() -> None:
     run(main)
 
 
-def test_who_waits_for_a_media_leg() -> None:
+def test_which_calls_wait_for_a_media_leg() -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
@@ -47,7 +47,7 @@ def test_who_waits_for_a_media_leg() -> None:
             assert not registry.awaits_media
             await registry.start(joined)
             assert registry.awaits_media
-            leg = Leg()
+            leg = RecordingLeg()
             joined.join_media(leg, leg.encode)
             assert not registry.awaits_media
             for call in registry.calls():
@@ -56,7 +56,7 @@ def test_who_waits_for_a_media_leg() -> None:
     run(main)
 
 
-def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
@@ -76,14 +76,14 @@ def test_a_call_that_breaks_is_forgotten_and_the_others_live(caplog: pytest.LogC
     assert any(record.message == "call_crashed" and record.exc_info for record in caplog.records)
 
 
-def test_what_is_said_before_the_call_has_begun_is_spoken_when_it_has() -> None:
+def test_text_from_before_the_call_has_begun_is_spoken_when_it_begins() -> None:
     """Pinned: both legs in one round of the loop crashed the call, which was registered and not yet running."""
 
     async def main() -> None:
         registry = Registry()
         async with asyncio.TaskGroup() as registry.group:
             call = new_call()
-            leg = Leg()
+            leg = RecordingLeg()
             starting = asyncio.create_task(registry.start(call))
             await asyncio.sleep(0)
             assert registry.find("c1") is call and not call.started.is_set()

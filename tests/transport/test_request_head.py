@@ -1,4 +1,4 @@
-"""The head of a request: the same verdict however it is cut, and nothing passes that the library cannot parse."""
+"""The head of a request: the same result however it is cut, and no head passes that the library cannot parse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ heads = st.one_of(
 
 
 def fed(data: bytes, sizes: list[int]) -> RequestHead:
-    """The head after `data` in pieces of these sizes, repeated; `behind` has all that was not taken."""
+    """The head after `data` came in pieces of these sizes, repeated. `behind` has the bytes that were not taken."""
     head, at, n = RequestHead(), 0, 0
     while at < len(data):
         size = sizes[n % len(sizes)]
@@ -70,7 +70,7 @@ def test_what_passes_the_library_parses(data: bytes) -> None:
         (GET[:-2] + (b"x:" + b"y" * 996 + b"\r\n") * 66, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     ],
 )  # fmt: skip
-def test_the_limits_are_where_they_are_said_to_be(data: bytes, status: HTTPStatus | None) -> None:
+def test_the_limits_are_exact(data: bytes, status: HTTPStatus | None) -> None:
     for sizes in ([len(data)], [1]):
         head = fed(data, sizes)
         assert (head.flaw.status if head.flaw else None) == status

@@ -1,4 +1,4 @@
-"""The one network of the process: loaded when first wanted, not in the event loop, and its failure told per call."""
+"""The network of the process: loaded in a thread when first needed, and each call is told of a failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage import READY, Leg, new_call, run, until
+from stage import READY, RecordingLeg, new_call, run, until
 
 from telephony_tts import app, config
 from telephony_tts.audio.voice_activity import VoiceModel
@@ -18,7 +18,7 @@ from telephony_tts.transport.voice_model import VoiceModelSource
 from telephony_tts.wire import messages as m
 
 
-def test_it_is_made_once_in_a_thread_and_nobody_waits_for_it() -> None:
+def test_the_model_is_made_once_in_a_thread_and_does_not_block_the_loop() -> None:
     made_in: list[int] = []
     may_end = threading.Event()
 
@@ -41,7 +41,7 @@ def test_it_is_made_once_in_a_thread_and_nobody_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("error", [AudioError("no such file"), MemoryError("no such file")])
-def test_a_failure_is_kept_and_told_to_each_call(error: Exception) -> None:
+def test_a_failure_is_kept_and_reported_to_each_call(error: Exception) -> None:
     n_made = 0
 
     def make() -> VoiceModel:
@@ -81,7 +81,7 @@ def test_the_settings_of_the_configuration_reach_the_session() -> None:
 
 
 def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through `Call`, with a network that takes everything for speech."""
+    """Through `Call`, with a network that takes all audio for speech."""
     from telephony_tts import metrics
 
     def everything(window: object, state: object) -> tuple[float, object]:
@@ -95,7 +95,7 @@ def test_a_call_is_interrupted_by_a_voice_and_the_journal_counts_it(monkeypatch:
         call = stream_leg.new_call(new_call().session.settings, new_call()._catalog, "twilio")
         running = asyncio.create_task(call.run())
         await call.started.wait()
-        bot, media = Leg(), Leg()
+        bot, media = RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.session.attach_media(0, marks=True, clears=True)
         call.join_media(media, media.encode)

@@ -16,7 +16,7 @@ import pytest
 
 import telephony_tts.wire as wire_package
 from telephony_tts import errors
-from telephony_tts.session.settings import Limits
+from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
@@ -316,7 +316,9 @@ def test_every_code_in_the_package_is_in_its_table() -> None:
 
 def test_the_limits_are_those_of_the_session() -> None:
     names = first_column(section("## 7. Limits"))
-    assert set(names) == {field.name for field in fields(Limits)} | {"message_bytes", "message_fragments"}
+    of_speech = {"pause_chars", "resume_chars", "pending_marks"}
+    ours = {field.name for field in fields(CallLimits)} | of_speech | {"message_bytes", "message_fragments"}
+    assert set(names) == ours
     assert f"empty ones included: {MAX_FRAGMENTS} |" in section("## 7. Limits")
     ready = next(json.loads(line) for line in examples("json server") if '"ready"' in line)
     assert set(ready["limits"]) <= set(names)

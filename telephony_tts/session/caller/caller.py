@@ -1,7 +1,7 @@
-"""The caller's voice: who tells the bot that the caller speaks, and when that is to interrupt us.
+"""The caller's voice: when the bot is told that the caller speaks, and when that interrupts our speech.
 
-What the media leg sends is brought to 8 kHz and judged in windows of 32 ms: by level (`echo_gate`) and, where it is
-more than noise, by the network. It is a matter of the caller's audio: a call without any is never interrupted.
+The caller's audio is resampled to 8 kHz and judged in windows of 32 ms: by level (`echo_gate`) and, when it is more
+than noise, by the network. A call without audio from the caller is never interrupted.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from telephony_tts.session.turn import Turn
 from telephony_tts.wire.messages import CallerSpeech, Configure, MediaAudio, WarningEvent
 
 FindModel = Callable[[], VoiceModel | None]
-"""Gives the process's network, None while it is being loaded. Raises AudioError if it cannot be."""
+"""Returns the process's network, or None while it is being loaded. Raises AudioError if it cannot be loaded."""
 
 _MS = 1_000_000
 _SLOT_MS = 20
 _KEPT_NS = 1_000_000_000
-"""An echo comes back sooner than that."""
+"""How long sent frames are kept: an echo comes back sooner."""
 _MOST_KEPT = 1500
-"""Frames, which are all looked at in one go. Only a peer that is sent whole turns at once has more; of what it plays
-half a minute later nothing is known then."""
+"""The most frames that are kept. Only a peer that gets whole turns at once has more. What that peer plays half a
+minute later is not known then."""
 _MOST_AT_ONCE_MS = 1000
-"""Audio that comes faster than it is spoken, beyond this, is not looked at: it costs others their time."""
+"""The most audio that may come faster than real time. Audio beyond it is dropped: it would delay other calls."""
 _STILL_MS = 64
-"""One whose last voice is no longer ago is speaking."""
+"""The caller is still speaking if the last voice is at most this old."""
 _QUIET_WINDOWS = 10
-"""After so many that are no more than noise the network is not asked until one is,"""
+"""After this many windows of noise the network is not run until a window is louder than noise."""
 _BEFORE_WINDOWS = 4
-"""and then begins anew, with so many before it: of a voice without its onset it is less sure."""
+"""The network then begins anew with this many windows before: it needs the onset of a voice."""
 _MISSED_MS = 40
-"""What FreeSWITCH drops of the caller's audio where a file begins, and again where it ends."""
+"""How much of the caller's audio FreeSWITCH drops where a file begins, and again where it ends."""
 _HOLE_MS = 120
-"""The longest hole: both of them, with late packets around. It is not known whether the caller was silent in it."""
+"""The longest hole: the end of one file, the begin of the next, and late packets. It may hide speech."""
 
 
 class Caller:
-    """One call's. `out` is the session's own list."""
+    """The caller's voice in one call. `out` is the session's own list."""
 
     def __init__(self, settings: SessionSettings, find_model: FindModel | None, out: list[Effect]) -> None:
         self._find_model = find_model
@@ -72,25 +72,26 @@ class Caller:
         self._before: deque[Pcm] = deque(maxlen=_BEFORE_WINDOWS)
         self._rest = b""
         self._n_heard = 0
-        """Samples at 8 kHz that have been judged or left out."""
+        """Samples at 8 kHz that were judged or skipped."""
         self._clock_ms: int | None = None
-        """What the peer's media clock shows where our count of samples is 0."""
+        """The peer's media clock at the sample from which we count."""
         self._room_ms = 0.0
         self._hole_ms = 0
-        """How long nothing may come without being taken for silence."""
+        """How long audio may be missing before that counts as silence."""
         self._heard_ns = 0
         self._sounding_ns: int | None = None
-        """Since when we have been speaking without a pause."""
+        """When we began to speak without a pause."""
         self._is_due = False
-        """The caller has begun to speak over us, and we have not been interrupted for it yet."""
+        """The caller has begun to speak over us, and has not interrupted us yet."""
         self._did_interrupt = False
         self._sent: deque[tuple[bytes, int]] = deque()
-        """What is being heard, was lately or will be, and when, while it is off: turned on, it must know that."""
+        """(frame, when it is heard) of recent frames, kept while barge-in is off: the echo gate needs them when it is
+        turned on."""
 
     # ------------------------------------------------------------- settings
 
     def configure(self, message: Configure) -> None:
-        """What of the message is about this."""
+        """Take the settings of barge-in from the message."""
         settings = self._spurt.settings
         if message.min_speech_ms is not None:
             settings = replace(settings, min_speech_ms=message.min_speech_ms)
@@ -109,7 +110,8 @@ class Caller:
                     self._plays(*self._sent.popleft())
 
     def media(self, codec: str, rate_hz: int, *, has_holes: bool = False) -> None:
-        """The media leg is there, and this is what it sends. `has_holes`: some is missing where files begin and end."""
+        """The media leg is there, and sends audio in this format. `has_holes`: audio is missing where files begin and
+        end."""
         self._media = codec, rate_hz
         self._hole_ms = _HOLE_MS if has_holes else 0
         self._begin()
@@ -133,7 +135,7 @@ class Caller:
     # ---------------------------------------------------------- what we play
 
     def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
-        """A frame of ours was sent that the caller hears at `heard_ns`."""
+        """A frame was sent that the caller hears at `heard_ns`."""
         if self.is_on and self._media is not None:
             self._plays(payload, heard_ns)
             return
@@ -151,18 +153,18 @@ class Caller:
             self._gate.playing(heard_ns + start * 1_000_000_000 // rate_hz, level_dbov(pcm[start : start + n_slot]))
 
     def emptied(self, now_ns: int) -> None:
-        """What was on its way to the caller is gone."""
+        """The peer's buffer was emptied: frames that were not heard yet never will be."""
         while self._sent and self._sent[-1][1] > now_ns:
             self._sent.pop()
         self._gate.emptied(now_ns)
 
     def moved(self, late_ns: int) -> None:
-        """What was sent is heard so much later than was told."""
+        """Sent frames are heard `late_ns` later than `playing` was told."""
         self._sent = deque((payload, at_ns + late_ns) for payload, at_ns in self._sent)
         self._gate.moved(late_ns)
 
     def peer_is_late(self, late_ns: int) -> None:
-        """The peer has told when it truly played something."""
+        """The peer has reported that it plays `late_ns` later than our schedule."""
         self._gate.peer_is_late(late_ns)
 
     def file_begun(self) -> None:
@@ -172,11 +174,11 @@ class Caller:
     # ------------------------------------------------------- what we are sent
 
     def take(self, audio: MediaAudio, turns: list[Turn], now_ns: int) -> bool:
-        """The caller's audio; True if the bot was told something for it. `turns` are those of the session."""
+        """Take the caller's audio. True if that gave an event for the bot. `turns` are those of the session."""
         if not self.is_on or self._transcoder is None or not self._has_model() or not self._has_room(audio, now_ns):
             return False
         n_told = len(self._out)
-        self._look(turns, now_ns)
+        self._note_our_speech(turns, now_ns)
         pcm = self._rest + self._transcoder.feed(audio.payload)
         if audio.timestamp_ms is not None:
             self._clock_ms = audio.timestamp_ms - (self._n_heard + len(self._rest) // 2) * 1000 // RATE_HZ
@@ -184,7 +186,7 @@ class Caller:
         samples = np.frombuffer(pcm, "<i2", n_windows * WINDOW_SAMPLES).astype(np.int16, copy=False)
         self._rest = pcm[n_windows * WINDOW_SAMPLES * 2 :]
         for n in range(n_windows):
-            # All of a message came now, but what came first was spoken first.
+            # The whole message came now, but its first window was spoken first.
             at_ns = now_ns - (n_windows - 1 - n) * WINDOW_MS * _MS
             self._window(samples[n * WINDOW_SAMPLES : (n + 1) * WINDOW_SAMPLES], at_ns)
         return len(self._out) > n_told
@@ -199,7 +201,7 @@ class Caller:
         return self._model is not None
 
     def _has_room(self, audio: MediaAudio, now_ns: int) -> bool:
-        """Whether it is no more than a caller can have said; what is more is left out whole."""
+        """Whether the caller can have said this much by now. If not, the whole message is dropped."""
         assert self._media is not None
         codec, rate_hz = self._media
         n_ms = len(audio.payload) * 1000 / (rate_hz * CODECS[codec].bytes_per_sample)
@@ -231,8 +233,8 @@ class Caller:
 
     # ------------------------------------------------------------- what follows
 
-    def _look(self, turns: list[Turn], now_ns: int) -> None:
-        """Whether we are speaking, and since when. A turn outlives its speech while the peer's last mark is awaited."""
+    def _note_our_speech(self, turns: list[Turn], now_ns: int) -> None:
+        """Note whether we are speaking, and since when. A turn whose speech is over may still await the peer's mark."""
         starts = [
             turn.playout.t0_ns for turn in turns
             if turn.playout.t0_ns is not None and turn.playout.n_sent
@@ -261,7 +263,7 @@ class Caller:
         return None if self._clock_ms is None else max(0, self._clock_ms + at_ms)
 
     def interrupts(self, now_ns: int) -> bool:
-        """Whether all turns are to be interrupted now: once for one who speaks over us, when the hold-off is over."""
+        """Whether the caller interrupts all turns now: once for each talk spurt, after the hold-off."""
         if not self._is_due or self._sounding_ns is None:
             return False
         if self._n_heard * 1000 // RATE_HZ - self._spurt.voice_end_ms > _STILL_MS:
@@ -270,12 +272,12 @@ class Caller:
             return False
         self._is_due = False
         self._did_interrupt = True
-        # What is said next begins anew, however soon that is: so the hold-off follows an interruption too.
+        # The next turn begins anew, however soon that is, so the hold-off also follows an interruption.
         self._sounding_ns = None
         return True
 
     def poll(self, now_ns: int) -> int | None:
-        """A peer may send nothing while nobody speaks: the end of speech then comes by the clock. When to ask again."""
+        """End the caller's speech by the clock: a peer may send nothing during silence. Returns when to ask again."""
         spurt = self._spurt
         if not spurt.is_speaking:
             return None

@@ -1,9 +1,9 @@
-"""Whether what comes from the caller's line can be the caller, or only noise or our own speech come back, by level.
+"""The echo gate: whether the caller's audio is loud enough to be the caller, and not line noise or our own echo.
 
-An echo is our speech, later and weaker. How much later and how much weaker is learned while we speak: for each delay,
-the most that the line was ever above (below, in numbers) what was playing that long ago. The delay at which it was
-least is the echo's, and a window opens the gate only if it is louder than the loudest echo at that delay. Before that
-is known it has to be louder than the loudest echo that there may be of anything played lately.
+An echo is our speech, later and weaker. The gate learns its delay and its level while we speak. For each delay it
+keeps how far the line ever was above the speech played that long ago (a negative number). The delay with the smallest
+value is the echo's delay. A window opens the gate only if it is louder than the loudest echo at that delay. Until the
+delay is known, the window must be louder than the loudest possible echo of anything played recently.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 _SLOT_NS = 20_000_000
 _N_EARLY = 3
-"""Slots ahead of our schedule that are looked at: a peer may play a little before it says."""
+"""Slots ahead of our schedule that are compared too: a peer may play a little before it reports."""
 _N_SLOTS = _N_EARLY + 18
-"""An echo comes back at most 360 ms after the moment at which the peer plays what it is of."""
+"""An echo comes back at most 360 ms after the peer plays the speech."""
 _REACH_NS = (_N_SLOTS + 3) * _SLOT_NS
 _N_AROUND = 2
-"""Slots to both sides that count as one delay: windows and frames do not begin together, and rooms ring."""
+"""Slots to both sides that count as one delay: windows and frames do not begin together, and rooms reverberate."""
 _LOUDEST_ECHO_DB = -7.5
-"""Echoes up to -10 dB must not open the gate, and a window of one is now and then above its average."""
+"""Echoes up to -10 dB must not open the gate, and single windows of an echo are above its average."""
 _LOUDEST_LEARNED_DB = -6.0
 _MARGIN_DB = 4.0
 _PLAYING_DBOV = -45.0
-"""Below it what we play has no echo to speak of."""
+"""Speech of ours below this level has no echo that matters."""
 _STRONG_DBOV = -30.0
 _LEARNING_WINDOWS = 32
-"""About a second of strong speech, after which what was learned counts."""
+"""About a second of strong speech. After that the learned echo counts."""
 _LEAST_ECHO_DB = -40.0
 _RISE_DB, _FALL_DB = 0.25, 0.03
-"""Per window, after that: a caller who talks over us is not taken for an echo within a quarter of a second."""
+"""Per window, after that: so slow that a quarter of a second of the caller's voice is not learned as an echo."""
 _NOISE_WINDOWS = 48
-"""The quietest of a second and a half is the line's noise: nobody speaks so long without a gap."""
+"""The quietest window of a second and a half is the line's noise: speech without a gap is shorter."""
 _ABOVE_NOISE_DB = 8.0
 _HIGHEST_FLOOR_DBOV = -28.0
-"""However loud the noise is, a caller may shout it down."""
+"""However loud the noise is, a loud caller opens the gate."""
 _MOST_LATE_NS = 3_000_000_000
 _LATE_GRAIN_NS = 150_000_000
 _SILENCE_DBOV = -100.0
@@ -47,36 +47,36 @@ Levels = npt.NDArray[np.float64]
 
 
 class EchoGate:
-    """One call's. Levels are in dBov, times in nanoseconds on the session's clock."""
+    """The echo gate of one call. Levels are in dBov, times in nanoseconds on the session's clock."""
 
     def __init__(self, floor_dbov: float) -> None:
         self._floor_dbov = floor_dbov
         self._played: deque[tuple[int, float]] = deque()
-        """(when it is heard, level) of each slot of ours, in order."""
+        """(when it is heard, level) of each slot that we sent, in order."""
         self.late_ns = 0
-        """How much later than our schedule the peer plays, roughly and by its own account."""
+        """How much later than our schedule the peer plays, roughly, by its own reports."""
         self.hears_more_than_noise = False
-        """Of the last window: the caller, or our echo."""
+        """Whether the last window was the caller or our echo."""
         self._seen_db: Levels = np.full(_N_SLOTS, _LEAST_ECHO_DB)
         self._n_learned = 0
         self._lately_dbov: deque[float] = deque(maxlen=_NOISE_WINDOWS)
 
     def playing(self, heard_ns: int, level_dbov: float) -> None:
-        """At most 20 ms were sent that are heard at `heard_ns`."""
+        """At most 20 ms of speech were sent. They are heard at `heard_ns`."""
         self._played.append((heard_ns, level_dbov))
 
     def emptied(self, now_ns: int) -> None:
-        """What was not heard yet never will be."""
+        """The peer's buffer was emptied: speech that was not heard yet never will be."""
         while self._played and self._played[-1][0] > now_ns:
             self._played.pop()
 
     def moved(self, late_ns: int) -> None:
-        """What is playing, and what is still to be played, is so much later."""
+        """Speech that is playing or still to be played is `late_ns` later."""
         self._played = deque((at_ns + late_ns, level) for at_ns, level in self._played)
 
     def peer_is_late(self, late_ns: int) -> None:
-        """The peer says that it plays so much later than our schedule has it. A little is a delay as any other; where
-        it is much, other delays are looked at, and what was learned of the old ones is void."""
+        """The peer reports that it plays `late_ns` later than our schedule. A small lateness is part of the echo's
+        delay. After a large change other delays are compared, and the gate learns anew."""
         late_ns = max(0, min(late_ns, _MOST_LATE_NS) - _LATE_GRAIN_NS // 2)
         if abs(late_ns - self.late_ns) >= _LATE_GRAIN_NS:
             self.late_ns = late_ns
@@ -84,7 +84,8 @@ class EchoGate:
             self._n_learned = 0
 
     def opens(self, level_dbov: float, now_ns: int) -> bool:
-        """Whether a window of this level, that ended now, is louder than line noise and any echo. For every window."""
+        """Whether a window of this level, which ended now, is louder than line noise and any echo. Call it for each
+        window."""
         floor_dbov = self._floor(level_dbov)
         is_loud = self.hears_more_than_noise = level_dbov >= floor_dbov
         if self._is_silent(now_ns):
@@ -99,7 +100,7 @@ class EchoGate:
         is_learning = self._n_learned < _LEARNING_WINDOWS
         self._n_learned += loudest > _STRONG_DBOV
         if not is_loud:
-            # All this says is that the echo is no louder than the floor.
+            # This only shows that the echo is no louder than the floor.
             self._seen_db -= np.clip(self._seen_db - (floor_dbov - played), 0, _FALL_DB)
             return False
         if is_learning:
@@ -109,22 +110,22 @@ class EchoGate:
         return float(above_db[delay]) > limit_db
 
     def _is_silent(self, now_ns: int) -> bool:
-        """Nothing of ours was played lately."""
+        """Whether we played nothing recently."""
         return not self._played or self._played[-1][0] < now_ns - self.late_ns - _REACH_NS
 
     def _opens_in_silence(self, level_dbov: float, is_loud: bool) -> bool:
         if len(self._lately_dbov) < _NOISE_WINDOWS:
-            # It may have been a voice all the time; what is only noise is left to the network.
+            # All windows so far may have been voice. The network then tells noise from voice.
             is_loud = self.hears_more_than_noise = level_dbov >= self._floor_dbov
         return is_loud
 
     def _floor(self, level_dbov: float) -> float:
-        """What a window must reach to be more than the noise of the line."""
+        """The level above which a window is more than the noise of the line."""
         self._lately_dbov.append(level_dbov)
         return min(_HIGHEST_FLOOR_DBOV, max(self._floor_dbov, min(self._lately_dbov) + _ABOVE_NOISE_DB))
 
     def _lately(self, now_ns: int) -> Levels:
-        """What was playing, by how long ago: the loudest of each slot and its neighbours."""
+        """The level of our speech by how long ago it played: the loudest of each slot and its neighbours."""
         end_ns = now_ns - self.late_ns + _N_EARLY * _SLOT_NS
         levels = [_SILENCE_DBOV] * (_N_SLOTS + 2 * _N_AROUND)
         played = self._played

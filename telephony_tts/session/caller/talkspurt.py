@@ -1,19 +1,18 @@
-"""When the caller begins to speak and when it is over, told from windows that are each voice or not. Pure."""
+"""When the caller begins to speak and when the speech ends, from windows that are voice or not. Pure."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 _SPEECH, _STILL_SPEECH = 0.5, 0.35
-"""Probabilities from which a window is speech: of one who is silent, and of one who speaks."""
+"""The probability from which a window is speech: while the caller is silent, and while the caller speaks."""
 _COVERED_LEAK = 0.25
-"""Speech behind the closed gate is our echo, or the caller under it: it takes back a quarter of its time, not all."""
-
+"""Speech behind the closed gate is our echo, or the caller under our echo. It takes back a quarter of its time only."""
 
 _MISSED_NEAR_MS = 100
-"""A missing piece is reported when it happens; its place in the audio is only known to within this."""
+"""How exactly the place of missing audio is known: it is reported when it happens."""
 
 
 class Change(Enum):
@@ -22,24 +21,24 @@ class Change(Enum):
 
 
 class TalkSpurt:
-    """One call's. Times are milliseconds of the caller's audio since its first sample."""
+    """The talk spurts of one call. Times are milliseconds of the caller's audio since its first sample."""
 
-    def __init__(self, settings: BargeIn) -> None:
+    def __init__(self, settings: BargeInSettings) -> None:
         self.settings = settings
         self.is_speaking = False
         self.begun_ms = 0
-        """Where the first voice was of the talk spurt that is under way or was the last."""
+        """Where the current or last talk spurt began."""
         self.voice_end_ms = 0
-        """Where the last voice was."""
+        """Where the last voice ended."""
         self._voiced_ms = 0.0
         self._missed_ms = self._missed_until_ms = 0
 
     def missed(self, n_ms: int, at_ms: int) -> None:
-        """Near `at_ms`, `n_ms` of the caller's audio are missing. Next to voice they count as voice."""
+        """`n_ms` of the caller's audio are missing near `at_ms`. Next to voice they count as voice."""
         self._missed_ms, self._missed_until_ms = n_ms, at_ms + _MISSED_NEAR_MS
 
     def feed(self, probability: float, is_open: bool, window_ms: int, at_ms: int) -> Change | None:
-        """The window that begins at `at_ms`. `is_open`: it is loud enough to be the caller and not our echo."""
+        """Take the window that begins at `at_ms`. `is_open`: it is too loud to be our echo."""
         is_speech = probability >= (_STILL_SPEECH if self.is_speaking else _SPEECH)
         if is_speech and is_open:
             if self._voiced_ms <= 0 and not self.is_speaking:
@@ -57,7 +56,7 @@ class TalkSpurt:
         return self.silent_to(at_ms + window_ms)
 
     def silent_to(self, at_ms: int) -> Change | None:
-        """Nothing that is voice came up to here."""
+        """No voice came up to `at_ms`."""
         if not self.is_speaking or at_ms - self.voice_end_ms < self.settings.silence_ms:
             return None
         self.is_speaking = False

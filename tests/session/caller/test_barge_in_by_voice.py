@@ -1,4 +1,4 @@
-"""A caller's voice stops ours, and our own voice that comes back does not: real speech, simulated time.
+"""A caller's voice interrupts, and the echo of our own voice does not: real speech, simulated time.
 
 Delays are from the caller's first sound to `cleared`. What is asserted is what was measured, with room for a window or
 two.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from speech_line import BOT, CALLERS, HOUSE_DBOV, Line, at_level, model, speech
+from speech_line import BOT, CALLERS, HOUSE_DBOV, SpeechLine, at_level, model, speech
 
 from telephony_tts.errors import AudioError
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 from telephony_tts.wire import messages as m
 
 BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "en-gb"), ("en-us", "heart")])
 
 
-def over_us(line: Line, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
-    """We speak, the caller speaks over us; how long it took until we were told to be silent, in ms."""
+def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
+    """How long the caller speaks over us until we are interrupted, in ms."""
     line.say(BOT, "a")
     line.listen(after_ms)
     assert line.when(m.Started) and not line.when(m.CallerSpeech)
@@ -41,7 +41,7 @@ def test_our_own_speech_come_back_interrupts_nothing(
 ) -> None:
     """A minute each, ten in all."""
     del caller_voice
-    line = Line(bot_voice=bot_voice, echo_db=echo_db, delay_ms=delay_ms, noise_dbov=noise_dbov)
+    line = SpeechLine(bot_voice=bot_voice, echo_db=echo_db, delay_ms=delay_ms, noise_dbov=noise_dbov)
     for n in range(4):
         line.say(BOT, f"t{n}")
     line.listen(60_000)
@@ -49,16 +49,16 @@ def test_our_own_speech_come_back_interrupts_nothing(
     assert line.when(m.Done), "it was spoken"
 
 
-def test_a_peer_that_plays_late_and_says_so_has_an_echo_as_late() -> None:
-    line = Line(echo_db=-10, delay_ms=100, late_ms=700)
+def test_the_echo_of_a_peer_that_reports_a_delay_is_as_late() -> None:
+    line = SpeechLine(echo_db=-10, delay_ms=100, late_ms=700)
     line.say(BOT, "a")
     line.listen(30_000)
     assert line.when(m.CallerSpeech) == []
 
 
 def test_without_the_gate_it_would() -> None:
-    """That the line of these tests does carry an echo."""
-    line = Line(echo_db=-10, delay_ms=100)
+    """The line of these tests does carry an echo."""
+    line = SpeechLine(echo_db=-10, delay_ms=100)
     line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
     line.session._sender.on_frame = None
     line.say(BOT, "a")
@@ -67,7 +67,7 @@ def test_without_the_gate_it_would() -> None:
 
 
 def test_noise_keys_and_tones_of_the_line_interrupt_nothing() -> None:
-    line = Line(noise_dbov=-40)
+    line = SpeechLine(noise_dbov=-40)
     line.say(BOT, "a")
     t = np.arange(16000) / 8000
     keys = 0.2 * (np.sin(2 * np.pi * 770 * t) + np.sin(2 * np.pi * 1336 * t)) * (t % 0.4 < 0.2)
@@ -89,7 +89,8 @@ def test_a_caller_as_loud_as_we_are_interrupts(
     bot_voice: str, caller_voice: str, echo_db: float | None, median_ms: float, most_ms: float
 ) -> None:
     delays = [
-        over_us(Line(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text) for text in CALLERS
+        over_us(SpeechLine(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text)
+        for text in CALLERS
     ]
     assert None not in delays
     assert max(delays) <= most_ms and np.median(delays) <= median_ms  # type: ignore[type-var, arg-type]
@@ -100,7 +101,7 @@ def test_a_caller_as_loud_as_we_are_interrupts(
 @pytest.mark.parametrize("echo_db", [None, -20])
 def test_a_caller_half_as_loud_interrupts(bot_voice: str, caller_voice: str, echo_db: float | None) -> None:
     delays = [
-        over_us(Line(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text, HOUSE_DBOV - 6)
+        over_us(SpeechLine(bot_voice=bot_voice, echo_db=echo_db, noise_dbov=-55), caller_voice, text, HOUSE_DBOV - 6)
         for text in CALLERS
     ]
     assert None not in delays
@@ -111,13 +112,13 @@ def test_a_caller_half_as_loud_interrupts(bot_voice: str, caller_voice: str, ech
     ("codec", "rate_hz"), [("alaw", 8000), ("pcm", 8000), ("pcm", 16000), ("pcm", 24000), ("pcm", 48000)]
 )
 def test_every_codec_and_rate_of_a_leg_is_listened_to(codec: str, rate_hz: int) -> None:
-    line = Line(codec=codec, rate_hz=rate_hz, echo_db=-20, delay_ms=60)
+    line = SpeechLine(codec=codec, rate_hz=rate_hz, echo_db=-20, delay_ms=60)
     delay_ms = over_us(line, "en-gb", CALLERS[0])
     assert delay_ms is not None and delay_ms <= 400
 
 
-def test_what_we_were_about_to_say_hides_nobody_once_it_is_cleared() -> None:
-    line = Line(echo_db=-10, lead_ms=5000)
+def test_cleared_speech_does_not_close_the_gate() -> None:
+    line = SpeechLine(echo_db=-10, lead_ms=5000)
     line.say(BOT, "a")
     line.listen(4000)
     line.send(m.Clear())
@@ -130,8 +131,8 @@ def test_what_we_were_about_to_say_hides_nobody_once_it_is_cleared() -> None:
 # --------------------------------------------------------------------- what follows
 
 
-def test_it_is_an_interruption_as_any_other_and_the_bot_is_told_of_the_caller_too() -> None:
-    line = Line(echo_db=-20)
+def test_barge_in_clears_like_any_interruption_and_reports_the_caller() -> None:
+    line = SpeechLine(echo_db=-20)
     line.say("Please hold the line while I look.", "late")
     line.session.turns[0].id = "first"
     line.say(BOT, "b")
@@ -150,7 +151,7 @@ def test_it_is_an_interruption_as_any_other_and_the_bot_is_told_of_the_caller_to
     assert not any(isinstance(effect, m.Frame) for effect in line.log[at:])
 
 
-def over_us_again(line: Line) -> float | None:
+def over_us_again(line: SpeechLine) -> float | None:
     line.listen(6000)
     line.listen(3500, speech(CALLERS[1], "en-gb"))
     moments = line.when(m.Cleared, reason="barge_in")
@@ -158,7 +159,7 @@ def over_us_again(line: Line) -> float | None:
 
 
 def test_all_turns_that_wait_are_over_too() -> None:
-    line = Line()
+    line = SpeechLine()
     line.say(BOT, "a")
     line.say("And then there is one more thing.", "b")
     line.listen(2000)
@@ -167,8 +168,8 @@ def test_all_turns_that_wait_are_over_too() -> None:
     assert line.terminals("b")[0].heard_text == ""
 
 
-def test_while_we_are_silent_the_bot_is_told_and_nothing_is_interrupted() -> None:
-    line = Line()
+def test_while_we_are_silent_speech_is_reported_and_interrupts_no_turn() -> None:
+    line = SpeechLine()
     line.listen(1000, clock=False)
     line.listen(3000, speech(CALLERS[0], "en-gb"), clock=False)
     begun, ended = line.of(m.CallerSpeech)
@@ -177,7 +178,7 @@ def test_while_we_are_silent_the_bot_is_told_and_nothing_is_interrupted() -> Non
 
 
 def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_reports_a_mark() -> None:
-    line = Line()
+    line = SpeechLine()
     line._echo = lambda name: None  # type: ignore[method-assign]
     line.say("Which of these would suit you best?", "a")
     line.listen(200)
@@ -189,8 +190,8 @@ def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_
     assert [type(event) for event in line.terminals("a")] == [m.Done]
 
 
-def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
-    line = Line(BargeIn(enabled=True, hold_off_ms=0))
+def test_speech_that_began_before_ours_does_not_interrupt() -> None:
+    line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=0))
     said = np.concatenate([speech(CALLERS[1], "en-gb"), speech(CALLERS[2], "en-gb")])
     n_steps = 0
     while not line.when(m.CallerSpeech):
@@ -201,9 +202,9 @@ def test_a_caller_who_was_speaking_already_does_not_interrupt() -> None:
     assert line.when(m.Started) and not line.when(m.Cleared)
 
 
-def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> None:
-    def beginning_together(hold_off_ms: int, said_ms: int) -> Line:
-        line = Line(BargeIn(enabled=True, hold_off_ms=hold_off_ms))
+def test_an_interruption_waits_for_the_hold_off_and_short_speech_in_it_does_not_interrupt() -> None:
+    def beginning_together(hold_off_ms: int, said_ms: int) -> SpeechLine:
+        line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=hold_off_ms))
         line.say(BOT, "a")
         line.listen(20)
         line.listen(4000, np.tile(speech(CALLERS[0], "en-gb")[:6000], 4)[: said_ms * 8])
@@ -211,15 +212,15 @@ def test_in_the_hold_off_it_waits_and_one_who_has_ended_by_then_is_let_be() -> N
 
     (at_once,) = beginning_together(0, 3000).when(m.Cleared)
     (held_off,) = beginning_together(2000, 3000).when(m.Cleared)
-    assert at_once < 1000, "in our first second less is known of the line than later"
+    assert at_once < 1000, "in our first second the gate knows less about the line"
     assert 2000 <= held_off < 2400
     for said_ms in (1200, 1750):  # and of the second it is not known yet that no more comes
         let_be = beginning_together(2000, said_ms)
         assert let_be.when(m.CallerSpeech, state="speaking") and not let_be.when(m.Cleared)
 
 
-def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_comes() -> None:
-    line = Line(BargeIn(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
+def test_an_interruption_restarts_the_hold_off_however_soon_the_next_turn_comes() -> None:
+    line = SpeechLine(BargeInSettings(enabled=True, hold_off_ms=1500, silence_ms=200), echo_db=-20)
     line.say(BOT, "a")
     line.listen(4000)
     said = speech(CALLERS[1], "en-gb")
@@ -236,7 +237,7 @@ def test_after_an_interruption_the_hold_off_counts_anew_however_soon_the_answer_
 
 
 def test_it_is_turned_on_and_off_within_a_call() -> None:
-    line = Line(BargeIn(enabled=False))
+    line = SpeechLine(BargeInSettings(enabled=False))
     said = speech(CALLERS[0], "en-gb")
     assert not line.session.wants_audio
     line.say(BOT, "a")
@@ -258,8 +259,8 @@ def test_it_is_turned_on_and_off_within_a_call() -> None:
     assert len(line.when(m.Cleared)) == 1
 
 
-def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
-    line = Line()
+def test_turning_barge_in_off_during_speech_reports_its_end() -> None:
+    line = SpeechLine()
     line.listen(500)
     line.listen(800, speech(CALLERS[1], "en-gb"))
     line.send(m.Configure(barge_in="off"))
@@ -268,8 +269,8 @@ def test_turned_off_while_the_caller_speaks_the_bot_is_told_the_end() -> None:
 
 @pytest.mark.parametrize("lead_ms", [200, 2000])
 def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_ms: int) -> None:
-    """However much of it was sent ahead."""
-    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
+    """Also when all of it was sent ahead."""
+    line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
     line.say(BOT, "a")
     line.listen(3000)
     line.send(m.Configure(barge_in="on"))
@@ -278,7 +279,7 @@ def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_
 
 
 def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> None:
-    line = Line(BargeIn(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
+    line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
     line.say(" ".join([BOT] * 4), "a")
     line.listen(3000)
     line.send(m.Configure(barge_in="on"))
@@ -286,8 +287,8 @@ def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> N
     assert not line.when(m.Cleared)
 
 
-def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
-    line = Line(BargeIn(enabled=False), echo_db=-10, lead_ms=2000)
+def test_speech_cleared_before_barge_in_is_turned_on_does_not_close_the_gate() -> None:
+    line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, lead_ms=2000)
     line.say(BOT, "a")
     line.listen(1000)
     line.send(m.Clear())
@@ -299,7 +300,7 @@ def test_what_was_cleared_before_it_is_turned_on_hides_nobody() -> None:
 
 
 def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock() -> None:
-    line = Line()
+    line = SpeechLine()
     line.listen(500)
     line.listen(1000, speech(CALLERS[1], "en-gb"))
     assert not line.when(m.CallerSpeech, state="silent")
@@ -312,17 +313,17 @@ def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock(
 
 
 def test_without_audio_of_the_caller_nothing_happens() -> None:
-    line = Line()
+    line = SpeechLine()
     line.say(BOT, "a")
     line.run(20_000)
     assert [type(event) for event in line.terminals("a")] == [m.Done]
 
 
-def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_once_and_the_call_goes_on() -> None:
     def fails() -> None:
         raise AudioError("the voice model cannot be loaded (no such file)")
 
-    line = Line(find_model=fails)
+    line = SpeechLine(find_model=fails)
     line.say(BOT, "a")
     line.listen(1000)
     line.listen(1500, speech(CALLERS[0], "en-gb"))
@@ -331,16 +332,16 @@ def test_a_model_that_cannot_be_loaded_is_told_once_and_the_call_goes_on() -> No
     assert not line.when(m.Cleared) and not line.session.wants_audio
 
 
-def test_a_server_that_does_not_listen_says_so_when_asked() -> None:
-    line = Line(BargeIn(enabled=False), find_model=None)
+def test_barge_in_on_a_server_without_a_model_is_refused_with_a_warning() -> None:
+    line = SpeechLine(BargeInSettings(enabled=False), find_model=None)
     line.send(m.Configure(barge_in="on"))
     (warning,) = line.of(m.WarningEvent)
     assert warning.code == "barge_in_unavailable"
 
 
-def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> None:
+def test_speech_is_detected_only_after_the_model_is_loaded() -> None:
     there: list[object] = []
-    line = Line(find_model=lambda: there[0] if there else None)
+    line = SpeechLine(find_model=lambda: there[0] if there else None)
     line.say(BOT, "a")
     line.listen(1000, speech(CALLERS[0], "en-gb"))
     assert not line.when(m.CallerSpeech)
@@ -351,7 +352,7 @@ def test_until_the_model_is_loaded_nobody_is_heard_and_then_everybody_is() -> No
 
 
 class Counted:
-    """The network, and how often it was asked."""
+    """The network, which counts how often it runs."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -364,7 +365,7 @@ class Counted:
 
 def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> None:
     counted = Counted()
-    line = Line(find_model=lambda: counted)
+    line = SpeechLine(find_model=lambda: counted)
     payload = line._encode(at_level(speech(CALLERS[0], "en-gb"), -20)[:8000])
     for _ in range(200):
         line.send(m.MediaAudio(payload))
@@ -378,11 +379,11 @@ def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> Non
 
 def test_silence_is_not_given_to_the_model() -> None:
     counted = Counted()
-    line = Line(find_model=lambda: counted, noise_dbov=-75)
+    line = SpeechLine(find_model=lambda: counted, noise_dbov=-75)
     line.listen(10_000)
     assert counted.n_calls <= 20
     line.listen(1000, speech(CALLERS[0], "en-gb"))
-    assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and who speaks then is heard as soon"
+    assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and speech after that is detected as soon"
 
 
 def test_the_model_is_given_what_came_just_before_a_voice() -> None:
@@ -392,7 +393,7 @@ def test_the_model_is_given_what_came_just_before_a_voice() -> None:
         levels.append(float(np.abs(window[0, 32:]).max()))
         return 0.0, state
 
-    line = Line(find_model=lambda: noted, noise_dbov=-75)
+    line = SpeechLine(find_model=lambda: noted, noise_dbov=-75)
     line.listen(5000)
     levels.clear()
     line.listen(200, np.full(1600, 0.3))

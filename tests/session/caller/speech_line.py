@@ -1,4 +1,4 @@
-"""A telephone line with two people on it: speech of real voices, our own that comes back as an echo, and noise.
+"""A telephone line with real voices: the caller's speech, our speech that comes back as an echo, and noise.
 
 Time is simulated, so a delay measured here is the same on every machine.
 """
@@ -20,13 +20,13 @@ from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.hibari import HibariEngine
-from telephony_tts.session.settings import BargeIn, SessionSettings
+from telephony_tts.session.settings import BargeInSettings, SessionSettings
 from telephony_tts.wire import messages as m
 
 RATE_HZ = 8000
 STEP_MS = 20
 HOUSE_DBOV = -20.0
-"""Our speech, as the engines' gains have it."""
+"""The level of our speech, after the engines' gains."""
 CALLERS = ("No, wait a moment please.", "Stop, that is not what I asked for.", "Hold on, I have a question.")
 BOT = (
     "Your parcel left the depot on Tuesday and should arrive before noon. "
@@ -44,7 +44,7 @@ def model() -> VoiceModel:
 
 @lru_cache
 def speaker(voice: str) -> tuple[asyncio.Runner, Any]:
-    """The engine of a voice, started once, with its loop: to load it takes fifty times as long as a sentence of it."""
+    """The engine of a voice, started once, with its loop: loading takes fifty times as long as a sentence."""
     engine: Any = HibariEngine(n_workers=1) if voice == "heart" else EspeakEngine(n_workers=1)
     runner = asyncio.Runner()
     runner.run(engine.start())
@@ -59,7 +59,7 @@ def speaker(voice: str) -> tuple[asyncio.Runner, Any]:
 
 @lru_cache(maxsize=64)
 def speech(text: str, voice: str, dbov: float = HOUSE_DBOV) -> Signal:
-    """`text` at 8 kHz, full scale 1.0, from its first sound on; of hibari's voice, or one of espeak's."""
+    """`text` at 8 kHz, full scale 1.0, from its first sound on, in hibari's voice or one of espeak's."""
     runner, engine = speaker(voice)
 
     async def render() -> tuple[Signal, int]:
@@ -74,14 +74,14 @@ def speech(text: str, voice: str, dbov: float = HOUSE_DBOV) -> Signal:
 
 
 def at_level(wave: Signal, dbov: float) -> Signal:
-    """With this mean power where there is speech: windows within 30 dB of the loudest."""
+    """Scaled to this mean power in windows with speech: those within 30 dB of the loudest."""
     powers = np.square(wave[: len(wave) // 256 * 256].reshape(-1, 256)).mean(axis=1)
     active = powers[powers > powers.max() / 1000].mean()
     scaled: Signal = wave * np.sqrt(10 ** (dbov / 10) / active)
     return scaled
 
 
-class Line(World):
+class SpeechLine(World):
     """A media leg whose far end is a person; `listen` lets time pass there.
 
     The peer plays from the moment at which frames come, and `late_ms` after that. What it plays comes back `delay_ms`
@@ -90,7 +90,7 @@ class Line(World):
 
     def __init__(
         self,
-        barge_in: BargeIn | None = None,
+        barge_in: BargeInSettings | None = None,
         *,
         codec: str = "ulaw",
         rate_hz: int = RATE_HZ,
@@ -108,7 +108,7 @@ class Line(World):
                 first_clause_chars=0,
                 codec=codec,
                 rate_hz=rate_hz,
-                barge_in=barge_in or BargeIn(enabled=True),
+                barge_in=barge_in or BargeInSettings(enabled=True),
                 **settings,
             ),
             peer=True,
@@ -122,18 +122,18 @@ class Line(World):
         self._end = 0
         self._n_logged = 0
         self.timeline: list[tuple[float, Any]] = []
-        """(ms, what the bot or the peer was told) since the beginning."""
+        """(ms, event for the bot or the peer) since the beginning."""
 
     def chunks_of(self, utterance: Utterance, number: int) -> list[Chunk]:
         pcm = np.rint(speech(utterance.text, self.bot_voice) * 32767).clip(-32768, 32767).astype(np.int16)
         return [Chunk(pcm[at : at + 1600], RATE_HZ) for at in range(0, len(pcm), 1600)]
 
     def heard(self, payload: bytes) -> int:
-        """No turn's constant is in real speech, and nobody asks."""
+        """Real speech does not name its turn, and no test needs it."""
         return 0
 
     def listen(self, ms: float, caller: Signal | None = None, *, clock: bool = True) -> None:
-        """Time passes; the caller says `caller` from now on."""
+        """Let time pass. The caller says `caller` from now on."""
         n_step = RATE_HZ * STEP_MS // 1000
         for n in range(round(ms / STEP_MS)):
             self.run(STEP_MS)
@@ -150,12 +150,12 @@ class Line(World):
             self._play()
 
     def _encode(self, wave: Signal) -> bytes:
-        # Repeated samples alias far above speech, and are enough to see that a leg's rate is taken into account.
+        # Repeated samples alias far above speech. They are enough to show that the leg's rate counts.
         pcm = np.rint(np.repeat(wave, self.rate_hz // RATE_HZ) * 32767).clip(-32768, 32767).astype(np.int16)
         return CODECS[self.codec].encode(pcm)
 
     def _play(self) -> None:
-        """What the peer was sent since the last look is at its place on its timeline."""
+        """Put the frames since the last look on the peer's timeline."""
         new, self._n_logged = self.log[self._n_logged :], len(self.log)
         self.timeline += [(self.now_ms, each) for each in new]
         at = round(self.now_ms) * RATE_HZ // 1000

@@ -1,4 +1,4 @@
-"""FreeSWITCH drops 40 ms of the caller where a file begins or ends: no end of speech, and no late barge-in.
+"""FreeSWITCH drops 40 ms of the caller's audio where a file begins or ends. That must not end speech or delay barge-in.
 
 The caller's voice is real speech. A hole takes two frames of it away; either the stream is just shorter, or nothing
 comes in that time as well.
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from speech_line import BOT, CALLERS, Line, Signal, speech
+from speech_line import BOT, CALLERS, Signal, SpeechLine, speech
 
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 from telephony_tts.wire import messages as m
 
 FRAME_MS = 20
 BOTH_HOLES = pytest.mark.parametrize("is_gap", [False, True], ids=["shorter", "gap"])
 
 
-def file_line(**barge_in: int) -> Line:
+def file_line(**barge_in: int) -> SpeechLine:
     """A line to a peer that plays files."""
-    line = Line(BargeIn(enabled=True, **barge_in))  # type: ignore[arg-type]
+    line = SpeechLine(BargeInSettings(enabled=True, **barge_in))  # type: ignore[arg-type]
     start = m.MediaStart("c", "s", "ulaw", 8000, ptime_ms=20, lead_ms=60_000, whole_sentences=True)
     line.session.attach_media(line.now_ns, marks=True, clears=True, start=start)
     return line
 
 
-def speak(line: Line, said: Signal, holes: set[int], is_gap: bool) -> None:
-    """The caller says it; `holes` are the numbers of the frames that FreeSWITCH drops."""
+def speak(line: SpeechLine, said: Signal, holes: set[int], is_gap: bool) -> None:
+    """The caller speaks. `holes` are the numbers of the frames that FreeSWITCH drops."""
     for n in range(len(said) // 160):
         if n not in holes:
             line.listen(FRAME_MS, said[n * 160 : (n + 1) * 160], clock=False)
@@ -37,7 +37,7 @@ def speak(line: Line, said: Signal, holes: set[int], is_gap: bool) -> None:
 
 
 def boundary(frame: int) -> set[int]:
-    """A file's end, and the begin of the next 40 ms later."""
+    """The end of a file, and the begin of the next file 40 ms later."""
     return {frame, frame + 1, frame + 4, frame + 5}
 
 
@@ -45,7 +45,7 @@ def boundary(frame: int) -> set[int]:
 @pytest.mark.parametrize("silence_ms", [200, 500])
 @pytest.mark.parametrize("first", range(0, 25, 2))
 def test_a_hole_in_a_talk_spurt_is_no_end_of_it(silence_ms: int, first: int, is_gap: bool) -> None:
-    """Two files a second, which is more than there are. 200 ms is as long as the longest pause in this speech."""
+    """Two files a second, more than real calls have. 200 ms is the longest pause in this speech."""
     said = np.concatenate([speech(CALLERS[1], "en-gb")] * 2)
     line = file_line(silence_ms=silence_ms)
     line.listen(500, clock=False)
@@ -55,13 +55,13 @@ def test_a_hole_in_a_talk_spurt_is_no_end_of_it(silence_ms: int, first: int, is_
     assert line.when(m.CallerSpeech, state="silent") == []
     line.run(silence_ms + 200)
     line._play()
-    assert len(line.when(m.CallerSpeech, state="silent")) == 1, "an end of speech is still told by the clock"
+    assert len(line.when(m.CallerSpeech, state="silent")) == 1, "the clock still ends speech"
 
 
 @BOTH_HOLES
 @pytest.mark.parametrize("text", CALLERS)
-def test_a_caller_who_begins_at_the_begin_of_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:
-    """The hole is counted as voice where there is voice around it: a single word would else be too short to count."""
+def test_speech_that_begins_with_a_file_interrupts_in_time(text: str, is_gap: bool) -> None:
+    """A hole counts as voice if there is voice around it. Otherwise a single word would be too short to count."""
     said = speech(text, "en-gb")
 
     def delay_ms(holes: set[int]) -> float:
@@ -77,5 +77,5 @@ def test_a_caller_who_begins_at_the_begin_of_a_file_interrupts_in_time(text: str
     whole_ms = delay_ms(set())
     assert whole_ms <= 600
     for first in range(0, 12):
-        # Where the stream is only shorter, what is behind the hole comes as much sooner.
+        # If the stream only gets shorter, the audio behind the hole comes that much sooner.
         assert delay_ms({first, first + 1}) <= whole_ms + (40 if is_gap else 0) + 20

@@ -1,4 +1,4 @@
-"""Levels alone: what may be the caller, and what is our own speech come back or the noise of the line."""
+"""The echo gate by levels alone: the caller, our echo, and line noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from telephony_tts.session.caller.echo_gate import EchoGate
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 MS = 1_000_000
 WINDOW_MS = 32
@@ -20,8 +20,8 @@ def our_levels(n_slots: int, seed: int = 1) -> list[float]:
     return [-100.0 if n % 60 >= 50 else float(syllables[n // 5]) for n in range(n_slots)]
 
 
-class Speaking:
-    """We speak; `opens` lets a window of time pass, in which the line had a level or the echo of `echo_db`."""
+class EchoPath:
+    """We speak. `opens` lets one window pass, in which the line has a level, or the echo of `echo_db`."""
 
     def __init__(self, echo_db: float = -15.0, delay_ms: int = 120, late_ms: int = 0) -> None:
         self.gate = EchoGate(-45.0)
@@ -33,7 +33,7 @@ class Speaking:
         self._n_sent = 10
 
     def echo(self) -> float:
-        """The level that comes back in the next window: of the slots that it covers, by power."""
+        """The level of the echo in the next window: the mean power of the slots that it covers."""
         end_ms = (self.n_windows + 1) * WINDOW_MS - self.delay_ms
         covered = [self.levels[at // 20] for at in range(end_ms - WINDOW_MS, end_ms) if at >= 0]
         power = np.mean(10 ** (np.array(covered) / 10)) if covered else 0.0
@@ -49,8 +49,8 @@ class Speaking:
         return self.gate.opens(max(-65.0, echo if level_dbov is None else max(level_dbov, echo)), now_ms * MS)
 
     def pass_by(self, seconds: float) -> int:
-        """How often our echo alone would be taken for a caller, if all of it were told for speech."""
-        spurt = TalkSpurt(BargeIn(enabled=True))
+        """How often our echo alone would count as the caller, if the network took all of it for speech."""
+        spurt = TalkSpurt(BargeInSettings(enabled=True))
         n_windows = round(seconds * 1000 / WINDOW_MS)
         changes = [spurt.feed(1.0, self.opens(), WINDOW_MS, n * WINDOW_MS) for n in range(n_windows)]
         return changes.count(Change.BEGAN)
@@ -59,36 +59,36 @@ class Speaking:
 @pytest.mark.parametrize("echo_db", [-10.0, -17.0, -30.0])
 @pytest.mark.parametrize("delay_ms", [20, 110, 200, 300])
 def test_an_echo_stays_outside(echo_db: float, delay_ms: int) -> None:
-    assert Speaking(echo_db, delay_ms).pass_by(50) == 0
+    assert EchoPath(echo_db, delay_ms).pass_by(50) == 0
 
 
 def test_a_peer_that_plays_late_has_a_late_echo() -> None:
-    told, untold = Speaking(-10, 100, late_ms=800), Speaking(-10, 100, late_ms=800)
+    told, untold = EchoPath(-10, 100, late_ms=800), EchoPath(-10, 100, late_ms=800)
     told.gate.peer_is_late(800 * MS)
     assert told.pass_by(30) == 0
-    assert untold.pass_by(30) > 0, "without the peer's marks there is no telling"
+    assert untold.pass_by(30) > 0, "without the peer's marks the gate cannot know the delay"
 
 
 def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_strong_one() -> None:
     n_open = {}
     for echo_db in (-10, -30):
-        line = Speaking(echo_db)
+        line = EchoPath(echo_db)
         line.pass_by(5)
         n_open[echo_db] = sum(line.opens(-20.0) for _ in range(20))
     assert n_open[-10] >= 10
     assert n_open[-30] >= 18
 
 
-def test_a_caller_who_talks_over_us_is_not_learned_as_an_echo() -> None:
-    line = Speaking(-25)
+def test_a_caller_over_our_speech_is_not_learned_as_an_echo() -> None:
+    line = EchoPath(-25)
     line.pass_by(5)
     opened = [line.opens(-22.0) for _ in range(30)]
     assert sum(opened) >= 25 and all(opened[:6])
     assert line.pass_by(10) == 0
 
 
-def test_a_line_that_gets_louder_is_learned_anew() -> None:
-    line = Speaking(-30)
+def test_the_gate_learns_a_line_that_gets_louder() -> None:
+    line = EchoPath(-30)
     line.pass_by(10)
     line.echo_db = -12
     line.pass_by(10)
@@ -101,7 +101,7 @@ def test_what_is_thrown_away_makes_no_echo() -> None:
         gate.playing(n * 20 * MS, -15.0)
     assert not gate.opens(-30.0, 0)
     gate.emptied(0)
-    assert not gate.opens(-30.0, 100 * MS), "what was heard before still may"
+    assert not gate.opens(-30.0, 100 * MS), "speech that was heard before may still echo"
     assert gate.opens(-30.0, 600 * MS)
 
 
@@ -114,4 +114,4 @@ def test_while_we_are_silent_the_floor_counts_and_the_noise_of_the_line_raises_i
     assert gate.opens(-24.0, 300 * 32 * MS)
     for n in range(301, 400):
         gate.opens(-10.0, n * 32 * MS)
-    assert gate.opens(-27.0, 400 * 32 * MS), "however loud it was, a caller is heard"
+    assert gate.opens(-27.0, 400 * 32 * MS), "a caller is detected in any noise"

@@ -1,18 +1,18 @@
-"""When the caller is said to speak, and when no longer, from windows that each are speech or not."""
+"""When the caller begins and stops speaking, from windows that are speech or not."""
 
 from __future__ import annotations
 
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
-from telephony_tts.session.settings import BargeIn
+from telephony_tts.session.settings import BargeInSettings
 
 WINDOW_MS = 32
 
 
 class Windows:
-    """Feeds a talk spurt with letters: v is voice, e the voice behind the gate, . silence, ? doubtful."""
+    """Feeds a talk spurt with letters: v is voice, e is voice behind the closed gate, . is silence, ? is doubtful."""
 
     def __init__(self, **settings: int) -> None:
-        self.spurt = TalkSpurt(BargeIn(enabled=True, **settings))  # type: ignore[arg-type]
+        self.spurt = TalkSpurt(BargeInSettings(enabled=True, **settings))  # type: ignore[arg-type]
         self.at_ms = 0
         self.changes: list[tuple[Change, int]] = []
 
@@ -50,9 +50,9 @@ def test_a_missing_piece_counts_as_voice_next_to_voice_and_once() -> None:
         return bool(windows.feed(behind))
 
     assert begins("vv", "vvv") and not begins("", "vvvv")
-    assert begins("", "vvvvv"), "also where it is missing just before the voice"
+    assert begins("", "vvvvv"), "also when audio is missing just before the voice"
     assert not begins("", "....vvvvv"), "but not far from it"
-    assert not begins("vvv", "......"), "and silence is silence"
+    assert not begins("vvv", "......"), "missing audio in silence is no voice"
     assert not begins("v", "v.v.v.v.v.v"), "once"
 
 
@@ -71,7 +71,7 @@ def test_speech_ends_after_silence_and_was_where_its_voice_was() -> None:
     assert windows.spurt.begun_ms == 15 * WINDOW_MS
 
 
-def test_a_pause_for_breath_is_no_end_and_doubtful_windows_keep_speech_alive_but_begin_none() -> None:
+def test_a_short_pause_and_doubtful_windows_do_not_end_speech_and_doubtful_windows_do_not_begin_it() -> None:
     assert Windows(min_speech_ms=96).feed("?" * 50) == []
     assert [change for change, _ in Windows(min_speech_ms=96, silence_ms=320).feed("vvv" + ".........?" * 20)] == [
         Change.BEGAN

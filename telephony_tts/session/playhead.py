@@ -1,0 +1,129 @@
+"""Where the caller is in a turn's audio, and which marks that reaches."""
+
+from __future__ import annotations
+
+from telephony_tts.session.effects import Effect
+from telephony_tts.session.marks import MarkState, TurnMark
+from telephony_tts.session.turn import Turn
+from telephony_tts.wire.messages import MarkReached, MediaBegun
+
+_S = 1_000_000_000
+
+
+class Playhead:
+    """The playhead of a call. `turns` and `out` are the session's own lists."""
+
+    def __init__(self, rate_hz: int, turns: list[Turn], out: list[Effect]) -> None:
+        self.rate_hz = rate_hz
+        self._turns = turns
+        self._out = out
+        self._peer_has_reported = False
+
+    def position(self, turn: Turn, now_ns: int) -> tuple[int, str]:
+        """(samples of the turn that the caller has heard, what tells us so: "marks" or "clock").
+
+        A peer that reports marks is believed. It is at or behind its first mark that has not come back. After the
+        last mark that came back, the clock tells how far it is. A peer that never reported a mark is taken to play on
+        our schedule.
+        """
+        clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
+        plays_files = turn.settings.whole_sentences
+        if not self._peer_has_reported and not plays_files:
+            return clock, "clock"
+        limit = turn.n_sent_samples
+        if (awaited := turn.marks.first(MarkState.SENT)) is not None:
+            limit = min(limit, awaited.sample)
+        if turn.anchor is None:
+            return turn.heard_samples if plays_files else min(clock, limit), "marks"
+        sample, at_ns = turn.anchor
+        played = max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S))
+        return max(turn.heard_samples, played), "marks"
+
+    # ------------------------------------------------------- what the peer reports
+
+    def mark_came_back(self, wire_name: str, now_ns: int) -> tuple[Turn, int] | None:
+        """The peer has played up to a mark: (its turn, by how many nanoseconds that is later than on our schedule).
+
+        None if the mark is not awaited. Twilio sends the marks back on a clear too, when their turn is over.
+        """
+        found = self._find(wire_name)
+        if found is None:
+            return None
+        turn, mark = found
+        self._peer_has_reported = True
+        turn.anchor = (mark.sample, now_ns)
+        self._end(turn, mark, MarkState.PLAYED)
+        return self._lateness(turn, mark.sample, now_ns)
+
+    def file_begun(self, message: MediaBegun, now_ns: int) -> tuple[Turn, int] | None:
+        """A peer that plays files has begun one: (its turn, by how many nanoseconds that is later than on our
+        schedule). None if the mark in the message is not awaited."""
+        found = self._find(message.mark)
+        if found is None:
+            return None
+        turn, mark = found
+        sample = max(0, mark.sample - message.n_samples)
+        turn.anchor = (sample, now_ns)
+        return self._lateness(turn, sample, now_ns)
+
+    def peer_stopped(self, now_ns: int) -> None:
+        """The peer has stopped and will begin again somewhere. Until it says where, nothing more counts as heard."""
+        for turn in self._turns:
+            if turn.anchor is not None:
+                turn.heard_samples, _ = self.position(turn, now_ns)
+                turn.anchor = None
+
+    def _find(self, wire_name: str) -> tuple[Turn, TurnMark] | None:
+        for turn in self._turns:
+            if (mark := turn.marks.sent_as(wire_name)) is not None:
+                return turn, mark
+        return None
+
+    def _lateness(self, turn: Turn, sample: int, now_ns: int) -> tuple[Turn, int] | None:
+        t0_ns = turn.playout.t0_ns
+        return None if t0_ns is None else (turn, now_ns - t0_ns - sample * _S // self.rate_hz)
+
+    # --------------------------------------------------------- what the bot is told
+
+    def report(self, turn: Turn, state: MarkState, now_ns: int, wake: list[int]) -> None:
+        """Report the marks in `state`, which the peer does not have, as far as the caller has heard. The time of the
+        next one goes to `wake`."""
+        if not turn.marks.live:
+            return
+        waiting = turn.marks.in_state(state)
+        if not waiting:
+            return
+        position, _ = self.position(turn, now_ns)
+        awaited = turn.marks.first(MarkState.SENT)
+        for mark in waiting:
+            if awaited is not None and awaited.sample <= mark.sample:
+                return
+            if mark.sample > position:
+                if turn.playout.t0_ns is not None:
+                    ahead_ns = -(-(mark.sample - position) * _S // self.rate_hz)
+                    # Until the peer says more, the playhead may stay where it is.
+                    least_ns = 1 if state is MarkState.PLACED else turn.playout.ptime_ns
+                    wake.append(now_ns + max(least_ns, ahead_ns))
+                return
+            self._end(turn, mark, MarkState.PLAYED)
+
+    def report_all_played(self, turn: Turn) -> None:
+        """The caller has heard the whole turn."""
+        for mark in turn.marks:
+            self._end(turn, mark, MarkState.PLAYED)
+
+    def report_interrupted(self, turn: Turn, position: int, basis: str) -> None:
+        """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared."""
+        awaited = turn.marks.first(MarkState.SENT)
+        for mark in turn.marks:
+            is_heard = mark.state is not MarkState.ASKED and mark.sample <= position
+            if basis == "marks":
+                # The peer itself would have reported the others.
+                is_awaited = awaited is not None and awaited.sample <= mark.sample
+                is_heard = is_heard and mark.state is MarkState.TIMED and not is_awaited
+            self._end(turn, mark, MarkState.PLAYED if is_heard else MarkState.CLEARED)
+
+    def _end(self, turn: Turn, mark: TurnMark, state: MarkState) -> None:
+        turn.marks.end(mark, state)
+        if mark.name is not None:
+            self._out.append(MarkReached(mark.name, "played" if state is MarkState.PLAYED else "cleared", turn.id))
