@@ -39,6 +39,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
+    LmConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import Feed
@@ -189,7 +190,7 @@ class Simulation:
         key = len(self.said)
         request = Request(" ".join(["a"] * n_words), grows=grows)
         tokenizer: Any = _Words()
-        stream = Stream(request, self._profile, tokenizer, 4000)
+        stream = Stream(request, self._profile, tokenizer, LmConfig(), 4000)
         job = self._job_type(key, "", stream, at_ns + silence_ns, follows=silence_ns > 0)
         said = self.said[key] = Said(key, at_ns, at_ns + silence_ns, job, then)
         voice: Any = _Voice()

@@ -107,11 +107,14 @@ class Watched(Runner):
     def __init__(self, rig: Rig, widths: Widths | None = None) -> None:
         super().__init__(rig.model, widths=widths)
         self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.feeds: list[Feed] = []
+        """Of all calls of `prefill`."""
         self._slots: dict[int, int] = {}
         """By the id of a block under way: to keep the block itself would keep what it holds."""
 
     def prefill(self, track: Track, feed: Feed) -> Drawn | None:
         self.calls.append(("prefill", (track.slot,)))
+        self.feeds.append(feed)
         return super().prefill(track, feed)
 
     def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:

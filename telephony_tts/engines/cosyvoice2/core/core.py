@@ -126,7 +126,8 @@ class Core:
 
     def _stream(self, order: Submit) -> Stream | EngineError:
         try:
-            return Stream(order.request, self._profile, self.runner.model.tokenizer, self.runner.n_positions)
+            model = self.runner.model
+            return Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
         except EngineError as error:
             return error
         except Exception as error:

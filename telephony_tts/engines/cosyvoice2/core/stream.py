@@ -22,6 +22,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
+    LmConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import BiStreamDecoding, Decoding, Feed, SentenceDecoding
@@ -208,14 +209,17 @@ class Piece:
 class Stream:
     """See the module. `spoken` is set when the voice is ready, which may be after the text has begun to come."""
 
-    def __init__(self, request: Request, profile: Profile, tokenizer: TextTokenizer, n_positions: int) -> None:
-        """`n_positions` of a slot."""
+    def __init__(
+        self, request: Request, profile: Profile, tokenizer: TextTokenizer, lm: LmConfig, n_positions: int
+    ) -> None:
+        """`lm` gives the mix of text and speech of the checkpoint; `n_positions`: of a slot."""
         self.request = request
         self.profile = profile
         self.spoken: Spoken
         self.slot: int | None = None
         self.piece: Piece | None = None
         self._tokenizer = tokenizer
+        self._lm = lm
         self._n_positions = n_positions
         self._text = request.text
         self._grows = request.grows
@@ -285,7 +289,12 @@ class Stream:
         self._n_pieces += 1
         if self._begins_growing:
             self.profile = self.profile.growing()
-            decoding = BiStreamDecoding(self.spoken.transcript_ids, self.spoken.speech_tokens)
+            decoding = BiStreamDecoding(
+                self.spoken.transcript_ids,
+                self.spoken.speech_tokens,
+                n_mix_text=self._lm.n_mix_text,
+                n_mix_speech=self._lm.n_mix_speech,
+            )
             self._growing = GrowingText(decoding, self._tokenizer, self.request.control, self._text)
             if not self._grows:
                 self._growing.push("", True)

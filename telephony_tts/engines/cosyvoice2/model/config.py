@@ -39,6 +39,7 @@ class LmConfig:
     rope_theta: float = 1e6
     n_mix_text: int = 5
     n_mix_speech: int = 15
+    """Text arriving while it is spoken: so many text tokens, then so many speech ids (specification 4.4)."""
 
     @property
     def d_head(self) -> int:

@@ -19,7 +19,6 @@ from telephony_tts.errors import EngineError
 
 MIN_TOKENS_PER_TEXT, MAX_TOKENS_PER_TEXT = 2, 20
 """Speech tokens per text token, at least and at most (specification 4.2)."""
-N_MIX_TEXT, N_MIX_SPEECH = 5, 15
 
 
 class Table(Enum):
@@ -137,10 +136,10 @@ class BiStreamDecoding:
         prompt_text: Sequence[int],
         prompt_speech: Sequence[int],
         *,
+        n_mix_text: int,
+        n_mix_speech: int,
         keep_prompt: bool = True,
         max_len: int | None = None,
-        n_mix_text: int = N_MIX_TEXT,
-        n_mix_speech: int = N_MIX_SPEECH,
     ) -> None:
         self.n_out = 0
         """Ids drawn, fill ids included: they count in the fill arithmetic and in the window of the sampling."""

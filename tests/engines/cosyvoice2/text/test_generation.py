@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from telephony_tts.engines.cosyvoice2.text.generation import (
 )
 from telephony_tts.errors import EngineError
 
+bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
+"""With the official mix."""
 STOPS = (EOS, UNUSED_STOP, FILL)
 Choose = Callable[[Feed], int]
 
@@ -72,7 +75,7 @@ def test_every_stop_id_stops_and_is_not_heard(stop: int) -> None:
 
 def test_text_of_no_tokens_says_nothing() -> None:
     assert SentenceDecoding([1, 2], [], [3]).done
-    decoding = BiStreamDecoding([1, 2], [3])
+    decoding = bi_stream([1, 2], [3])
     assert decoding.needs_text
     decoding.end_text()
     assert not decoding.needs_text
@@ -127,7 +130,7 @@ def drawing(seed: int, p_fill: float = 0.02, p_eos: float = 0.05) -> Choose:
 
 
 def test_five_of_text_for_fifteen_of_speech() -> None:
-    decoding = BiStreamDecoding([], [])
+    decoding = bi_stream([], [])
     feeds, said = run(decoding, list(range(12)), lambda feed: EOS if EOS not in feed.banned else 1, all_at_once=False)
     assert feeds[0].segments == (SOS, text(0, 1, 2, 3, 4))
     assert [i for i, feed in enumerate(feeds) if feed.forced == FILL] == [15, 31]
@@ -140,7 +143,7 @@ def test_five_of_text_for_fifteen_of_speech() -> None:
 
 
 def test_prompt_speech_goes_in_between_prompt_text() -> None:
-    decoding = BiStreamDecoding([1, 2, 3, 4, 5, 6, 7, 8], list(range(100, 120)))
+    decoding = bi_stream([1, 2, 3, 4, 5, 6, 7, 8], list(range(100, 120)))
     decoding.push_text([9])
     assert decoding.needs_text
     decoding.push_text([10])
@@ -167,7 +170,7 @@ def test_whenever_text_arrives_the_same_is_fed_and_it_ends(
     prompt = list(range(N_SPEECH_TOKENS - n_prompt, N_SPEECH_TOKENS))
 
     def once(all_at_once: bool) -> tuple[list[Feed], list[int]]:
-        decoding = BiStreamDecoding(prompt_text, prompt, keep_prompt=keep)
+        decoding = bi_stream(prompt_text, prompt, keep_prompt=keep)
         result = run(decoding, script, drawing(seed, p_fill, p_eos=0.6), all_at_once)
         assert decoding.n_text_taken == n_text
         assert decoding.n_speech == len(result[1]) <= 20 * n_text + 15
@@ -192,7 +195,7 @@ def test_a_voice_prompt_longer_than_the_text_is_kept_or_dropped() -> None:
         (True, whole_prompt([1, 2, 3, 4], [5, 6], prompt)),
         (False, (SOS, text(1, 2, 3, 4, 5), speech(*range(100, 115)), text(6), TASK)),
     ):
-        decoding = BiStreamDecoding([1, 2, 3, 4], prompt, keep_prompt=keep)
+        decoding = bi_stream([1, 2, 3, 4], prompt, keep_prompt=keep)
         decoding.push_text([5, 6])
         decoding.end_text()
         feed = decoding.next_feed()
@@ -203,7 +206,7 @@ def test_a_voice_prompt_longer_than_the_text_is_kept_or_dropped() -> None:
 
 def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
     """The reference feeds the task id after it just the same, but with no shortest length and any stop id an error."""
-    decoding = BiStreamDecoding([1, 2], [])
+    decoding = bi_stream([1, 2], [])
     decoding.push_text([5])
     assert decoding.needs_text
     decoding.end_text()
@@ -214,11 +217,11 @@ def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
 
 
 def test_speech_that_never_ends_is_an_error() -> None:
-    decoding = BiStreamDecoding([], [], keep_prompt=False)
+    decoding = bi_stream([], [], keep_prompt=False)
     with pytest.raises(EngineError, match=r"did not end after 75 tokens for 3 of text"):
         run(decoding, [1, 2, 3], lambda feed: 5, all_at_once=True)
     assert decoding.n_speech == 75
-    decoding = BiStreamDecoding([], [], max_len=7)
+    decoding = bi_stream([], [], max_len=7)
     with pytest.raises(EngineError, match="after 7 tokens"):
         run(decoding, [1] * 50, lambda feed: 5, all_at_once=True)
 
@@ -226,7 +229,7 @@ def test_speech_that_never_ends_is_an_error() -> None:
 @pytest.mark.parametrize(("n_text", "drawn"), [(5, EOS), (5, UNUSED_STOP), (3, FILL), (3, UNUSED_STOP)])
 def test_an_id_out_of_place_is_an_error(n_text: int, drawn: int) -> None:
     """Three text tokens are the whole of it, five are speech before the end of the text."""
-    decoding = BiStreamDecoding([], [], keep_prompt=False)
+    decoding = bi_stream([], [], keep_prompt=False)
     decoding.push_text(range(n_text))
     decoding.end_text()
     feed = decoding.next_feed()
@@ -237,7 +240,7 @@ def test_an_id_out_of_place_is_an_error(n_text: int, drawn: int) -> None:
 
 
 def test_no_text_after_its_end() -> None:
-    decoding = BiStreamDecoding([], [])
+    decoding = bi_stream([], [])
     decoding.end_text()
     with pytest.raises(ValueError, match="after end_text"):
         decoding.push_text([1])

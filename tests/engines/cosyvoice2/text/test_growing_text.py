@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import shutil
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import pytest
-from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, pcm, spoken
+from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.model.config import FILL
+from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL
 from telephony_tts.engines.cosyvoice2.text import prompting
 from telephony_tts.engines.cosyvoice2.text.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
-from telephony_tts.errors import EngineError
+from telephony_tts.errors import EngineError, EngineUnavailable
 
+bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
+"""With the official mix."""
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
 
@@ -89,7 +95,7 @@ def test_when_text_comes_changes_nothing(talkative: Rig, voice: str) -> None:
 def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voice: str) -> None:
     model, prompt = talkative.model, talkative.prompt(voice)
     heard = given(talkative, voice, Request(TEXT[:5], 3, grows=True), TEXT[5:])
-    decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
+    decoding = bi_stream(prompt.transcript_ids, prompt.speech_tokens)
     for piece in (TEXT[:5], TEXT[5:]):
         decoding.push_text(model.tokenizer.encode(piece))
     decoding.end_text()
@@ -97,6 +103,32 @@ def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voi
     assert len(heard) == 960 * len(tokens)
     audio = talkative.audio(voice, prompt, tokens, seed=3)
     assert np.abs(heard / 32767.0 - audio.numpy()).max() < 2e-3
+
+
+def test_the_mix_ratio_of_the_checkpoint_decides_how_text_and_speech_alternate(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """cosyvoice2.yaml says how many text tokens a run of speech takes, and how many speech ids a run has."""
+    changed = tmp_path / "model"
+    shutil.copytree(model_dir, changed)
+    settings = changed / "cosyvoice2.yaml"
+    text = settings.read_text(encoding="utf-8")
+    assert "mix_ratio: [5, 15]" in text
+    settings.write_text(text.replace("mix_ratio: [5, 15]", "mix_ratio: [4, 9]"), encoding="utf-8")
+    rig = Rig(changed)
+    rig.model.lm.head_bias[FILL] = rig.model.lm.head_bias[EOS] = -100.0
+    runner = Watched(rig)
+    stepped = Stepped(rig, runner=runner)
+    key = stepped.say(Request("", 3, grows=True), "preset")
+    stepped.push(key, TEXT)
+    stepped.run()
+    n_text = len(rig.model.tokenizer.encode(TEXT))
+    fed = [[len(segment.ids) for segment in feed.segments] for feed in runner.feeds]
+    assert fed == [[1, 4], *[[4]] * (n_text // 4 - 1)], "the start token stands before the first run alone"
+    assert int(rig.model.sampler.n_drawn[0]) == n_text // 4 * (9 + 1), "nine ids of speech and the fill id each"
+    stepped.cancel(key)
+    stepped.run()
+    assert stepped.is_empty()
 
 
 def test_audio_comes_before_the_text_has_ended(rig: Rig) -> None:
@@ -208,7 +240,7 @@ def test_an_endless_word_in_the_feed_is_cut_as_in_any_text(rig: Rig) -> None:
     word = "a" * 200
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.model.tokenizer, "encode", heard)
-        text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Oh a")
+        text = prompting.GrowingText(bi_stream((), ()), rig.model.tokenizer, frozenset(), "Oh a")
         for char in word + " and on":
             text.push(char, last=False)
     assert "".join("".join(seen).split()) == "Oh" + "a" * MAX_WORD_CHARS + "andon"
@@ -220,7 +252,7 @@ def test_the_end_of_the_sentence_is_added_to_what_came(rig: Rig) -> None:
         patch.setattr(rig.model.tokenizer, "encode", lambda text, control=(): seen.append(text) or [])
         for rest in (" there", " there!", ""):
             seen.append("|")
-            text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Hello")
+            text = prompting.GrowingText(bi_stream((), ()), rig.model.tokenizer, frozenset(), "Hello")
             text.push(rest, last=True)
     assert "".join(seen) == "|Hello there.|Hello there!|Hello."
 
@@ -280,3 +312,14 @@ def test_stopped_while_it_waits(rig: Rig, text: str) -> None:
     assert stepped.run() == 1
     assert stepped.heard[key] == [] and stepped.ended[key].error is None
     assert stepped.is_empty()
+
+
+@pytest.mark.parametrize("mix", ["[5]", "[5, 15, 15]", "[0, 15]", "[5, 0]", "[5, -1]"])
+def test_a_mix_ratio_that_is_no_ratio_is_refused(model_dir: Path, tmp_path: Path, mix: str) -> None:
+    changed = tmp_path / "model"
+    shutil.copytree(model_dir, changed)
+    settings = changed / "cosyvoice2.yaml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("mix_ratio: [5, 15]", f"mix_ratio: {mix}"), encoding="utf-8")
+    with pytest.raises(EngineUnavailable, match=r"llm\.mix_ratio"):
+        load_model_directory(changed)
