@@ -139,13 +139,11 @@ class BiStreamDecoding:
         n_mix_text: int,
         n_mix_speech: int,
         keep_prompt: bool = True,
-        max_len: int | None = None,
     ) -> None:
         self.n_out = 0
         """Ids drawn, fill ids included: they count in the fill arithmetic and in the window of the sampling."""
         self.n_speech = 0
         self.n_text_taken = 0
-        self._max_len = max_len
         self._n_mix_text, self._n_mix_speech = n_mix_text, n_mix_speech
         self._prompt_text, self._prompt_speech = tuple(prompt_text), tuple(prompt_speech)
         self._keep_prompt = keep_prompt
@@ -170,15 +168,8 @@ class BiStreamDecoding:
         return self._done
 
     @property
-    def needs_text(self) -> bool:
-        """Nothing can be fed until text is pushed or ended."""
-        return self.next_feed() is None and not self._done
-
-    @property
     def max_len(self) -> int:
         """As for a sentence, and one run more, which may be spoken over text of the prompt alone."""
-        if self._max_len is not None:
-            return self._max_len
         return MAX_TOKENS_PER_TEXT * self.n_text_taken + self._n_mix_speech
 
     def push_text(self, ids: Iterable[int]) -> None:

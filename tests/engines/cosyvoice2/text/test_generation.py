@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_TOKENS, UNUSED_STOP
+from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.cosyvoice2.text.generation import (
     SOS,
     TASK,
@@ -27,6 +28,10 @@ bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
 """With the official mix."""
 STOPS = (EOS, UNUSED_STOP, FILL)
 Choose = Callable[[Feed], int]
+
+
+def waits_for_text(decoding: BiStreamDecoding) -> bool:
+    return decoding.next_feed() is None and not decoding.done
 
 
 def text(*ids: int) -> Segment:
@@ -76,9 +81,9 @@ def test_every_stop_id_stops_and_is_not_heard(stop: int) -> None:
 def test_text_of_no_tokens_says_nothing() -> None:
     assert SentenceDecoding([1, 2], [], [3]).done
     decoding = bi_stream([1, 2], [3])
-    assert decoding.needs_text
+    assert waits_for_text(decoding)
     decoding.end_text()
-    assert not decoding.needs_text
+    assert not waits_for_text(decoding)
     assert decoding.done
     assert decoding.next_feed() is None
 
@@ -103,7 +108,7 @@ def run(
         if feed is None:
             if decoding.done:
                 break
-            assert decoding.needs_text
+            assert waits_for_text(decoding)
             if left:
                 decoding.push_text([left.pop(0)])
             else:
@@ -145,7 +150,7 @@ def test_five_of_text_for_fifteen_of_speech() -> None:
 def test_prompt_speech_goes_in_between_prompt_text() -> None:
     decoding = bi_stream([1, 2, 3, 4, 5, 6, 7, 8], list(range(100, 120)))
     decoding.push_text([9])
-    assert decoding.needs_text
+    assert waits_for_text(decoding)
     decoding.push_text([10])
     feed = decoding.next_feed()
     assert feed is not None
@@ -208,7 +213,7 @@ def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
     """The reference feeds the task id after it just the same, but with no shortest length and any stop id an error."""
     decoding = bi_stream([1, 2], [])
     decoding.push_text([5])
-    assert decoding.needs_text
+    assert waits_for_text(decoding)
     decoding.end_text()
     feed = decoding.next_feed()
     assert feed is not None and feed.segments == whole_prompt([1, 2], [5], ()) and feed.banned == (EOS,)
@@ -216,13 +221,14 @@ def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
     assert decoding.done
 
 
-def test_speech_that_never_ends_is_an_error() -> None:
+def test_speech_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding = bi_stream([], [], keep_prompt=False)
     with pytest.raises(EngineError, match=r"did not end after 75 tokens for 3 of text"):
         run(decoding, [1, 2, 3], lambda feed: 5, all_at_once=True)
     assert decoding.n_speech == 75
-    decoding = bi_stream([], [], max_len=7)
-    with pytest.raises(EngineError, match="after 7 tokens"):
+    monkeypatch.setattr(generation, "MAX_TOKENS_PER_TEXT", 1)
+    decoding = bi_stream([], [])
+    with pytest.raises(EngineError, match="after 25 tokens for 10 of text"):
         run(decoding, [1] * 50, lambda feed: 5, all_at_once=True)
 
 
