@@ -11,41 +11,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_TOKENS, UNUSED_STOP
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
 MIN_TOKENS_PER_TEXT, MAX_TOKENS_PER_TEXT = 2, 20
 """Speech tokens per text token, at least and at most (specification 4.2)."""
 
 
-class Table(Enum):
-    """Which embedding an id is looked up in."""
-
-    CONTROL = "control"
-    TEXT = "text"
-    SPEECH = "speech"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Ids of one embedding table, in order."""
-
-    table: Table
-    ids: tuple[int, ...]
-
-
-SOS = Segment(Table.CONTROL, (0,))
-TASK = Segment(Table.CONTROL, (1,))
+SOS = TokenSegment(EmbeddingTable.CONTROL, (0,))
+TASK = TokenSegment(EmbeddingTable.CONTROL, (1,))
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
     """One run of the model: these embeddings in, one id out of the last position."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[TokenSegment, ...]
     banned: tuple[int, ...] = ()
     """Ids that must not be drawn."""
     forced: int | None = None
@@ -58,7 +42,7 @@ class Feed:
     @property
     def speech_id(self) -> int | None:
         """The one speech id this feed consists of: a decode step, which rows of many utterances can share."""
-        if self.n_positions != 1 or self.segments[0].table is not Table.SPEECH:
+        if self.n_positions != 1 or self.segments[0].table is not EmbeddingTable.SPEECH:
             return None
         return self.segments[0].ids[0]
 
@@ -77,10 +61,13 @@ class Decoding(Protocol):
         """Take the id drawn after the last feed; returns it if it is speech to be heard. Raises EngineError."""
 
 
-def whole_prompt(prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]) -> tuple[Segment, ...]:
+def whole_prompt(
+    prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
+) -> tuple[TokenSegment, ...]:
     """start | prompt text, text | task | prompt speech (specification 4.1)."""
-    parts = (SOS, Segment(Table.TEXT, (*prompt_text, *text)), TASK, Segment(Table.SPEECH, tuple(prompt_speech)))
-    return tuple(part for part in parts if part.ids)
+    words = TokenSegment(EmbeddingTable.TEXT, (*prompt_text, *text))
+    speech = TokenSegment(EmbeddingTable.SPEECH, tuple(prompt_speech))
+    return tuple(segment for segment in (SOS, words, TASK, speech) if segment.ids)
 
 
 class SentenceDecoding:
@@ -115,7 +102,7 @@ class SentenceDecoding:
             return None
         self.n_out += 1
         self._done = self.n_out >= self.max_len
-        self._pending = (Segment(Table.SPEECH, (drawn,)),)
+        self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn,)),)
         return drawn
 
 
@@ -153,7 +140,7 @@ class BiStreamDecoding:
         self._cached = list(prompt_text)
         """Text taken and not yet part of a feed."""
         self._prompt_left = list(prompt_speech)
-        self._pending: tuple[Segment, ...] = (SOS,)
+        self._pending: tuple[TokenSegment, ...] = (SOS,)
         self._next_fill = (len(prompt_speech) // n_mix_speech + 1) * n_mix_speech - len(prompt_speech)
         self._text_ended = False
         self._speaking = False
@@ -223,7 +210,7 @@ class BiStreamDecoding:
             raise EngineError(f"the speech model drew the id {drawn}, which has no place there; say it again")
         self.n_out += 1
         self.n_speech += 1
-        self._pending = (Segment(Table.SPEECH, (drawn,)),)
+        self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn,)),)
         return drawn
 
     def _take_text(self, token: int) -> None:
@@ -234,7 +221,7 @@ class BiStreamDecoding:
         while self._prompt_left and len(self._cached) >= self._n_mix_text:
             speech = tuple(self._prompt_left[: self._n_mix_speech])
             del self._prompt_left[: self._n_mix_speech]
-            self._pending += (self._cut_text(), Segment(Table.SPEECH, speech))
+            self._pending += (self._cut_text(), TokenSegment(EmbeddingTable.SPEECH, speech))
         if self._prompt_left:
             return
         if self.n_out == 0 and self._pending != (SOS,):
@@ -244,8 +231,8 @@ class BiStreamDecoding:
             self._pending = (*opening, self._cut_text())
             self._speaking = True
 
-    def _cut_text(self) -> Segment:
-        segment = Segment(Table.TEXT, tuple(self._cached[: self._n_mix_text]))
+    def _cut_text(self) -> TokenSegment:
+        segment = TokenSegment(EmbeddingTable.TEXT, tuple(self._cached[: self._n_mix_text]))
         del self._cached[: self._n_mix_text]
         return segment
 
@@ -260,7 +247,7 @@ class BiStreamDecoding:
         elif self.n_out == 0 and self._keep_prompt:
             self._whole = SentenceDecoding(self._prompt_text, self._text, self._prompt_speech)
         else:
-            rest = (Segment(Table.TEXT, tuple(self._cached)),) if self._cached else ()
+            rest = (TokenSegment(EmbeddingTable.TEXT, tuple(self._cached)),) if self._cached else ()
             self._pending = (*self._pending, *rest, TASK)
             self._cached.clear()
             self._final = True

@@ -96,7 +96,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
 
         return call
 
-    monkeypatch.setattr(lm, "_layers", counted("lm", lm._layers))
+    monkeypatch.setattr(lm, "run_layers", counted("lm", lm.run_layers))
     monkeypatch.setattr(decoder.estimator, "velocity", counted("flow", decoder.estimator.velocity))
     monkeypatch.setattr(rig.model.vocoder, "decode", counted("vocoder", rig.model.vocoder.decode))
     stepped = Stepped(rig, profile)

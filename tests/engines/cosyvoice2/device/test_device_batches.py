@@ -23,8 +23,9 @@ from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import EncoderPag
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
 from telephony_tts.engines.cosyvoice2.model.lm import prefill as lm_prefill
 from telephony_tts.engines.cosyvoice2.model.lm.lm import PREFILL_CHUNK
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
-from telephony_tts.engines.cosyvoice2.text.generation import Feed, Segment, Table
+from telephony_tts.engines.cosyvoice2.text.generation import Feed
 from telephony_tts.errors import EngineError
 
 READ = {"border.py:read"}
@@ -39,8 +40,9 @@ def feed(n_text: int, n_speech: int, seed: int, banned: tuple[int, ...] = (EOS,)
     """Start, text, task, speech, of random ids."""
     random = torch.Generator().manual_seed(seed)
     text, speech = (tuple(torch.randint(200, (n,), generator=random).tolist()) for n in (n_text, n_speech))
-    control = [Segment(Table.CONTROL, (i,)) for i in range(2)]
-    segments = (control[0], Segment(Table.TEXT, text), control[1], Segment(Table.SPEECH, speech))
+    control = [TokenSegment(EmbeddingTable.CONTROL, (i,)) for i in range(2)]
+    words, prompt = TokenSegment(EmbeddingTable.TEXT, text), TokenSegment(EmbeddingTable.SPEECH, speech)
+    segments = (control[0], words, control[1], prompt)
     return Feed(tuple(each for each in segments if each.ids), banned, forced)
 
 
@@ -113,7 +115,7 @@ def test_a_prompt_without_room_or_with_an_id_that_is_none_changes_nothing(there:
     before = there.model.cache.data.cpu().clone()
     too_long = feed(5, there.model.cache.max_len, 1)
     # Beyond what the first call feeds.
-    unknown = Feed((*feed(5, PREFILL_CHUNK, 1).segments, Segment(Table.SPEECH, (10**6,))))
+    unknown = Feed((*feed(5, PREFILL_CHUNK, 1).segments, TokenSegment(EmbeddingTable.SPEECH, (10**6,))))
     for bad, words in ((too_long, "shorter pieces"), (unknown, "speech token outside")):
         with pytest.raises(EngineError, match=words):
             there.runner.prefill_together(tracks, [MORE[0], bad, MORE[2]])

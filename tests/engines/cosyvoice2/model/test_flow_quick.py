@@ -7,10 +7,11 @@ import torch
 from freeze_flow import small_flow
 from test_flow_steps import CALLS, N_STEPS, alone
 
+from telephony_tts.engines.cosyvoice2.model import linear
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import layers as flow_layers
 from telephony_tts.engines.cosyvoice2.model.flow import quick as flow_quick
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Conv, Linear, PackedLinear, packs
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Conv
+from telephony_tts.engines.cosyvoice2.model.linear import Linear, PackedLinear, packs
 
 needs_packing = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not know bfloat16"
@@ -90,7 +91,7 @@ def test_without_torchscript_and_packed_weights_bfloat16_goes_on(monkeypatch: py
     flow_quick.compiled.cache_clear()
     assert flow_quick.compiled() is flow_quick.velocity
     flow_quick.compiled.cache_clear()
-    monkeypatch.setattr(flow_layers, "PackedLinear", gone)
+    monkeypatch.setattr(linear, "PackedLinear", gone)
     packs.cache_clear()
     assert not packs()
     assert alone(small_flow(torch.bfloat16), 27, 1, 1).isfinite().all()

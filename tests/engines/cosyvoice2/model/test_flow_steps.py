@@ -18,8 +18,9 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow import attention as flow_attention
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Int8Linear, Linear, mish, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.layers import mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 
 N_STEPS = 10
 

@@ -20,7 +20,8 @@ from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfi
 from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel, expected_shapes
 from telephony_tts.engines.cosyvoice2.model.lm.weights import rms_norm
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, SentenceDecoding, Table, whole_prompt
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
+from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding, whole_prompt
 from telephony_tts.errors import EngineError
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "lm.npz"
@@ -371,11 +372,12 @@ def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
 
 
 def test_an_id_no_table_has_is_an_error(model: LanguageModel) -> None:
-    for segment in (Segment(Table.TEXT, (model.config.n_text_rows,)), Segment(Table.SPEECH, (1, -1))):
+    for table, ids in ((EmbeddingTable.TEXT, (model.config.n_text_rows,)), (EmbeddingTable.SPEECH, (1, -1))):
+        segment = TokenSegment(table, ids)
         with pytest.raises(EngineError, match=r"token outside 0 to \d+"):
             model.embed([segment])
 
 
 def test_speech_ids_on_the_device_embed_alike(model: LanguageModel) -> None:
     ids = (5, 6563, 0)
-    assert torch.equal(model.embed_speech(torch.tensor(ids)), model.embed([Segment(Table.SPEECH, ids)]))
+    assert torch.equal(model.embed_speech(torch.tensor(ids)), model.embed([TokenSegment(EmbeddingTable.SPEECH, ids)]))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import GROUP, MOST_STEPS, Int4Matrix, grouped, restored
-from telephony_tts.engines.cosyvoice2.model.lm.weights import Norm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.lm.weights import RmsNorm, rms_norm
 
 HERE = pytest.mark.skipif(not lm_int4.available(), reason="no bfloat16 products on this processor")
 
@@ -69,7 +69,7 @@ def test_few_rows_go_by_the_integers_and_many_by_the_weights() -> None:
 @HERE
 @pytest.mark.parametrize("n", range(1, MOST_STEPS + 1))
 def test_a_row_depends_on_no_other(n: int) -> None:
-    matrix = Int4Matrix(randn(160, 6 * GROUP), Norm(randn(6 * GROUP, seed=1), 1e-6))
+    matrix = Int4Matrix(randn(160, 6 * GROUP), RmsNorm(randn(6 * GROUP, seed=1), 1e-6))
     x = randn(MOST_STEPS, 6 * GROUP, seed=2)
     rows = torch.cat([matrix(row) for row in x.split(1)])
     assert torch.equal(matrix(x[:n]), rows[:n])
@@ -84,7 +84,7 @@ def test_rows_are_normed_before_they_are_rounded() -> None:
     weight, gain = randn(32, 2 * GROUP), randn(2 * GROUP, seed=1)
     x = 1000 * randn(4, 2 * GROUP, seed=2)
     x[:, 3] *= 500  # beyond what the others' last bits are in bfloat16
-    assert torch.equal(Int4Matrix(weight, Norm(gain, 1e-6))(x), Int4Matrix(weight)(rms_norm(x, gain, 1e-6)))
+    assert torch.equal(Int4Matrix(weight, RmsNorm(gain, 1e-6))(x), Int4Matrix(weight)(rms_norm(x, gain, 1e-6)))
 
 
 @HERE

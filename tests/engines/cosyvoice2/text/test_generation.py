@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_TOKENS, UNUSED_STOP
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.cosyvoice2.text.generation import (
     SOS,
     TASK,
     BiStreamDecoding,
     Feed,
-    Segment,
     SentenceDecoding,
-    Table,
     whole_prompt,
 )
 from telephony_tts.errors import EngineError
@@ -34,12 +33,12 @@ def waits_for_text(decoding: BiStreamDecoding) -> bool:
     return decoding.next_feed() is None and not decoding.done
 
 
-def text(*ids: int) -> Segment:
-    return Segment(Table.TEXT, ids)
+def text(*ids: int) -> TokenSegment:
+    return TokenSegment(EmbeddingTable.TEXT, ids)
 
 
-def speech(*ids: int) -> Segment:
-    return Segment(Table.SPEECH, ids)
+def speech(*ids: int) -> TokenSegment:
+    return TokenSegment(EmbeddingTable.SPEECH, ids)
 
 
 def test_the_whole_prompt_is_laid_out_in_order() -> None:
@@ -186,12 +185,12 @@ def test_whenever_text_arrives_the_same_is_fed_and_it_ends(
     assert all(0 <= item < N_SPEECH_TOKENS for item in said)
     # All text is fed in order; what goes in twice at the end, if anything, is the whole feed before the fill.
     fed = [(segment.table, item) for feed in feeds for segment in feed.segments for item in segment.ids]
-    assert fed.count((Table.CONTROL, 1)) == 1
-    assert fed.count((Table.CONTROL, 0)) == 1 + (len(feeds) == 2 and feeds[1].segments[0] == SOS)
-    distinct = list(dict.fromkeys(item for table, item in fed if table is Table.TEXT))
+    assert fed.count((EmbeddingTable.CONTROL, 1)) == 1
+    assert fed.count((EmbeddingTable.CONTROL, 0)) == 1 + (len(feeds) == 2 and feeds[1].segments[0] == SOS)
+    distinct = list(dict.fromkeys(item for table, item in fed if table is EmbeddingTable.TEXT))
     assert distinct == prompt_text + script
     if keep:
-        assert {item for table, item in fed if table is Table.SPEECH} >= set(prompt)
+        assert {item for table, item in fed if table is EmbeddingTable.SPEECH} >= set(prompt)
 
 
 def test_a_voice_prompt_longer_than_the_text_is_kept_or_dropped() -> None:

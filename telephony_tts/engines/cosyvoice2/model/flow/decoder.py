@@ -27,17 +27,9 @@ from telephony_tts.engines.cosyvoice2.model.flow import cache as flow_cache
 from telephony_tts.engines.cosyvoice2.model.flow import quick as flow_quick
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask, heads
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
-from telephony_tts.engines.cosyvoice2.model.flow.layers import (
-    Map,
-    Reader,
-    int8,
-    mish,
-    packed,
-    packs,
-    quick_mish,
-    stacked,
-)
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader, mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.pages import Batch, Page, PageShape, Past
+from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, int8, packed, packs, stacked
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -121,13 +113,13 @@ class Transformer:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
         qkv = stacked([take.linear(f"{key}.attn1.to_{name}", d_attention, d, bias=False) for name in "qkv"])
-        self.qkv: Map = qkv
+        self.qkv: LinearMap = qkv
         self.dtype = qkv.weight.dtype
         """Of queries, keys and values."""
-        self.out: Map = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
+        self.out: LinearMap = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
-        self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
-        self.ff_2: Map = take.linear(f"{key}.ff.net.2", d, 4 * d)
+        self.ff_1: LinearMap = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
+        self.ff_2: LinearMap = take.linear(f"{key}.ff.net.2", d, 4 * d)
 
     def __call__(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Changes and returns x."""

@@ -27,7 +27,8 @@ from telephony_tts.engines.cosyvoice2.model.flow import cache as flow_cache
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, attend, block_mask, heads
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
 from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import EncoderPages, PagedCache, Together
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader, stacked
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.linear import stacked
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 """Left contexts of the two causal convolutions: kernels 3 and 5."""

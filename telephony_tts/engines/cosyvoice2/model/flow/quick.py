@@ -21,7 +21,8 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.attention import block_mask, unshifted
 from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Map, Norm, PackedLinear, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.layers import Norm, quick_mish
+from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, PackedLinear
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
@@ -193,7 +194,7 @@ class OneCall:
         return v
 
 
-def _of_linear(linear: Map) -> list[Tensor]:
+def _of_linear(linear: LinearMap) -> list[Tensor]:
     """Packed weight, and bias if it has one. Raises TypeError for a linear of another kind."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"{type(linear).__name__} is not packed")

@@ -14,8 +14,8 @@ import functools
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.flow.layers import PACKED_FOR, packs
-from telephony_tts.engines.cosyvoice2.model.lm.weights import Norm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.linear import PACKED_FOR, SMALLEST_SCALE, packs
+from telephony_tts.engines.cosyvoice2.model.lm.weights import RmsNorm, rms_norm
 
 INSTEAD = "take engines.cosyvoice2.lm_dtype: int8"
 GROUP = 32
@@ -26,7 +26,6 @@ _LARGEST, _MIDDLE = 15, 8
 _RANGES = (1.0, 0.92, 0.84)
 """Of a group's whole range: what is outside is cut off."""
 _INNER_TILES = 2
-_SMALLEST = 1e-30
 
 
 class Int4Matrix:
@@ -38,7 +37,7 @@ class Int4Matrix:
     A row's result depends on no other row: a test holds it to the bit.
     """
 
-    def __init__(self, weight: Tensor, norm: Norm | None = None) -> None:
+    def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
         if weight.dtype is not torch.float32 or weight.device.type != "cpu":
             raise ValueError(f"int4 weights are made of float32 on the CPU, not of {weight.dtype} on {weight.device}")
         if weight.shape[0] % ROWS or weight.shape[1] % GROUP:
@@ -85,7 +84,7 @@ def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
         # Rounded to what is kept before the integers are, so that these make up for it.
         step = ((high - low) * (part / _LARGEST)).bfloat16().float()
         middle = ((high + low) / 2 + step / 2).bfloat16().float()
-        tried = groups.sub(middle).div_(step.clamp(min=_SMALLEST)).add_(_MIDDLE).round_().clamp_(0, _LARGEST)
+        tried = groups.sub(middle).div_(step.clamp(min=SMALLEST_SCALE)).add_(_MIDDLE).round_().clamp_(0, _LARGEST)
         error = tried.sub(_MIDDLE).mul_(step).add_(middle).sub_(groups).square_().sum(dim=2, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)

@@ -23,8 +23,8 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
-from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, Norm, rms_norm
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, Table
+from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
 BODY = "llm.model.model."
@@ -38,7 +38,7 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DecoderLayer:
     """Weights of one decoder layer; matrices that read the same input are one matrix."""
 
     qkv: Matrix
@@ -243,15 +243,15 @@ class LanguageModel:
     def __init__(
         self,
         config: LmConfig,
-        tables: Mapping[Table, Tensor],
-        blocks: Sequence[Block],
+        tables: Mapping[EmbeddingTable, Tensor],
+        layers: Sequence[DecoderLayer],
         norm: Tensor,
         head_weight: Matrix,
         head_bias: Tensor,
     ) -> None:
         self.config = config
         self.tables = dict(tables)
-        self.blocks = tuple(blocks)
+        self.layers = tuple(layers)
         self.norm = norm
         self.head_weight, self.head_bias = head_weight, head_bias
 
@@ -272,13 +272,13 @@ class LanguageModel:
             matrix = Int4Matrix if weights == "int4" else Int8Matrix
         head = FloatMatrix if weights is None else Int8Matrix
 
-        def block(i: int) -> Block:
+        def layer(i: int) -> DecoderLayer:
             at = f"{BODY}layers.{i}."
-            attn_norm = Norm(state[at + "input_layernorm.weight"], config.norm_eps)
-            mlp_norm = Norm(state[at + "post_attention_layernorm.weight"], config.norm_eps)
+            attn_norm = RmsNorm(state[at + "input_layernorm.weight"], config.norm_eps)
+            mlp_norm = RmsNorm(state[at + "post_attention_layernorm.weight"], config.norm_eps)
             qkv = torch.cat([state[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"])
             gate_up = torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-            return Block(
+            return DecoderLayer(
                 qkv=matrix(qkv, attn_norm),
                 qkv_bias=torch.cat([state[f"{at}self_attn.{name}_proj.bias"] for name in "qkv"]),
                 out=matrix(state[at + "self_attn.o_proj.weight"]),
@@ -287,14 +287,14 @@ class LanguageModel:
             )
 
         tables = {
-            Table.CONTROL: state["llm_embedding.weight"],
-            Table.TEXT: state[BODY + "embed_tokens.weight"],
-            Table.SPEECH: state["speech_embedding.weight"],
+            EmbeddingTable.CONTROL: state["llm_embedding.weight"],
+            EmbeddingTable.TEXT: state[BODY + "embed_tokens.weight"],
+            EmbeddingTable.SPEECH: state["speech_embedding.weight"],
         }
         return cls(
             config,
             tables,
-            [block(i) for i in range(config.n_layers)],
+            [layer(i) for i in range(config.n_layers)],
             state[BODY + "norm.weight"],
             head(state["llm_decoder.weight"]),
             state["llm_decoder.bias"],
@@ -317,7 +317,7 @@ class LanguageModel:
         return KvCache(self.config, n_slots, max_len, self.dtype, self.device, together)
 
     @torch.inference_mode()
-    def embed(self, segments: Sequence[Segment]) -> Tensor:
+    def embed(self, segments: Sequence[TokenSegment]) -> Tensor:
         """[n, D]: the segments' embeddings in order. Raises EngineError for an id its table does not have."""
         rows = []
         for segment in segments:
@@ -330,7 +330,7 @@ class LanguageModel:
     @torch.inference_mode()
     def embed_speech(self, ids: Tensor) -> Tensor:
         """[B] -> [B, D], for ids that are on the device already. An id past the table's end is the caller's error."""
-        return F.embedding(ids, self.tables[Table.SPEECH])
+        return F.embedding(ids, self.tables[EmbeddingTable.SPEECH])
 
     @torch.inference_mode()
     def extend(self, x: Tensor, slot: int, cache: KvCache) -> Tensor:
@@ -344,7 +344,7 @@ class LanguageModel:
             attend = functools.partial(attend_chunk, cache, slot, start, mask)
         else:
             attend = AttendApart(cache, [slot], [start])
-        hidden = self._layers(x, cache.rotary[:, start : start + n], attend)
+        hidden = self.run_layers(x, cache.rotary[:, start : start + n], attend)
         cache.lengths[slot] += n
         return hidden
 
@@ -367,7 +367,7 @@ class LanguageModel:
             span = min(-(-(max(starts) + 1) // SPAN_STEP) * SPAN_STEP, cache.max_len)
             hidden = self.decode_at(x, sent(slots, x.device), sent(starts, x.device), span, cache)
         else:
-            hidden = self._layers(x, cache.rotary[:, starts], AttendApart(cache, slots, starts))
+            hidden = self.run_layers(x, cache.rotary[:, starts], AttendApart(cache, slots, starts))
         for slot in busy:
             cache.lengths[slot] += 1
         return hidden
@@ -378,22 +378,22 @@ class LanguageModel:
         of them, is how many are read. The caller sees to it that there is room, and counts the lengths."""
         mask = torch.arange(span, device=x.device) <= starts[:, None, None, None]
         attend = functools.partial(attend_together, cache, slots, starts, mask)
-        return self._layers(x, cache.rotary[:, starts], attend)
+        return self.run_layers(x, cache.rotary[:, starts], attend)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32."""
         return self.head_weight(hidden, self.head_bias).float()
 
-    def _layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
+    def run_layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
         """x [N, D] through all blocks and the final norm; `rotary` [2, N, d] of the N positions."""
         n, size = x.shape[0], self.config
         cos, sin = rotary[:, :, None]
-        for layer, block in enumerate(self.blocks):
-            heads = block.qkv(x, block.qkv_bias).view(n, -1, size.d_head)
+        for i, layer in enumerate(self.layers):
+            heads = layer.qkv(x, layer.qkv_bias).view(n, -1, size.d_head)
             rotate_(heads[:, : -size.n_kv_heads], cos, sin)
             q, kv = heads[:, : size.n_heads], heads[:, size.n_heads :].view(n, 2, -1, size.d_head)
-            x = x + block.out(attend(layer, q, kv))
-            gate, up = block.gate_up(x).chunk(2, dim=-1)
-            x = x + block.down(F.silu(gate).mul_(up))
+            x = x + layer.out(attend(i, q, kv))
+            gate, up = layer.gate_up(x).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate).mul_(up))
         return rms_norm(x, self.norm, size.norm_eps)

@@ -20,25 +20,25 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.lm.lm import SPAN_STEP, KvCache, LanguageModel
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, Table
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
 ROW_STEP = 32
 """Rows of attention are a whole number of these positions long, so that shapes seldom change."""
 
 
-def part_of(segments: Sequence[Segment], first: int, n: int) -> list[Segment]:
+def part_of(segments: Sequence[TokenSegment], first: int, n: int) -> list[TokenSegment]:
     """Positions first .. first + n of the segments, or as many of them as there are."""
     parts, at = [], 0
     for segment in segments:
         ids = segment.ids[max(0, first - at) : max(0, first + n - at)]
         if ids:
-            parts.append(Segment(segment.table, ids))
+            parts.append(TokenSegment(segment.table, ids))
         at += len(segment.ids)
     return parts
 
 
-def check_ids(lm: LanguageModel, segments: Sequence[Segment]) -> None:
+def check_ids(lm: LanguageModel, segments: Sequence[TokenSegment]) -> None:
     """Raises EngineError for an id that its table does not have."""
     for segment in segments:
         n_ids = len(lm.tables[segment.table])
@@ -107,7 +107,7 @@ def attend_rows(cache: KvCache, at: Layout, layer: int, q: Tensor, kv: Tensor) -
 
 @torch.inference_mode()
 def extend_together(
-    lm: LanguageModel, cache: KvCache, slots: Sequence[int], parts: Sequence[Sequence[Segment]]
+    lm: LanguageModel, cache: KvCache, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]]
 ) -> Tensor:
     """Append part i, of one position or more, to the utterance in `slots[i]`, for all i; no slot twice. Returns the
     last positions' hidden states [B, D] after the final norm.
@@ -120,8 +120,8 @@ def extend_together(
         check_ids(lm, part)
     counts = [sum(len(segment.ids) for segment in part) for part in parts]
     starts = [cache.room(slot, n) for slot, n in zip(slots, counts, strict=True)]
-    by_table: dict[Table, list[int]] = {table: [] for table in Table}
-    places: dict[Table, list[int]] = {table: [] for table in Table}
+    by_table: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
+    places: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
     at = 0
     for segment in (segment for part in parts for segment in part):
         by_table[segment.table] += segment.ids
@@ -133,22 +133,22 @@ def extend_together(
             *slots,
             *starts,
             *counts,
-            *(item for table in Table for item in by_table[table]),
-            *(place for table in Table for place in places[table]),
+            *(item for table in EmbeddingTable for item in by_table[table]),
+            *(place for table in EmbeddingTable for place in places[table]),
         ],
         device,
     )
     slots_there, starts_there, counts_there, ids, order = torch.split(numbers, [n_rows, n_rows, n_rows, at, at])
-    sizes = [len(by_table[table]) for table in Table]
+    sizes = [len(by_table[table]) for table in EmbeddingTable]
     x = torch.empty(at, lm.config.d_model, dtype=lm.dtype, device=device)
-    of_tables = zip(Table, torch.split(ids, sizes), strict=True)
+    of_tables = zip(EmbeddingTable, torch.split(ids, sizes), strict=True)
     x[order] = torch.cat([F.embedding(of_table, lm.tables[table]) for table, of_table in of_tables])
     n_row = -(-max(counts) // ROW_STEP) * ROW_STEP
     longest = max(start + n for start, n in zip(starts, counts, strict=True))
     span = min(-(-longest // SPAN_STEP) * SPAN_STEP, cache.max_len)
     n_groups = lm.config.n_heads // lm.config.n_kv_heads
     layout = _layout(slots_there, starts_there, counts_there, (at, n_row, span), n_groups)
-    hidden = lm._layers(x, cache.rotary[:, layout.positions], functools.partial(attend_rows, cache, layout))
+    hidden = lm.run_layers(x, cache.rotary[:, layout.positions], functools.partial(attend_rows, cache, layout))
     for slot, n in zip(slots, counts, strict=True):
         cache.lengths[slot] += n
     return hidden[layout.last]
