@@ -18,8 +18,10 @@ from harness.cost import NS_PER_MS, Cost
 from harness.simulated import NS_PER_S, Planner, Simulation
 
 from telephony_tts.bench.measures import Turn, figures
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Stage, Widths, plan
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage, plan
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
@@ -41,10 +43,10 @@ class Machine:
     n_lanes: int
     has_wide_batches: bool
 
-    def widths(self, n_slots: int, steps: str) -> Widths:
+    def widths(self, n_slots: int, steps: str) -> BatchSizes:
         if not self.has_wide_batches:
-            return Widths(decode=min(4, n_slots))
-        return Widths(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
+            return BatchSizes(decode=min(4, n_slots))
+        return BatchSizes(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
 
 
 MACHINES = {
@@ -72,8 +74,8 @@ def main() -> None:
     flags.add_argument("--slots", type=int, default=64, help="of the language model (default %(default)s)")
     flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
     flags.add_argument("--hops", help="other lengths of the blocks after the first, in tokens, by comma")
-    flags.add_argument("--ahead-ms", type=int, default=Ahead().audio_ms, help="sound made and not taken, at most")
-    flags.add_argument("--ahead-tokens", type=int, default=Ahead().n_tokens, help="drawn beyond the next block")
+    flags.add_argument("--ahead-ms", type=int, default=AheadLimits().audio_ms, help="sound made and not taken, at most")
+    flags.add_argument("--ahead-tokens", type=int, default=AheadLimits().n_tokens, help="drawn beyond the next block")
     flags.add_argument("--nervous", type=int, default=0, help="callers more, who ask every 100 ms and take it back")
     flags.add_argument(
         "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"
@@ -161,7 +163,7 @@ def _run(machine: Machine, n_callers: int, chosen: argparse.Namespace) -> dict[s
         machine.widths(chosen.slots, chosen.steps),
         n_lanes=chosen.lanes or machine.n_lanes,
         n_slots=chosen.slots,
-        ahead=Ahead(chosen.ahead_ms, chosen.ahead_tokens),
+        ahead=AheadLimits(chosen.ahead_ms, chosen.ahead_tokens),
         profile=profile,
         planner=_planner(chosen.without),
     )

@@ -22,18 +22,17 @@ from harness.cost import NS_PER_MS, Cost
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    Ahead,
     Lane,
     Need,
     Plan,
     Slots,
     Stage,
-    Widths,
     lanes,
-    newcomers_due_later_ns,
+    new_stream_delay_ns,
     plan,
 )
-from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream, UnderWay
+from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.model.config import (
     EOS,
     FRAMES_PER_TOKEN,
@@ -42,7 +41,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LmConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 NS_PER_S = 1_000_000_000
@@ -54,10 +54,10 @@ ROW_TOKENS = 25
 REFILL_NS = 500 * NS_PER_MS
 """Listeners take sound in runs, as `session.supply` does."""
 
-Planner = Callable[[Sequence[Need], Lane, Widths, int, int], Plan]
+Planner = Callable[[Sequence[Need], Lane, BatchSizes, int, int], Plan]
 Watch = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
 
-_COST, _WIDTHS, _AHEAD = Cost(), Widths(), Ahead()
+_COST, _WIDTHS, _AHEAD = Cost(), BatchSizes(), AheadLimits()
 
 
 class _Words:
@@ -138,11 +138,11 @@ class Simulation:
     def __init__(
         self,
         cost: Cost = _COST,
-        widths: Widths = _WIDTHS,
+        widths: BatchSizes = _WIDTHS,
         *,
         n_lanes: int = 1,
         n_slots: int = 16,
-        ahead: Ahead = _AHEAD,
+        ahead: AheadLimits = _AHEAD,
         profile: Profile = DEFAULT,
         listen_ns: int = 2 * NS_PER_S,
         planner: Planner = plan,
@@ -166,7 +166,7 @@ class Simulation:
         self._profile, self._listen_ns, self._planner = profile, listen_ns, planner
         self._job_type, self._watch = job_type, watch
         self._is_decoding = False
-        self._claimed: dict[tuple[int, int], UnderWay] = {}
+        self._claimed: dict[tuple[int, int], OpenBlock] = {}
         """By lane and key: blocks whose step is being made."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -232,8 +232,8 @@ class Simulation:
             needs = [need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)]
             jobs = [said.job for said in self.live.values()]
             per = self.ahead, N_EULER, self.cost.run_ahead
-            owed = [each for job in jobs if (each := job.owed(*per)) is not None]
-            self.newcomers_wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self.now_ns)
+            owed = [each for job in jobs if (each := job.pending_work(*per)) is not None]
+            self.newcomers_wait_ns = new_stream_delay_ns(owed, self.counters.costs, self.now_ns)
             n_drawing = sum(job.is_drawing for job in jobs)
             made = self._planner(needs, lane, self.widths, n_drawing, self.newcomers_wait_ns)
             if self._watch is not None:
@@ -291,7 +291,7 @@ class Simulation:
                 said.waiting.append(len(chunk.pcm))
             self._take(said)
 
-    def _stepped(self, job: Job, under_way: UnderWay) -> None:
+    def _stepped(self, job: Job, under_way: OpenBlock) -> None:
         solve = under_way.solve
         assert isinstance(solve, _Solve)
         solve.k += 1
@@ -313,7 +313,7 @@ class Simulation:
 
     def _leave(self) -> None:
         """Give back what pieces that are over held."""
-        for said in [said for said in self.live.values() if said.job.lets_go]:
+        for said in [said for said in self.live.values() if said.job.can_leave]:
             job = said.job
             job.track = None
             job.blocks.clear()
@@ -338,7 +338,7 @@ class Simulation:
                 slot = self.slots.acquire(stream.grows)
                 if slot is not None:
                     assert said.job.prompt is not None
-                    stream.spoken = said.job.prompt
+                    stream.voice = said.job.prompt
                     stream.begin(slot)
 
     # ----------------------------------------------------------------------- listeners
@@ -383,7 +383,7 @@ def _track(job: Job) -> _Track:
     return cast(_Track, track)
 
 
-def _drawn(piece: Piece, feed: Feed) -> int:
+def _drawn(piece: Piece, feed: LmFeed) -> int:
     """What the model says: half of what it may, which is `TOKENS_PER_WORD` for each word, and then the end."""
     if feed.forced is not None:
         return feed.forced

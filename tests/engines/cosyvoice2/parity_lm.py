@@ -16,6 +16,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, draw
 from telephony_tts.engines.cosyvoice2.model.config import EOS, LmConfig, SamplingConfig
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.text.generation import (
     BiStreamDecoding,
     Decoding,
@@ -87,13 +88,19 @@ def biased(model: LanguageModel, deltas: Sequence[tuple[slice, float]]) -> Langu
     return LanguageModel(model.config, model.tables, model.layers, model.norm, model.head_weight, bias)
 
 
+def prefill(model: LanguageModel, x: Tensor, slot: int, cache: KvCache, n_chunk: int = PREFILL_CHUNK) -> Tensor:
+    """Append x [n, D] in chunks; the last position's hidden state [D]."""
+    cache.room(slot, len(x))
+    return [model.extend(chunk, slot, cache) for chunk in torch.split(x, n_chunk)][-1][-1]
+
+
 class Run:
     """One utterance through the model, likeliest id first: the smallest engine there can be."""
 
     def __init__(self, model: LanguageModel, config: SamplingConfig, max_len: int) -> None:
         self.model = model
         self.cache: KvCache = model.new_cache(1, max_len)
-        self.slot = self.cache.acquire()
+        self.slot = 0
         self.sampler = Sampler(config, 1, model.device)
         self.sampler.start(self.slot, 0)
         self.fed: list[int] = []
@@ -107,7 +114,7 @@ class Run:
         self.fed.append(feed.n_positions)
         x = self.model.embed(feed.segments)
         if feed.speech_id is None:
-            hidden = self.model.prefill(x, self.slot, self.cache)[None]
+            hidden = prefill(self.model, x, self.slot, self.cache)[None]
         else:
             hidden = self.model.decode(x, [self.slot], self.cache)
         logits = self.model.logits(hidden)
@@ -129,7 +136,7 @@ def check_forward(directory: Path, model: LanguageModel, sampling: SamplingConfi
     v = read(directory, "llm_forward")
     x = model.embed(whole_prompt(*(ids_of(v[name]) for name in ("prompt_text", "text", "prompt_speech_token"))))
     cache = model.new_cache(1, x.shape[0])
-    hidden = model.extend(x, cache.acquire(), cache)
+    hidden = model.extend(x, 0, cache)
 
     def logits() -> float:
         n = v["logits"].shape[1]

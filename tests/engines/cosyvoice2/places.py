@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speaking import FEW_EULER, with_steps
+from speaking import FEW_EULER, ready_voice, with_steps
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
@@ -34,7 +34,7 @@ class Place:
 
     def prompt(self, voice: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
         if (voice, profile) not in self._prompts:
-            self._prompts[voice, profile] = self.model.prompt(self.features[voice], profile)
+            self._prompts[voice, profile] = ready_voice(self.model, self.features[voice], profile)
         return self._prompts[voice, profile]
 
     def open(
@@ -48,9 +48,9 @@ class Place:
         return tracks
 
     def clear(self) -> None:
-        """Nobody has a slot."""
-        for slot in set(range(N_SLOTS)) - set(self.model.cache._free):
-            self.model.cache.release(slot)
+        """Empty all slots."""
+        for slot in range(N_SLOTS):
+            self.model.cache.clear(slot)
 
 
 def assert_close(there: Tensor, here: Tensor) -> None:

@@ -14,16 +14,26 @@ from torch import Tensor
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Push, Submit, Took
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Lane, Widths
-from telephony_tts.engines.cosyvoice2.core.stream import Block
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    Event,
+    PushText,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
+)
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.text.generation import Decoding, Feed
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
+from telephony_tts.engines.cosyvoice2.text.generation import Decoding, LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
@@ -33,7 +43,7 @@ torch.set_num_threads(1)
 SENTENCE = "Thank you for calling, how can I help you today?"
 NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
-UNBOUNDED = Ahead(audio_ms=10**9)
+UNBOUNDED = AheadLimits(audio_ms=10**9)
 """Nobody here takes what is made."""
 FEW_EULER = 4
 """A first, a last and two between: the official ten are more than half of the time that an utterance takes here, and
@@ -44,6 +54,19 @@ def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:
     """The same with so many steps to a block."""
     config = checkpoint.config
     return replace(checkpoint, config=replace(config, flow_decoder=replace(config.flow_decoder, n_steps=n_euler)))
+
+
+def n_empty(cache: KvCache) -> int:
+    """Slots that hold nothing."""
+    return cache.lengths.count(0)
+
+
+def ready_voice(model: SpeechModel, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
+    """A voice built at once; the core builds it step by step."""
+    build = model.begin_prompt(features, profile)
+    while not build.solve.done:
+        model.flow.step([build.solve])
+    return build.prompt()
 
 
 def live_storages() -> dict[int, int]:
@@ -69,7 +92,7 @@ class Rig:
         self.features = read_spk2info(checkpoint.spk2info)[0]
 
     def prompt(self, name: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
-        return self.model.prompt(self.features[name], profile)
+        return ready_voice(self.model, self.features[name], profile)
 
     def speech_tokens(self, prompt: SpeakerPrompt, decoding: Decoding, seed: int) -> list[int]:
         """All ids that a decoding gives; it must need no more text."""
@@ -77,11 +100,11 @@ class Rig:
         tokens: list[int] = []
         while (feed := decoding.next_feed()) is not None:
             if feed.speech_id is None:
-                drawn = self.runner.prefill(track, feed)
+                (drawn,) = self.runner.prefill([track], [feed])
             else:
-                drawn = self.runner.decode([track], [Row(feed.speech_id, (feed.banned,), feed.forced)])
+                (drawn,) = self.runner.decode([track], [DecodeRow(feed.speech_id, (feed.banned,), feed.forced)])
             assert drawn is not None
-            speech = decoding.consume(drawn.read()[0][0])
+            speech = decoding.consume(drawn.read()[0])
             tokens += [] if speech is None else [speech]
         self.runner.close(track)
         return tokens
@@ -104,24 +127,24 @@ class Rig:
 class Watched(Runner):
     """A runner that keeps what it was asked to compute: what of, and for which slots; no slots for a voice."""
 
-    def __init__(self, rig: Rig, widths: Widths | None = None) -> None:
-        super().__init__(rig.model, widths=widths)
+    def __init__(self, rig: Rig, sizes: BatchSizes | None = None) -> None:
+        super().__init__(rig.model, batch_sizes=sizes)
         self.calls: list[tuple[str, tuple[int, ...]]] = []
-        self.feeds: list[Feed] = []
+        self.feeds: list[LmFeed] = []
         """Of all calls of `prefill`."""
         self._slots: dict[int, int] = {}
         """By the id of a block under way: to keep the block itself would keep what it holds."""
 
-    def prefill(self, track: Track, feed: Feed) -> Drawn | None:
-        self.calls.append(("prefill", (track.slot,)))
-        self.feeds.append(feed)
-        return super().prefill(track, feed)
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
+        self.calls.append(("prefill", tuple(track.slot for track in tracks)))
+        self.feeds += feeds
+        return super().prefill(tracks, feeds)
 
-    def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
+    def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
         self.calls.append(("decode", tuple(track.slot for track in tracks)))
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: Block) -> Solve:
+    def begin(self, track: Track, block: TokenBlock) -> Solve:
         self.calls.append(("begin", (track.slot,)))
         solve = super().begin(track, block)
         self._slots[id(solve)] = track.slot
@@ -146,12 +169,12 @@ class Stepped:
         profile: Profile = DEFAULT,
         *,
         features: Mapping[str, PromptFeatures] | None = None,
-        ahead: Ahead = UNBOUNDED,
+        ahead: AheadLimits = UNBOUNDED,
         runner: Runner | None = None,
         n_prompts: int = 4,
     ) -> None:
         self.heard: dict[int, list[Chunk]] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, UtteranceEnded] = {}
         self.began: list[int] = []
         self._n_taken: dict[int, int] = {}
         self.now_ns = 1
@@ -169,20 +192,20 @@ class Stepped:
         """A new utterance; its key."""
         key = len(self.heard)
         self.heard[key] = []
-        self.core.receive(Submit(key, voice, request, deadline_ns, follows))
+        self.core.receive(SubmitUtterance(key, voice, request, deadline_ns, follows))
         return key
 
     def push(self, key: int, text: str, *, last: bool = False) -> None:
         """More of its text."""
-        self.core.receive(Push(key, text, last))
+        self.core.receive(PushText(key, text, last))
 
     def cancel(self, key: int) -> None:
-        self.core.receive(Cancel(key))
+        self.core.receive(CancelUtterance(key))
 
     def take(self, key: int) -> None:
         """Its listener takes all that was made."""
         n_made = sum(len(chunk.pcm) for chunk in self.heard[key])
-        self.core.receive(Took(key, n_made - self._n_taken.get(key, 0)))
+        self.core.receive(AudioTaken(key, n_made - self._n_taken.get(key, 0)))
         self._n_taken[key] = n_made
 
     def run(
@@ -216,21 +239,21 @@ class Stepped:
         return pcm(self.heard[key])
 
     def is_empty(self) -> bool:
-        """Nothing is held for anyone."""
-        return self.core.slots.n_free == self.core.slots.n == self.core.runner.model.cache.n_free
+        """Nothing is held for any stream."""
+        return self.core.slots.n_free == self.core.slots.n == n_empty(self.core.runner.model.cache)
 
     def _tell(self, key: int, event: Event) -> None:
         assert key not in self.ended, "something came after the end"
         match event:
-            case Began():
+            case UtteranceBegan():
                 self.began.append(key)
-            case Ended():
+            case UtteranceEnded():
                 self.ended[key] = event
             case Chunk():
                 self.heard[key].append(event)
 
 
-TOGETHER = Widths(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
+TOGETHER = BatchSizes(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
 """Batches of everybody, as on a device."""
 REQUESTS = [
     Request("It left on Tuesday.", 1),

@@ -23,7 +23,7 @@ from speaking import NEIGHBOUR, SENTENCE
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core import core
 from telephony_tts.engines.cosyvoice2.hosting import process_host
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -85,7 +85,7 @@ def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: P
         again = [speak(engine, Utterance(str(i), SENTENCE, seed=1)) for i in range(5)]
         assert all((joined(chunks) == alone).all() for chunks in await asyncio.gather(*again))
 
-    apart(model_dir, use, limits=Limits(n_slots=4))
+    apart(model_dir, use, limits=EngineLimits(n_slots=4))
 
 
 @pytest.mark.parametrize("when", ["taken in", "begun"])
@@ -150,7 +150,7 @@ def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
         both = await asyncio.gather(*(speak(engine, Utterance(str(i), "Yes.", seed=1)) for i in range(4)))
         assert all((joined(chunks) == alone).all() for chunks in both)
 
-    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=2))
+    apart(model_dir, use, n_workers=2, limits=EngineLimits(n_slots=2))
 
 
 def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
             assert (joined(task.result()) == alone).all()
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
-    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=4))
+    apart(model_dir, use, n_workers=2, limits=EngineLimits(n_slots=4))
 
 
 # ------------------------------------------------------------------------------ voices
@@ -217,7 +217,7 @@ def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
         assert [len(joined(chunks)) for chunks in heard] == [20 * n_text * 960] * 3
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
-    apart(directory, use, limits=Limits(n_slots=1))
+    apart(directory, use, limits=EngineLimits(n_slots=1))
 
 
 def test_a_checkpoint_that_is_damaged_while_it_is_in_use(

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
-from telephony_tts.engines.cosyvoice2.core.stream import Block, Piece, Stream
+from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream
+from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Track
-from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt
+from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -53,7 +54,7 @@ def prompt(rig: Rig) -> SpeakerPrompt:
     return rig.prompt("prompted")
 
 
-KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, Block, PromptInTheMaking,
+KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, TokenBlock, PromptBuild,
          SentenceDecoding)  # fmt: skip
 """What only an utterance has."""
 
@@ -198,8 +199,7 @@ def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str, cen
 def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
     cache, lm = rig.model.cache, rig.config.lm
     per_position = 2 * lm.n_layers * lm.n_kv_heads * lm.d_head * FLOAT32
-    assert cache.n_bytes_per_slot == per_position * cache.max_len
-    assert cache.data.untyped_storage().nbytes() == (N_SLOTS + 1) * cache.n_bytes_per_slot
+    assert cache.data.untyped_storage().nbytes() == (N_SLOTS + 1) * per_position * cache.max_len
     official = LmConfig()
     assert 2 * official.n_layers * official.n_kv_heads * official.d_head * 2 == 12 * 1024  # in float16
     at = cache.data.data_ptr()
@@ -289,10 +289,10 @@ def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
     before = census.storages()
     for n in range(FEW_EULER):
         key = stepped.say(Request(SENTENCE))
-        assert (stepped.run(n) == n and stepped.core.voices.making == []) or n
+        assert (stepped.run(n) == n and stepped.core.voices.builds == []) or n
         stepped.cancel(key)
         stepped.run()
-        assert stepped.core.voices.making == [] and census.objects() == [], n
+        assert stepped.core.voices.builds == [] and census.objects() == [], n
         assert census.storages() == before, n
     key = stepped.say(Request(SENTENCE))
     stepped.run()

@@ -17,7 +17,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.loading import build_problem
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
@@ -117,7 +117,7 @@ def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
         assert n_free(engine) == 1 and engine.stats() == EngineStats()
 
     for n_workers in (1, 2):
-        started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=Limits(n_slots=1)), use)
+        started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=EngineLimits(n_slots=1)), use)
 
 
 async def is_under_way(engine: CosyVoice2Engine) -> None:
@@ -260,7 +260,7 @@ def test_what_cannot_be_configured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="default, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):
-        CosyVoice2Engine(tmp_path, limits=Limits(n_slots=0))
+        CosyVoice2Engine(tmp_path, limits=EngineLimits(n_slots=0))
     with pytest.raises(ConfigError, match="profile, causal, full"):
         CosyVoice2Engine(tmp_path, finish="never")
     with pytest.raises(ConfigError, match=r"'\[laugh\]'.*\[laughter\]"):
@@ -405,7 +405,7 @@ def test_closed_with_many_open_streams(model_dir: Path) -> None:
             await stream.aclose()
         assert engine.stats() == EngineStats()
 
-    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=2)), use)
+    started(CosyVoice2Engine(model_dir, limits=EngineLimits(n_slots=2)), use)
 
 
 def test_it_can_be_started_again(model_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Speaking faster or slower: the mel is stretched in time while it streams."""
+"""Speech rate: stretches the mel in time while it streams."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from torch import Tensor
 
 
 class MelStretch:
-    """Mel `speed` times as fast, by linear interpolation between frame centres, block by block; the pitch stays.
+    """Makes mel `speed` times as fast by linear interpolation between frame centres; the pitch stays.
 
-    The whole is that of `stretch_mel` for the utterance at once, but for its rounding of the rate to whole frames.
+    Block by block it gives the frames of `F.interpolate` over the whole utterance. Only the rate differs: here it is
+    exact, and there the length is rounded to whole frames.
     """
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._n_out = 0
         self._first = 0
-        """The frame that `_mel` begins with."""
+        """Index of the first frame of `_mel`."""
         self._mel: Tensor | None = None
 
     def push(self, mel: Tensor, *, last: bool) -> Tensor:
-        """[1, 80, n] -> [1, 80, k]; int(N / speed) frames in all."""
+        """mel [1, 80, n] -> [1, 80, k]; in total int(N / speed) frames for N."""
         if self._speed == 1.0:
             return mel
         self._mel = mel if self._mel is None else torch.cat([self._mel, mel], 2)
         n_known = self._first + self._mel.shape[2]
-        # Frame j lies at (j + 0.5) * speed - 0.5, and needs the frames on both sides of it.
+        # Output frame j lies at (j + 0.5) * speed - 0.5 and needs the input frames on both sides.
         until = int(n_known / self._speed) if last else math.floor((n_known - 0.5) / self._speed - 0.5)
         until = max(until, self._n_out)
-        # On the mel's device: places that were sent there would be waited for.
+        # Computed on the mel's device: sending the positions there would make the host wait.
         at = torch.arange(self._n_out, until, dtype=torch.float64, device=mel.device)
         at = ((at + 0.5) * self._speed - 0.5).clamp(0, max(n_known - 1, 0))
         low = at.floor().long()

@@ -1,4 +1,4 @@
-"""What the language model is fed: ids, each with the embedding table that it is looked up in. No tensor is here."""
+"""Input of the language model: ids, and the embedding table that each is looked up in. It needs no PyTorch."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from speaking import (
     Stepped,
     Watched,
     check_all,
+    n_empty,
     pcm,
     say_all,
     spoken,
@@ -33,9 +34,17 @@ from speaking import (
 from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Submit, Took
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Lane, Stage, lanes
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    Event,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
+)
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage, lanes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
@@ -51,7 +60,7 @@ def test_whoever_steps_and_whenever_the_others_come_the_samples_are_the_same(
 ) -> None:
     """Lanes in random order, utterances that begin and are cancelled at random moments, listeners that dawdle."""
     order = random.Random(seed)
-    stepped = Stepped(rig, ahead=Ahead(audio_ms=400, n_tokens=order.choice([5, 25, 60])))
+    stepped = Stepped(rig, ahead=AheadLimits(audio_ms=400, n_tokens=order.choice([5, 25, 60])))
     keys: list[int] = []
     others: list[int] = []
     for _ in range(10**6):
@@ -89,10 +98,10 @@ def test_in_batches_of_everybody_as_on_a_device_each_is_what_it_is_alone(rig: Ri
 class Crowd:
     """Utterances of a core that threads step, and who hears of them."""
 
-    def __init__(self, rig: Rig, ahead: Ahead = UNBOUNDED) -> None:
+    def __init__(self, rig: Rig, ahead: AheadLimits = UNBOUNDED) -> None:
         self.changed = threading.Condition()
         self.heard: dict[int, list[Chunk]] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, UtteranceEnded] = {}
         self.takes = True
         self.core = Core(rig.runner, rig.features, DEFAULT, self._tell, ahead=ahead)
 
@@ -111,7 +120,7 @@ class Crowd:
 
     def say(self, key: int, request: Request, voice: str = "preset") -> None:
         self.heard[key] = []
-        self.core.receive(Submit(key, voice, request))
+        self.core.receive(SubmitUtterance(key, voice, request))
 
     def wait(self, keys: Sequence[int]) -> None:
         with self.changed:
@@ -121,11 +130,11 @@ class Crowd:
         with self.changed:
             assert key not in self.ended, "something came after the end"
             match event:
-                case Ended():
+                case UtteranceEnded():
                     self.ended[key] = event
                 case Chunk():
                     self.heard[key].append(event)
-                case Began():
+                case UtteranceBegan():
                     pass
             self.changed.notify_all()
 
@@ -139,12 +148,12 @@ def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], 
             for key, request, voice in zip(keys, REQUESTS, VOICES, strict=True):
                 crowd.say(key, request, voice)
             crowd.say(100 + n, Request(SENTENCE))
-            crowd.core.receive(Cancel(100 + n))
+            crowd.core.receive(CancelUtterance(100 + n))
             crowd.wait([*keys, 100 + n])
             for key, expected in zip(keys, alone, strict=True):
                 assert crowd.ended[key].error is None
                 np.testing.assert_array_equal(pcm(crowd.heard[key]), expected)
-            assert rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
+            assert n_empty(rig.model.cache) == crowd.core.slots.n_free == N_SLOTS
             assert crowd.core.oldest_step_ns() is None or crowd.core._jobs == {}
 
 
@@ -163,7 +172,7 @@ def test_lanes_make_two_blocks_of_a_stream_at_once_one_behind_the_other(rig: Rig
             break
         most = max(most, *(sum(block.is_busy for block in job.blocks) for job in core._jobs.values()), 0)
         if not step or order.random() < 0.4:
-            core._do(found.pop(order.randrange(len(found))))
+            core._compute(found.pop(order.randrange(len(found))))
     assert most == 2
     check_all(stepped, keys, alone)
 
@@ -175,14 +184,14 @@ def test_ten_thousand_that_change_their_minds(rig: Rig, alone: list[Pcm]) -> Non
     with crowd.served(2):
         for key in range(10_000):
             crowd.say(key, Request("Yes.", 3), "prompted")
-            crowd.core.receive(Cancel(key if order.random() < 0.7 else order.randrange(key + 1)))
+            crowd.core.receive(CancelUtterance(key if order.random() < 0.7 else order.randrange(key + 1)))
         crowd.say(10_000, REQUESTS[2], VOICES[2])
         for key in range(10_000):
-            crowd.core.receive(Cancel(key))
+            crowd.core.receive(CancelUtterance(key))
         crowd.wait(range(10_001))
     np.testing.assert_array_equal(pcm(crowd.heard[10_000]), alone[2])
     assert all(ended.error is None for ended in crowd.ended.values())
-    assert crowd.core._jobs == {} and rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
+    assert crowd.core._jobs == {} and n_empty(rig.model.cache) == crowd.core.slots.n_free == N_SLOTS
 
 
 def test_more_than_there_are_slots_for_are_served_by_urgency(rig: Rig) -> None:
@@ -205,7 +214,7 @@ def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(r
         stepped = Stepped(rig, runner=runner)
         stepped.say(Request("no"))
         stepped.run()
-        stepped.core.ahead = Ahead(audio_ms=1)
+        stepped.core.ahead = AheadLimits(audio_ms=1)
         heard = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
         stepped.run()
         assert stepped.heard[heard] and heard not in stepped.ended
@@ -228,16 +237,16 @@ def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(r
 def test_who_takes_no_more_puts_no_newcomer_back(rig: Rig) -> None:
     """His audio is over by the clock, and still nothing is owed to him: he has not taken what he was given."""
     runner = Watched(rig)
-    stepped = Stepped(rig, runner=runner, ahead=Ahead(audio_ms=1))
+    stepped = Stepped(rig, runner=runner, ahead=AheadLimits(audio_ms=1))
     stalled = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
     stepped.run()
     job = stepped.core._jobs[stalled]
     assert job.dry_ns is not None and stepped.heard[stalled]
     stepped.now_ns = job.dry_ns + 10**10
     per = stepped.core.ahead, runner.n_flow_steps, runner.n_run_ahead
-    assert job.owed(*per) is None
+    assert job.pending_work(*per) is None
     stepped.take(stalled)
-    owed = job.owed(*per)
+    owed = job.pending_work(*per)
     assert owed is not None and owed.due_ns == job.dry_ns and owed.n_batches[2:] == (FEW_EULER, 1)
     stepped.cancel(stalled)
     stepped.run()
@@ -248,7 +257,7 @@ def test_words_that_fail_while_it_is_only_counted_fail_their_own_utterance(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has ids enough ahead, so that nothing is asked of it but whether it draws any more."""
-    stepped = Stepped(rig, ahead=Ahead(audio_ms=1, n_tokens=0))
+    stepped = Stepped(rig, ahead=AheadLimits(audio_ms=1, n_tokens=0))
     broken, other = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3)), stepped.say(Request("Yes.", 3))
     job = stepped.core._jobs[broken]
     while (piece := job.stream.piece) is None or piece.n_waiting < 0 or piece._feed is not None:
@@ -270,12 +279,12 @@ def test_the_price_of_a_block_knows_nothing_of_voices(rig: Rig) -> None:
     ticks = itertools.count(1, 1000)
     stepped.core._now_ns = lambda: next(ticks)
     stepped.say(Request("Yes."))
-    while Stage.PREFILL not in stepped.core.counters.prices:
+    while Stage.PREFILL not in stepped.core.counters.costs:
         assert stepped.core.step()
     assert stepped.core.counters.snapshot()["flow_batches"] > 0, "of the voice"
-    assert Stage.FLOW not in stepped.core.counters.prices
+    assert Stage.FLOW not in stepped.core.counters.costs
     stepped.run()
-    assert stepped.core.counters.prices[Stage.FLOW].batch_ns > 0 and stepped.is_empty()
+    assert stepped.core.counters.costs[Stage.FLOW].batch_ns > 0 and stepped.is_empty()
 
 
 # -------------------------------------------------------------------------------- ahead
@@ -283,7 +292,7 @@ def test_the_price_of_a_block_knows_nothing_of_voices(rig: Rig) -> None:
 
 def test_nobody_is_computed_far_ahead_of_its_listener(rig: Rig) -> None:
     """Not by more than a block of audio, and not by more words than the block needs that is next."""
-    ahead = Ahead(audio_ms=1500, n_tokens=10)
+    ahead = AheadLimits(audio_ms=1500, n_tokens=10)
     stepped = Stepped(rig, ahead=ahead)
     key = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR} {SENTENCE}", 3))
     n_taken = n_rests = 0
@@ -299,7 +308,7 @@ def test_nobody_is_computed_far_ahead_of_its_listener(rig: Rig) -> None:
         assert piece is not None and piece.n_waiting <= ahead.n_tokens
         assert piece.n_waiting == ahead.n_tokens or piece.decoding.done, "it rests sooner than it has to"
         n_taken += 2400
-        stepped.core.receive(Took(key, 2400))
+        stepped.core.receive(AudioTaken(key, 2400))
     assert n_rests > 10
     np.testing.assert_array_equal(stepped.pcm(key), whole)
     assert stepped.is_empty()
@@ -307,7 +316,7 @@ def test_nobody_is_computed_far_ahead_of_its_listener(rig: Rig) -> None:
 
 def test_what_is_taken_wakes_a_lane_that_rests(rig: Rig) -> None:
     """A listener that begins to take again is served by threads that had nothing to do."""
-    crowd = Crowd(rig, ahead=Ahead(audio_ms=1))
+    crowd = Crowd(rig, ahead=AheadLimits(audio_ms=1))
     whole = spoken(rig, Request(SENTENCE), "preset")
     taken: list[Chunk] = []
     with crowd.served(2):
@@ -320,7 +329,7 @@ def test_what_is_taken_wakes_a_lane_that_rests(rig: Rig) -> None:
             with crowd.changed:
                 assert crowd.changed.wait_for(is_news, WAIT_S)
                 new = crowd.heard[0][len(taken) :]
-            crowd.core.receive(Took(0, len(pcm(new))))
+            crowd.core.receive(AudioTaken(0, len(pcm(new))))
             taken += new
     np.testing.assert_array_equal(pcm(crowd.heard[0]), whole)
 
@@ -329,7 +338,7 @@ def test_orders_for_those_who_are_gone_are_nothing(rig: Rig) -> None:
     stepped = Stepped(rig)
     key = stepped.say(Request("no"))
     stepped.run()
-    for order in (Cancel(key), Took(key, 5), Cancel(99), Took(99, 1)):
+    for order in (CancelUtterance(key), AudioTaken(key, 5), CancelUtterance(99), AudioTaken(99, 1)):
         stepped.core.receive(order)
     stepped.push(key, "more", last=True)
     assert stepped.run() == 0 and len(stepped.pcm(key)) and stepped.is_empty()
@@ -367,7 +376,7 @@ def test_closed_while_threads_step(rig: Rig) -> None:
             assert crowd.changed.wait_for(lambda: any(crowd.heard.values()), WAIT_S)
     crowd.core.end_all()
     assert all("was closed" in str(crowd.ended[key].error) for key in crowd.heard)
-    assert rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
+    assert n_empty(rig.model.cache) == crowd.core.slots.n_free == N_SLOTS
 
 
 def test_nothing_of_an_utterance_outlives_it(rig: Rig) -> None:

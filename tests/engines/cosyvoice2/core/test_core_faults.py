@@ -24,8 +24,11 @@ from speaking import (
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
 
@@ -41,7 +44,7 @@ def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[
     cache = rig.model.cache
     cache.data[:, :, 1, :, : cache.lengths[1]] = torch.nan
     stepped.run()
-    with pytest.raises(EngineError, match="out of range"):
+    with pytest.raises(EngineError, match="not finite"):
         stepped.pcm(keys[1])
     for i in (0, 2):
         np.testing.assert_array_equal(stepped.pcm(keys[i]), alone[i])
@@ -52,7 +55,7 @@ class Faulty(Runner):
     """Fails where it is told to: for a batch of several, or for one slot."""
 
     def __init__(self, rig: Rig, stage: str, nth: int, slot: int | None, error: BaseException) -> None:
-        super().__init__(rig.model, widths=TOGETHER)
+        super().__init__(rig.model, batch_sizes=TOGETHER)
         self.stage, self.slot, self.error = stage, slot, error
         self.n_left = nth
         self.n_raised = 0
@@ -68,11 +71,11 @@ class Faulty(Runner):
                 self.n_raised += 1
                 raise self.error
 
-    def prefill(self, track: Track, feed: Any) -> Drawn | None:
-        self._maybe("prefill", [track])
-        return super().prefill(track, feed)
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
+        self._maybe("prefill", tracks)
+        return super().prefill(tracks, feeds)
 
-    def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
+    def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
         self._maybe("decode", tracks)
         return super().decode(tracks, rows)
 
@@ -232,7 +235,7 @@ def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_ag
     for key in waiting:
         with pytest.raises(EngineError, match="out of memory"):
             stepped.pcm(key)
-    assert stepped.is_empty() and stepped.core.voices.making == []
+    assert stepped.is_empty() and stepped.core.voices.builds == []
     next_one = stepped.say(REQUESTS[0], "prompted")
     stepped.run()
     np.testing.assert_array_equal(stepped.pcm(next_one), alone[0])
@@ -245,8 +248,8 @@ def test_who_else_speaks_does_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -
     stepped.run()
     late = stepped.say(REQUESTS[0], "prompted", 10**15)
     urgent = stepped.say(REQUESTS[1], "preset", 1)
-    stepped.run(FEW_EULER - 2, lambda: Lane.SOUND)
-    assert [making.work is not None for making in stepped.core.voices.making] == [True], "it is on its way"
+    stepped.run(FEW_EULER - 2, lambda: Lane.AUDIO)
+    assert [build.prompt is not None for build in stepped.core.voices.builds] == [True], "it is on its way"
     stepped.until_heard(urgent, 1)
     assert late not in stepped.began
     stepped.run()
@@ -259,14 +262,14 @@ def test_a_voice_is_made_once_for_all_who_wait_and_given_up_with_the_last(rig: R
     stepped = Stepped(rig, runner=runner)
     first, second = (stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2))
     stepped.run(1)
-    (making,) = stepped.core.voices.making
+    (build,) = stepped.core.voices.builds
     stepped.cancel(first)
     stepped.run(2)
-    assert stepped.core.voices.making == [making] and making.work is not None
-    k = making.work.solve.k
+    assert stepped.core.voices.builds == [build] and build.prompt is not None
+    k = build.prompt.solve.k
     stepped.cancel(second)
     stepped.run()
-    assert stepped.core.voices.making == [] and making.work.solve.k == k
+    assert stepped.core.voices.builds == [] and build.prompt.solve.k == k
     assert {first, second} == set(stepped.ended)
     runner.calls.clear()
     keys = [stepped.say(Request("no", seed), "prompted") for seed in (1, 2)]

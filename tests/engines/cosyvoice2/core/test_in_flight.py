@@ -33,7 +33,7 @@ def test_a_batch_is_counted_when_the_device_is_through_with_it_and_at_the_device
     in_flight = InFlight(counters)
     in_flight.add(Stage.FLOW, 3, device.moment(0), device.moment(900), is_usual=True)
     in_flight.add(Stage.DECODE, 2, device.moment(1000), device.moment(1400), is_usual=True)
-    assert counters.snapshot() == {} and not counters.prices
+    assert counters.snapshot() == {} and not counters.costs
     device.at_ns = 1000
     in_flight.add(Stage.FLOW, 1, device.moment(1400), device.moment(1500), is_usual=False)
     assert counters.snapshot() == {"flow_batches": 1, "flow_rows": 3, "flow_s": 900e-9}
@@ -41,7 +41,7 @@ def test_a_batch_is_counted_when_the_device_is_through_with_it_and_at_the_device
     in_flight.add(Stage.VOCODE, 1, device.moment(2000), device.moment(2000), is_usual=True)
     snapshot = counters.snapshot()
     assert (snapshot["flow_batches"], snapshot["flow_rows"], snapshot["decode_s"]) == (2, 4, 400e-9)
-    assert counters.prices[Stage.FLOW].batch_ns == 900, "what is not usual has no price"
+    assert counters.costs[Stage.FLOW].batch_ns == 900, "what is not usual has no price"
 
 
 def test_the_host_is_few_batches_in_front() -> None:

@@ -12,7 +12,7 @@ from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 3
 
@@ -41,7 +41,7 @@ def test_the_first_chunk_tells_how_long_it_waited_for_a_slot(model_dir: Path, is
             assert all(chunk.queued_ns == 0 for chunk in chunks[name][1:]), "told once"
         assert engine.stats().n_running == engine.stats().n_queued == 0
 
-    started(CosyVoice2Engine(model_dir, isolation=isolation, limits=Limits(n_slots=1)), use)
+    started(CosyVoice2Engine(model_dir, isolation=isolation, limits=EngineLimits(n_slots=1)), use)
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -67,4 +67,4 @@ def test_who_waits_is_queued_and_who_is_spoken_runs(model_dir: Path) -> None:
         (first, *_) = await waiting
         assert first.queued_ns > 0
 
-    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=1)), use)
+    started(CosyVoice2Engine(model_dir, limits=EngineLimits(n_slots=1)), use)

@@ -19,58 +19,59 @@ from harness.cost import NS_PER_MS, Cost
 from harness.simulated import NS_PER_S, Planner, Simulation
 
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    MARGIN_NS,
-    PATIENCE_NS,
-    Ahead,
+    NEW_STREAM_DELAY_NS,
+    UNDERRUN_MARGIN_NS,
+    BatchCost,
     Lane,
     Need,
-    Owed,
+    PendingWork,
     Plan,
-    Price,
     Stage,
-    Widths,
-    newcomers_due_later_ns,
+    new_stream_delay_ns,
     plan,
 )
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 EVEN = replace(DEFAULT, hops=(25,))
 """Blocks of a second all along."""
-ONE = Widths(decode=1)
+ONE = BatchSizes(decode=1)
 
 owed = st.lists(
-    st.builds(Owed, st.integers(0, 3 * 10**9), st.tuples(*[st.integers(0, 25)] * 4)),
+    st.builds(PendingWork, st.integers(0, 3 * 10**9), st.tuples(*[st.integers(0, 25)] * 4)),
     max_size=5,
 )
 prices = st.dictionaries(
-    st.sampled_from(Stage), st.builds(Price, st.integers(0, 10**8), st.integers(0, 10**7)), max_size=4
+    st.sampled_from(Stage), st.builds(BatchCost, st.integers(0, 10**8), st.integers(0, 10**7)), max_size=4
 )
 
 
 @settings(max_examples=200)
 @given(owed, prices, st.integers(0, 10**9))
 def test_newcomers_wait_where_somebody_could_not_be_served_in_time(
-    owed: list[Owed], prices: dict[Stage, Price], now_ns: int
+    owed: list[PendingWork], prices: dict[Stage, BatchCost], now_ns: int
 ) -> None:
     """Of the orders in which the heard could be served, the one by deadline tells: if it is late so is every other."""
 
-    def is_late(order: Sequence[Owed]) -> bool:
-        at_ns = now_ns + MARGIN_NS
+    def is_late(order: Sequence[PendingWork]) -> bool:
+        at_ns = now_ns + UNDERRUN_MARGIN_NS
         for each in order:
-            at_ns += sum(n * prices.get(stage, Price()).row_ns for stage, n in zip(Stage, each.n_batches, strict=True))
+            rows = zip(Stage, each.n_batches, strict=True)
+            at_ns += sum(n * prices.get(stage, BatchCost()).row_ns for stage, n in rows)
             if at_ns > each.due_ns:
                 return True
         return False
 
-    def takes_too_long(each: Owed) -> bool:
-        spent = sum(n * prices.get(stage, Price()).batch_ns for stage, n in zip(Stage, each.n_batches, strict=True))
-        return now_ns + MARGIN_NS + spent > each.due_ns
+    def takes_too_long(each: PendingWork) -> bool:
+        spent = sum(n * prices.get(stage, BatchCost()).batch_ns for stage, n in zip(Stage, each.n_batches, strict=True))
+        return now_ns + UNDERRUN_MARGIN_NS + spent > each.due_ns
 
-    wait_ns = newcomers_due_later_ns(owed, prices, now_ns)
+    wait_ns = new_stream_delay_ns(owed, prices, now_ns)
     is_tight = any(takes_too_long(each) for each in owed) or all(is_late(o) for o in itertools.permutations(owed))
-    assert wait_ns == (PATIENCE_NS if is_tight else 0)
-    assert newcomers_due_later_ns(owed[::-1], prices, now_ns) == wait_ns
-    assert newcomers_due_later_ns([], prices, now_ns) == 0
+    assert wait_ns == (NEW_STREAM_DELAY_NS if is_tight else 0)
+    assert new_stream_delay_ns(owed[::-1], prices, now_ns) == wait_ns
+    assert new_stream_delay_ns([], prices, now_ns) == 0
 
 
 def test_who_is_near_dry_goes_before_a_newcomer_and_who_is_not_after_it() -> None:
@@ -112,9 +113,9 @@ def test_one_who_asks_again_and_again_makes_no_gap_in_what_others_hear(
 
 
 def test_by_deadlines_alone_he_would_make_gaps() -> None:
-    """What `newcomers_due_later_ns` is for: the plan without it, in one of the histories above."""
+    """What `new_stream_delay_ns` is for: the plan without it, in one of the histories above."""
 
-    def deadlines_alone(needs: Sequence[Need], lane: Lane, widths: Widths, n_drawing: int, wait_ns: int) -> Plan:
+    def deadlines_alone(needs: Sequence[Need], lane: Lane, widths: BatchSizes, n_drawing: int, wait_ns: int) -> Plan:
         return plan(needs, lane, widths, n_drawing)
 
     starved = beside_a_nervous_caller(4, 0.85, 100, 90, planner=deadlines_alone)
@@ -152,7 +153,7 @@ def test_a_newcomer_is_heard_though_all_the_others_run_dry(n_others: int, load: 
     assert any(said.underruns_ns for key, said in sim.said.items() if key != mine)
     first_ns = sim.said[mine].arrivals[0][0] - sim.said[mine].asked_ns
     # The block after that may be begun in a pause of the first, and nothing is broken off.
-    assert first_ns <= PATIENCE_NS + 1.1 * share_ms * (n_others + 1) * NS_PER_MS + 0.5 * share_ms * NS_PER_MS
+    assert first_ns <= NEW_STREAM_DELAY_NS + 1.1 * share_ms * (n_others + 1) * NS_PER_MS + 0.5 * share_ms * NS_PER_MS
 
 
 # ----------------------------------------------------------------------------- in company
@@ -163,14 +164,14 @@ FULL_SIZE = Cost(prefill=(330, 0), decode=(17, 3), flow=(0, 85), vocode=(0, 120)
 
 def at_once(planner: Planner, n: int, cost: Cost = FULL_SIZE, between_ms: int = 0) -> Simulation:
     """So many say 8 s, on two lanes."""
-    sim = Simulation(cost, Widths(), n_lanes=2, ahead=Ahead(20_000), listen_ns=20 * NS_PER_S, planner=planner)
+    sim = Simulation(cost, BatchSizes(), n_lanes=2, ahead=AheadLimits(20_000), listen_ns=20 * NS_PER_S, planner=planner)
     for i in range(n):
         sim.say(20, at_ns=i * between_ms * NS_PER_MS)
     sim.run()
     return sim
 
 
-def without_company(needs: Sequence[Need], lane: Lane, widths: Widths, n_drawing: int, wait_ns: int) -> Plan:
+def without_company(needs: Sequence[Need], lane: Lane, widths: BatchSizes, n_drawing: int, wait_ns: int) -> Plan:
     return plan(needs, lane, widths, 0, wait_ns)
 
 

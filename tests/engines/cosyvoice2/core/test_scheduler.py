@@ -17,26 +17,26 @@ sys.path.append(str(Path(__file__).resolve().parents[4] / "benchmarks"))  # wher
 from harness.cost import NS_PER_MS, Cost
 from harness.simulated import NS_PER_S, ROW_TOKENS, TOKENS_PER_WORD, Simulation
 
-from telephony_tts.engines.cosyvoice2.core.jobs import MOST_MELS, WORDS
+from telephony_tts.engines.cosyvoice2.core.jobs import MOST_UNVOICED_BLOCKS, TOKEN_STAGES
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    PATIENCE_NS,
-    Ahead,
+    NEW_STREAM_DELAY_NS,
     Lane,
     Need,
     Plan,
     Slots,
     Stage,
-    Widths,
     due_after_ns,
     lanes,
     plan,
 )
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 TOKEN_NS = NS_PER_S // 25
 EVEN = replace(DEFAULT, hops=(25,))
 """Blocks of a second all along."""
-ONE = Widths(decode=1)
+ONE = BatchSizes(decode=1)
 
 asks = st.fixed_dictionaries(
     {
@@ -52,12 +52,17 @@ engines = st.fixed_dictionaries(
     {
         "n_lanes": st.integers(1, 3),
         "n_slots": st.integers(1, 5),
-        "widths": st.sampled_from([ONE, Widths(), Widths(2, 3, 2, 2), Widths(4, 8, 8, 8, all_stages=True)]),
-        "ahead": st.sampled_from([Ahead(), Ahead(500, 5), Ahead(1, 0)]),
+        "widths": st.sampled_from([ONE, BatchSizes(), BatchSizes(2, 3, 2, 2), BatchSizes(4, 8, 8, 8, all_stages=True)]),
+        "ahead": st.sampled_from([AheadLimits(), AheadLimits(500, 5), AheadLimits(1, 0)]),
         "profile": st.sampled_from([DEFAULT, EVEN, UPSTREAM]),
         "cost": st.sampled_from([Cost(), Cost(vocode=(300, 300)), Cost(flow=(0, 1), run_ahead=5), Cost(flow=(40, 90))]),
     }
 )
+def n_most(sizes: BatchSizes, stage: Stage) -> int:
+    """Rows that a batch of the stage may have."""
+    return (sizes.prefill, sizes.decode, sizes.flow, sizes.vocode)[stage]
+
+
 needs = st.lists(
     st.builds(
         Need, st.integers(-1, 5), st.sampled_from(Stage), st.sampled_from([0, 5, 5, 900]), st.booleans(), st.booleans()
@@ -65,7 +70,7 @@ needs = st.lists(
     unique_by=lambda need: (need.key, need.stage),
     max_size=20,
 )
-widths = st.builds(Widths, *[st.integers(1, 4)] * 4, st.booleans())
+widths = st.builds(BatchSizes, *[st.integers(1, 4)] * 4, st.booleans())
 
 
 class Judge:
@@ -74,12 +79,12 @@ class Judge:
     def __call__(self, sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan) -> None:
         assert bool(made) == bool(needs), "a lane rests while something could be done"
         for stage, keys in made.items():
-            assert 1 <= len(set(keys)) == len(keys) <= sim.widths.of(stage)
+            assert 1 <= len(set(keys)) == len(keys) <= n_most(sim.widths, stage)
             for key in keys:
                 said = sim.live[key]
                 assert said.cancelled_ns is None, "it was cancelled"
                 assert stage not in said.job.busy, "another lane does this now"
-                assert not (stage in WORDS and said.job.busy & WORDS)
+                assert not (stage in TOKEN_STAGES and said.job.busy & TOKEN_STAGES)
                 (need,) = (need for need in needs if (need.key, need.stage) == (key, stage))
                 # A block behind another one is heard after it.
                 assert need.due_ns == said.job.due_ns or (stage is Stage.FLOW and need.due_ns > said.job.due_ns)
@@ -95,7 +100,7 @@ class Judge:
         """Whom nobody has heard yet waits for none who has sound left by the engine's book, unless others would run
         dry: then for those who do within a second of his asking."""
         wait_ns = sim.newcomers_wait_ns
-        assert wait_ns in (0, PATIENCE_NS)
+        assert wait_ns in (0, NEW_STREAM_DELAY_NS)
         for stage, keys in made.items():
             rivals = [
                 need
@@ -140,7 +145,7 @@ class Judge:
             block_ms = 40 * (max(*profile.hops, 52) + 2)
             assert said.job.held_ms < sim.ahead.audio_ms + block_ms
             assert piece.n_waiting < sim.ahead.n_tokens + sim.cost.run_ahead
-            assert piece.n_mels <= MOST_MELS
+            assert piece.n_mels <= MOST_UNVOICED_BLOCKS
 
 
 def history(engine: dict[str, Any], calls: Sequence[dict[str, Any]], **more: Any) -> Simulation:
@@ -184,11 +189,11 @@ def test_whatever_comes_every_step_is_a_fair_one_and_every_stream_ends(
     st.integers(1, 2000),
     st.integers(60, 300),
     st.integers(0, 3),
-    st.sampled_from([Widths(), ONE]),
+    st.sampled_from([BatchSizes(), ONE]),
     st.sampled_from([DEFAULT, EVEN]),
 )
 def test_a_flood_of_newcomers_keeps_nobody_from_being_heard(
-    at_ms: int, every_ms: int, n_before: int, widths: Widths, profile: Profile
+    at_ms: int, every_ms: int, n_before: int, widths: BatchSizes, profile: Profile
 ) -> None:
     """More is asked for than can be done; still one waits only for those who came before. Each of these may take all
     batches, whole, until all of it is said; nobody who comes later delays it by more than the rows beside its own."""
@@ -214,11 +219,11 @@ def test_a_flood_of_newcomers_keeps_nobody_from_being_heard(
     st.lists(st.integers(0, 1500), min_size=1, max_size=5),
     st.sampled_from([0.5, 0.8, 0.95]),
     st.integers(5, 20),
-    st.sampled_from([Ahead(), Ahead(1000, 10), Ahead(1500, 1)]),
+    st.sampled_from([AheadLimits(), AheadLimits(1000, 10), AheadLimits(1500, 1)]),
 )
-@example([0, 0, 0, 0, 0], 0.95, 20, Ahead())
+@example([0, 0, 0, 0, 0], 0.95, 20, AheadLimits())
 def test_what_can_be_done_in_time_is_heard_without_a_gap_but_for_the_newcomers(
-    starts_ms: list[int], load: float, n_words: int, ahead: Ahead
+    starts_ms: list[int], load: float, n_words: int, ahead: AheadLimits
 ) -> None:
     """One row at a time, blocks of a second: until D all that is due is at most each newcomer's first block and `load`
     of the time since, so that nobody is later than these first blocks and one batch, which is not broken off."""
@@ -263,7 +268,7 @@ def test_two_lanes_keep_both_busy_for_one_stream() -> None:
     cost = Cost(prefill=(10, 0), decode=(12, 0), flow=(1, 24), vocode=(0, 60))
     ended = []
     for n_lanes in (1, 2):
-        sim = Simulation(cost, n_lanes=n_lanes, profile=EVEN, ahead=Ahead(20_000, 500))
+        sim = Simulation(cost, n_lanes=n_lanes, profile=EVEN, ahead=AheadLimits(20_000, 500))
         sim.say(30)
         sim.run()
         assert sum(sim.busy_ns.values()) <= n_lanes * (sim.said[0].ended_ns or 0)
@@ -275,7 +280,7 @@ def test_two_lanes_keep_both_busy_for_one_stream() -> None:
 
 
 def test_a_third_lane_makes_sound() -> None:
-    assert lanes(3) == [Lane.WORDS, Lane.SOUND, Lane.SOUND]
+    assert lanes(3) == [Lane.TOKENS, Lane.AUDIO, Lane.AUDIO]
     with pytest.raises(ValueError):
         lanes(0)
 
@@ -286,7 +291,7 @@ def test_a_third_lane_makes_sound() -> None:
 @settings(max_examples=200)
 @given(needs, st.sampled_from(Lane), widths, st.randoms(use_true_random=False))
 def test_a_plan_names_the_most_urgent_once_and_does_not_depend_on_the_order_of_needs(
-    needs: list[Need], lane: Lane, widths: Widths, random: Any
+    needs: list[Need], lane: Lane, widths: BatchSizes, random: Any
 ) -> None:
     made = plan(needs, lane, widths)
     shuffled = list(needs)
@@ -297,8 +302,8 @@ def test_a_plan_names_the_most_urgent_once_and_does_not_depend_on_the_order_of_n
     for stage, keys in made.items():
         chosen = [due_ns[key, stage] for key in keys]
         left = [need.due_ns for need in needs if need.stage == stage and need.key not in keys]
-        assert chosen == sorted(chosen) and len(keys) == len(set(keys)) <= widths.of(stage)
-        assert not left or (len(keys) == widths.of(stage) and chosen[-1] <= min(left))
+        assert chosen == sorted(chosen) and len(keys) == len(set(keys)) <= n_most(widths, stage)
+        assert not left or (len(keys) == n_most(widths, stage) and chosen[-1] <= min(left))
     if widths.all_stages:
         assert set(made) == {need.stage for need in needs}
     elif made:
@@ -314,16 +319,16 @@ def test_a_plan_names_the_most_urgent_once_and_does_not_depend_on_the_order_of_n
 @settings(max_examples=100)
 @given(needs, st.sampled_from(Lane), widths, st.integers(0, 10**9))
 def test_newcomers_who_wait_are_planned_as_if_they_were_due_later(
-    needs: list[Need], lane: Lane, widths: Widths, wait_ns: int
+    needs: list[Need], lane: Lane, widths: BatchSizes, wait_ns: int
 ) -> None:
     later = [replace(need, due_ns=need.due_ns + (wait_ns if need.is_new else 0)) for need in needs]
-    assert plan(needs, lane, widths, newcomers_wait_ns=wait_ns) == plan(later, lane, widths)
+    assert plan(needs, lane, widths, new_delay_ns=wait_ns) == plan(later, lane, widths)
 
 
 @settings(max_examples=200)
 @given(needs, st.sampled_from(Lane), widths, st.integers(0, 6))
 def test_ids_that_can_wait_are_drawn_in_company_or_when_there_is_nothing_else(
-    needs: list[Need], lane: Lane, widths: Widths, n_drawing: int
+    needs: list[Need], lane: Lane, widths: BatchSizes, n_drawing: int
 ) -> None:
     made, at_once = plan(needs, lane, widths, n_drawing), plan(needs, lane, widths)
     words = [need for need in needs if need.stage is Stage.DECODE]
@@ -379,7 +384,7 @@ def test_a_slot_that_there_is_not_cannot_be_freed(slot: int) -> None:
 @pytest.mark.parametrize(("audio_ms", "n_tokens"), [(0, 25), (2000, -1)])
 def test_who_may_work_ahead_by_nothing_would_never_begin(audio_ms: int, n_tokens: int) -> None:
     with pytest.raises(ValueError):
-        Ahead(audio_ms, n_tokens)
+        AheadLimits(audio_ms, n_tokens)
 
 
 def test_audio_is_over_when_all_of_it_was_heard() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_lm import prefill
 from pretend_device import Pretence, device
 from torch import Tensor
 
@@ -29,9 +30,8 @@ def loaded(directory: Path, where: str) -> SpeechModel:
     model = SpeechModel.load(load_model_directory(directory), device=where, precision=Precision(), n_slots=N_SLOTS)
     past = torch.randn(max(LENGTHS), model.lm.config.d_model, generator=torch.Generator().manual_seed(1))
     for slot, n in enumerate(LENGTHS):
-        model.cache.take(slot)
         model.sampler.start(slot, 40 + slot)
-        model.lm.prefill(past[:n].to(where), slot, model.cache)
+        prefill(model.lm, past[:n].to(where), slot, model.cache)
     return model
 
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core import batches
-from telephony_tts.engines.cosyvoice2.core.stream import Block
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Track
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
@@ -113,18 +114,18 @@ class Failing(Runner):
             if self.slot in [track.slot for track in tracks] or (self.slot is None and len(tracks) > 1):
                 raise RuntimeError(f"no memory for {stage}")
 
-    def check_room(self, track: Track, feed: Feed) -> None:
+    def check_room(self, track: Track, feed: LmFeed) -> None:
         if self.stage == "room" and track.slot == self.slot:
             raise EngineError("no memory for room")
         super().check_room(track, feed)
 
-    def prefill_together(self, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[tuple[Drawn, int] | None]:
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
         self._try("prefill", tracks)
         if self.stage == "room":
             self.n_tried.append(len(tracks))
-        return super().prefill_together(tracks, feeds)
+        return super().prefill(tracks, feeds)
 
-    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[Solve]:
+    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[Solve]:
         self._try("begin", tracks)
         return super().begin_together(tracks, blocks)
 

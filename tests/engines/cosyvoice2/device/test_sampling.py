@@ -227,5 +227,5 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     logits = torch.zeros(2, N_SPEECH_ROWS)
     with pytest.raises(ValueError, match="2 rows of logits"):
         sampler.sample(logits, [0], [()])
-    with pytest.raises(ValueError, match="only the stop ids 6561 to 6563"):
+    with pytest.raises(ValueError, match="only stop ids can be banned: 6561 to 6563"):
         sampler.sample(logits, [0, 1], [(), (5,)])

@@ -22,7 +22,7 @@ from speaking import NEIGHBOUR, SENTENCE
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting import process_host
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
@@ -157,7 +157,7 @@ def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFi
         assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
 
     started(model_dir, use, timeouts=Timeouts(stall_s=3.0))
-    assert "said nothing for 3 s, SIGKILL" in caplog.text
+    assert "sent nothing for 3 s, SIGKILL" in caplog.text
 
 
 def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
 
             async def slow_step(reader: asyncio.StreamReader) -> Any:
                 message = await read(reader)
-                return replace(message, step_s=99.0) if isinstance(message, process_host.Alive) else message
+                return replace(message, step_s=99.0) if isinstance(message, process_host.Heartbeat) else message
 
             patch.setattr(process_host, "_read", slow_step)
             with pytest.raises(EngineError, match="started again"):
@@ -303,13 +303,13 @@ def test_its_log_is_the_parents(model_dir: Path, caplog: pytest.LogCaptureFixtur
 
     with caplog.at_level(logging.INFO):
         started(model_dir, use)
-    loads = [record for record in caplog.records if record.getMessage() == f"cosyvoice2 loads {model_dir}"]
+    loads = [record for record in caplog.records if record.getMessage() == f"loading cosyvoice2 from {model_dir}"]
     assert len(loads) == 1 and loads[0].name == "telephony_tts.engines.cosyvoice2.hosting.loading"
     assert loads[0].process != os.getpid() and "random weights" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         started(model_dir, use)
-    assert "random weights" in caplog.text and "cosyvoice2 loads" not in caplog.text
+    assert "random weights" in caplog.text and "loading cosyvoice2" not in caplog.text
 
 
 def test_its_counters_are_known_here(model_dir: Path) -> None:
@@ -340,19 +340,19 @@ def test_closing_ends_all_that_is_open(model_dir: Path) -> None:
             async for _ in speaking:
                 pass
 
-    started(model_dir, use, limits=Limits(n_slots=2))
+    started(model_dir, use, limits=EngineLimits(n_slots=2))
 
 
 def test_closed_while_a_dead_one_is_cleared_away(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         may_end = asyncio.Event()
-        end = process_host._Process.end
+        end = process_host._EngineProcess.end
 
-        async def slowly(self: process_host._Process) -> str:
+        async def slowly(self: process_host._EngineProcess) -> str:
             await may_end.wait()
             return await end(self)
 
-        monkeypatch.setattr(process_host._Process, "end", slowly)
+        monkeypatch.setattr(process_host._EngineProcess, "end", slowly)
         host = host_of(engine)
         assert host.pid is not None
         os.kill(host.pid, signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_a_stopped_process_takes_no_utterances_and_continues_without_a_loss(
 
     with caplog.at_level(logging.INFO):
         used(model_dir, use, stall_s=29.0)
-    assert "said nothing for 2 s" in caplog.text and "responds again" in caplog.text
+    assert "sent nothing for 2 s" in caplog.text and "responds again" in caplog.text
     assert "process failed" not in caplog.text
 
 
@@ -133,7 +133,7 @@ def test_one_that_stays_stopped_is_replaced_and_neighbours_notice_nothing(
         await other.close()
 
     used(model_dir, use, stall_s=STALL_S, restart_wait_s=29.0)
-    assert f"said nothing for {STALL_S:g} s, SIGKILL" in caplog.text
+    assert f"sent nothing for {STALL_S:g} s, SIGKILL" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["python", "numpy"])

@@ -137,7 +137,7 @@ def test_one_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: 
     rig = Rig(model_dir)
     flow = rig.model.flow
     flow.use_pages((8 * FEW_EULER + 2) * flow.decoder.estimator.page_nbytes())
-    core = Stepped(rig, runner=Runner(rig.model, widths=TOGETHER))
+    core = Stepped(rig, runner=Runner(rig.model, batch_sizes=TOGETHER))
     keys = [*say_all(core, 3), core.say(Request(f"{NEIGHBOUR} No.", 4), "preset")]
     free = n_free(flow)
     core.run()

@@ -7,13 +7,13 @@ for 200 kept at random. They come back as zero rows with a bias that no draw rea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from parity_lm import Run, check_golden, configs, load_state, speak
+from parity_lm import Run, check_golden, configs, load_state, prefill, speak
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
@@ -93,12 +93,27 @@ def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
     assert "sampling id" in stages
 
 
-def filled(model: LanguageModel, lengths: Sequence[int], together: bool = False) -> tuple[KvCache, Tensor]:
+def decode_batch(model: LanguageModel, x: Tensor, slots: Sequence[int], cache: KvCache) -> Tensor:
+    """`decode` as an accelerator computes it: all rows attend in one call, over the longest span."""
+    starts = [cache.room(slot, 1) for slot in slots]
+    span = min(-(-(max(starts) + 1) // 128) * 128, cache.max_len)
+    hidden = model.decode_at(x, torch.tensor(slots), torch.tensor(starts), span, cache)
+    for slot in slots:
+        if slot != cache.idle:
+            cache.lengths[slot] += 1
+    return hidden
+
+
+Decode = Callable[[LanguageModel, Tensor, Sequence[int], KvCache], Tensor]
+both_ways = pytest.mark.parametrize("decode", [LanguageModel.decode, decode_batch], ids=["each", "batch"])
+
+
+def filled(model: LanguageModel, lengths: Sequence[int]) -> tuple[KvCache, Tensor]:
     """A cache whose slot i holds lengths[i] positions, and as many rows [B, D] to go on with."""
-    cache = model.new_cache(len(lengths), 300, together)
+    cache = model.new_cache(len(lengths), 300)
     x = torch.randn(len(lengths), 300, model.config.d_model, generator=torch.Generator().manual_seed(5))
     for i, length in enumerate(lengths):
-        model.prefill(x[i, :length], cache.acquire(), cache)
+        prefill(model, x[i, :length], i, cache)
     return cache, x[:, -1]
 
 
@@ -106,9 +121,9 @@ def filled(model: LanguageModel, lengths: Sequence[int], together: bool = False)
 def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
-    whole, pieces = cache.acquire(), cache.acquire()
-    expected = model.prefill(x, whole, cache)
-    assert torch.allclose(model.prefill(x, pieces, cache, n_chunk), expected, atol=ROUNDING)
+    whole, pieces = 0, 1
+    expected = prefill(model, x, whole, cache)
+    assert torch.allclose(prefill(model, x, pieces, cache, n_chunk), expected, atol=ROUNDING)
     assert cache.lengths == [len(x), len(x)]
     assert torch.allclose(cache.data[:, :, pieces], cache.data[:, :, whole], atol=ROUNDING)
 
@@ -116,38 +131,38 @@ def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> 
 def test_a_cached_step_is_the_full_recompute(model: LanguageModel) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
-    whole, stepped = cache.acquire(), cache.acquire()
+    whole, stepped = 0, 1
     expected = model.extend(x, whole, cache)
-    model.prefill(x[:60], stepped, cache)
+    prefill(model, x[:60], stepped, cache)
     steps = torch.cat([model.decode(x[i : i + 1], [stepped], cache) for i in range(60, len(x))])
     assert torch.allclose(steps, expected[60:], atol=ROUNDING)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_rows_at_different_positions_are_each_alone(model: LanguageModel, together: bool) -> None:
+@both_ways
+def test_rows_at_different_positions_are_each_alone(model: LanguageModel, decode: Decode) -> None:
     lengths = [3, 130, 1, 77]
-    cache, x = filled(model, lengths, together)
+    cache, x = filled(model, lengths)
     order = [2, 0, 3, 1]
     for step in range(3):
-        crowd = model.decode(x[order] * (step + 1), order, cache)
+        batch = decode(model, x[order] * (step + 1), order, cache)
         assert cache.lengths == [length + step + 1 for length in lengths]
         for row, slot in enumerate(order):
-            alone, _ = filled(model, lengths, together)
+            alone, _ = filled(model, lengths)
             for k in range(step + 1):
-                expected = model.decode(x[slot : slot + 1] * (k + 1), [slot], alone)
-            assert torch.allclose(crowd[row], expected[0], atol=ROUNDING)
+                expected = decode(model, x[slot : slot + 1] * (k + 1), [slot], alone)
+            assert torch.allclose(batch[row], expected[0], atol=ROUNDING)
 
 
-def test_together_is_apart(model: LanguageModel) -> None:
+def test_a_batch_attends_as_each_slot_by_itself(model: LanguageModel) -> None:
     lengths = [3, 130, 1, 77]
-    apart, x = filled(model, lengths, together=False)
-    together, _ = filled(model, lengths, together=True)
-    for slots in ([0, 1, 2, 3], [3, 1], [apart.idle, 1, apart.idle, 3]):
-        a = model.decode(x[: len(slots)], slots, apart)
-        b = model.decode(x[: len(slots)], slots, together)
-        busy = [i for i, slot in enumerate(slots) if slot != apart.idle]
+    each, x = filled(model, lengths)
+    batch, _ = filled(model, lengths)
+    for slots in ([0, 1, 2, 3], [3, 1], [each.idle, 1, each.idle, 3]):
+        a = model.decode(x[: len(slots)], slots, each)
+        b = decode_batch(model, x[: len(slots)], slots, batch)
+        busy = [i for i, slot in enumerate(slots) if slot != each.idle]
         assert torch.allclose(a[busy], b[busy], atol=ROUNDING)
-    assert apart.lengths == together.lengths == [4, 133, 2, 80]
+    assert each.lengths == batch.lengths == [4, 133, 2, 80]
 
 
 def test_who_comes_and_goes_changes_no_bit_of_a_neighbour(model: LanguageModel) -> None:
@@ -156,33 +171,32 @@ def test_who_comes_and_goes_changes_no_bit_of_a_neighbour(model: LanguageModel) 
     for with_neighbours in (False, True):
         cache, x = filled(model, [20, 30, 10])
         if not with_neighbours:
-            cache.release(0)
-            cache.release(2)
+            cache.clear(0)
+            cache.clear(2)
         hidden = []
         for step in range(12):
             if with_neighbours and step == 5:
-                cache.release(0)
+                cache.clear(0)
             if with_neighbours and step == 8:
-                model.prefill(torch.randn(140, model.config.d_model), cache.acquire(), cache)
+                prefill(model, torch.randn(140, model.config.d_model), 0, cache)
             slots = [slot if cache.lengths[slot] else cache.idle for slot in range(3)]
             hidden.append(model.decode(x * (step + 1), slots, cache)[1])
         results.append(torch.stack(hidden))
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_slot_given_back_remembers_nothing(model: LanguageModel, together: bool) -> None:
-    cache, x = filled(model, [140], together)
+@both_ways
+def test_a_cleared_slot_remembers_nothing(model: LanguageModel, decode: Decode) -> None:
+    cache, x = filled(model, [140])
     # What overflow in half precision could have left behind.
     cache.data[:, :, 0, :, :140] = math.nan
-    cache.release(0)
-    assert cache.n_free == 1
+    cache.clear(0)
+    assert cache.lengths == [0]
     assert not cache.data.any()
-    fresh, _ = filled(model, [9], together)
-    again = cache.acquire()
+    fresh, _ = filled(model, [9])
     prompt = torch.randn(1, 300, model.config.d_model, generator=torch.Generator().manual_seed(5))[0, :9]
-    model.prefill(prompt, again, cache)
-    assert torch.equal(model.decode(x, [again], cache), model.decode(x, [0], fresh))
+    prefill(model, prompt, 0, cache)
+    assert torch.equal(decode(model, x, [0], cache), decode(model, x, [0], fresh))
 
 
 def test_two_utterances_in_turn_are_each_alone(golden: Path, model: LanguageModel) -> None:
@@ -218,9 +232,9 @@ def test_half_precision_stays_near(
     hidden = []
     for each in (model, half):
         cache = each.new_cache(1, 200)
-        slot = cache.acquire()
+        slot = 0
         x = each.embed(PROMPT)
-        each.prefill(x[:-20], slot, cache)
+        prefill(each, x[:-20], slot, cache)
         steps = [each.decode(x[i : i + 1], [slot], cache) for i in range(len(x) - 20, len(x))]
         hidden.append(torch.cat(steps).float())
         assert cache.data.dtype == each.dtype
@@ -232,8 +246,8 @@ def test_half_precision_stays_near(
 def steps_after_a_prompt(model: LanguageModel) -> Tensor:
     """Logits of 20 steps."""
     cache, x = model.new_cache(1, 200), model.embed(PROMPT)
-    slot = cache.acquire()
-    model.prefill(x[:-20], slot, cache)
+    slot = 0
+    prefill(model, x[:-20], slot, cache)
     return model.logits(torch.cat([model.decode(row, [slot], cache) for row in torch.split(x[-20:], 1)]))
 
 
@@ -289,7 +303,7 @@ def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageMod
 
 
 def test_weights_are_whole_numbers_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="int8 or int4, or left as they are, not int3"):
+    with pytest.raises(ValueError, match="int8, int4 or None, not int3"):
         LanguageModel.from_state(config, state, "int3")  # type: ignore[arg-type]
     half = {name: tensor.half() for name, tensor in state.items()}
     for weights in ("int8", "int4"):
@@ -332,11 +346,11 @@ def test_the_official_sizes_make_the_official_count() -> None:
 def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> None:
     cache = model.new_cache(2, 10)
     x = torch.zeros(11, model.config.d_model)
-    full, other = cache.acquire(), cache.acquire()
+    full, other = 0, 1
     with pytest.raises(EngineError, match="shorter pieces"):
-        model.prefill(x, full, cache, n_chunk=4)
+        prefill(model, x, full, cache, n_chunk=4)
     assert cache.lengths == [0, 0]
-    model.prefill(x[:10], full, cache)
+    prefill(model, x[:10], full, cache)
     before = cache.data.clone()
     with pytest.raises(EngineError, match="exceed 10"):
         model.decode(x[:2], [other, full], cache)
@@ -344,30 +358,24 @@ def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> N
     assert torch.equal(cache.data, before)
 
 
-def test_slots_are_lent_and_given_back(model: LanguageModel) -> None:
+def test_only_a_slot_can_be_cleared(model: LanguageModel) -> None:
     cache = model.new_cache(2, 10)
-    assert [cache.acquire(), cache.acquire(), cache.n_free] == [0, 1, 0]
-    with pytest.raises(EngineError, match="all 2 slots"):
-        cache.acquire()
-    cache.release(0)
-    with pytest.raises(ValueError, match="slot 0 is not taken"):
-        cache.release(0)
-    with pytest.raises(ValueError, match="slot 2 is not taken"):
-        cache.release(cache.idle)
-    assert cache.acquire() == 0
-    heads, d_head = model.config.n_kv_heads, model.config.d_head
-    assert cache.n_bytes_per_slot == model.config.n_layers * 2 * heads * 10 * d_head * 4
+    for slot in (-1, cache.idle, 7):
+        with pytest.raises(ValueError, match=f"no slot {slot} among 2"):
+            cache.clear(slot)
+    cache.clear(0)
+    assert cache.lengths == [0, 0]
 
 
 def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
     cache, x = filled(model, [3, 3])
-    with pytest.raises(ValueError, match="none twice"):
+    with pytest.raises(ValueError, match="no slot twice"):
         model.decode(x, [1, 1], cache)
-    with pytest.raises(ValueError, match="one row per slot"):
+    with pytest.raises(ValueError, match="one row for each slot"):
         model.decode(x, [1], cache)
     with pytest.raises(ValueError, match="no slot 7"):
         model.decode(x, [0, 7], cache)
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="needs slots and positions"):
         model.new_cache(0, 10)
 
 

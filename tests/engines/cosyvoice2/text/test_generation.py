@@ -17,7 +17,7 @@ from telephony_tts.engines.cosyvoice2.text.generation import (
     SOS,
     TASK,
     BiStreamDecoding,
-    Feed,
+    LmFeed,
     SentenceDecoding,
     whole_prompt,
 )
@@ -26,7 +26,7 @@ from telephony_tts.errors import EngineError
 bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
 """With the official mix."""
 STOPS = (EOS, UNUSED_STOP, FILL)
-Choose = Callable[[Feed], int]
+Choose = Callable[[LmFeed], int]
 
 
 def waits_for_text(decoding: BiStreamDecoding) -> bool:
@@ -48,9 +48,9 @@ def test_the_whole_prompt_is_laid_out_in_order() -> None:
 
 def test_a_sentence_feeds_its_prompt_and_then_each_id() -> None:
     decoding = SentenceDecoding([1], [2, 3], [9])
-    assert decoding.next_feed() == decoding.next_feed() == Feed(whole_prompt([1], [2, 3], [9]), banned=(EOS,))
+    assert decoding.next_feed() == decoding.next_feed() == LmFeed(whole_prompt([1], [2, 3], [9]), banned=(EOS,))
     assert decoding.consume(100) == 100
-    assert decoding.next_feed() == Feed((speech(100),), banned=(EOS,))
+    assert decoding.next_feed() == LmFeed((speech(100),), banned=(EOS,))
 
 
 def test_end_of_speech_waits_for_the_shortest_length_and_speech_for_the_longest() -> None:
@@ -88,13 +88,13 @@ def test_text_of_no_tokens_says_nothing() -> None:
 
 
 def test_which_feeds_rows_can_share() -> None:
-    assert Feed((speech(4),)).speech_id == 4
-    assert [Feed(parts).speech_id for parts in ((speech(4, 5),), (text(4),), (SOS, speech(4)))] == [None] * 3
+    assert LmFeed((speech(4),)).speech_id == 4
+    assert [LmFeed(parts).speech_id for parts in ((speech(4, 5),), (text(4),), (SOS, speech(4)))] == [None] * 3
 
 
 def run(
     decoding: BiStreamDecoding, script: list[int], choose: Choose, all_at_once: bool
-) -> tuple[list[Feed], list[int]]:
+) -> tuple[list[LmFeed], list[int]]:
     """Feeds and speech of a decoding that gets `script` as its text, when it asks or before anything else."""
     left = list(script)
     feeds, said = [], []
@@ -124,7 +124,7 @@ def run(
 def drawing(seed: int, p_fill: float = 0.02, p_eos: float = 0.05) -> Choose:
     rng = random.Random(seed)
 
-    def choose(feed: Feed) -> int:
+    def choose(feed: LmFeed) -> int:
         for stop, p in ((FILL, p_fill), (EOS, p_eos)):
             if stop not in feed.banned and rng.random() < p:
                 return stop
@@ -173,7 +173,7 @@ def test_whenever_text_arrives_the_same_is_fed_and_it_ends(
     prompt_text, script = list(range(n_prompt_text)), list(range(100, 100 + n_text))
     prompt = list(range(N_SPEECH_TOKENS - n_prompt, N_SPEECH_TOKENS))
 
-    def once(all_at_once: bool) -> tuple[list[Feed], list[int]]:
+    def once(all_at_once: bool) -> tuple[list[LmFeed], list[int]]:
         decoding = bi_stream(prompt_text, prompt, keep_prompt=keep)
         result = run(decoding, script, drawing(seed, p_fill, p_eos=0.6), all_at_once)
         assert decoding.n_text_taken == n_text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
+from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, n_empty, pcm, spoken
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
@@ -88,7 +88,7 @@ def test_when_text_comes_changes_nothing(talkative: Rig, voice: str) -> None:
     assert len(at_once) > 24_000
     for i in range(4):
         np.testing.assert_array_equal(trickled(talkative, voice, request, rest, random.Random(i)), at_once)
-    assert talkative.model.cache.n_free == N_SLOTS
+    assert n_empty(talkative.model.cache) == N_SLOTS
 
 
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
@@ -216,7 +216,7 @@ def test_a_run_without_an_end_is_heard_as_far_as_it_went_whoever_steps(
     bias[FILL] = bias[6561] = -100.0
     monkeypatch.setattr(rig.model.lm, "head_bias", bias)
     heard = []
-    for lane in (Lane.ALL, Lane.WORDS):
+    for lane in (Lane.ALL, Lane.TOKENS):
         stepped = Stepped(rig)
         key = stepped.say(Request(TEXT[:25], 3, grows=True), "preset")
         stepped.push(key, "", last=True)
@@ -277,7 +277,7 @@ def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> Non
     stepped = Stepped(rig)
     slow = stepped.say(Request("Well", grows=True), "preset")
     stepped.run()
-    assert stepped.began == [slow] and rig.model.cache.n_free >= N_SLOTS - 1
+    assert stepped.began == [slow] and n_empty(rig.model.cache) >= N_SLOTS - 1
     late = stepped.say(Request(TEXT[:9], 6, grows=True), "preset")
     for text in (TEXT[9:20], TEXT[20:]):
         stepped.run()

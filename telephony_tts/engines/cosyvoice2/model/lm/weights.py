@@ -1,12 +1,12 @@
-"""Weight matrices of the language model: as they are, or in int8 for a CPU, where reading weights is what takes time.
+"""Weight matrices of the language model with the norm before them: in the checkpoint's precision, or int8 for a CPU.
 
-In int8 the columns of a matrix, which are its input channels, are made equally large, and then each row, an output
-channel, gets a scale of its own: channels that are a hundred times larger than the others, as trained models have some,
-cost no precision, whether their weights make up for it or not. An activation row is written as two rows of small whole
-numbers, its rounded values and what the rounding left over: scale * (high + low / 126), about 14 bits.
+A CPU spends most of a decode step on reading weights, so int8 makes it faster. First the columns of a matrix, its input
+channels, are scaled to equal size. Then each row, an output channel, gets its own scale. Trained models have channels a
+hundred times larger than others, and so they cost no precision.
 
-Products of whole numbers are exact, so they depend neither on how many rows are multiplied at once nor on the
-processor, and all else is done value by value: a row's result is the same to the bit whoever its neighbours are.
+An activation row becomes two rows of small whole numbers: the rounded values and the rest of the rounding. Its value is
+scale * (high + low / 126), about 14 bits. Integer products are exact and all else is computed value by value. So a
+row's result is the same to the bit in any batch (`model.linear`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from telephony_tts.engines.cosyvoice2.model.linear import (
 )
 
 LOW_PER_HIGH = 2 * LARGEST_ACTIVATION
-"""Steps of the low row in one of the high: what rounding leaves, at most half a step, fills the same range."""
+"""Steps of the low row in one step of the high row. The rest of a rounding, half a step at most, fills the range."""
 _STEPS = torch.tensor([[[float(LARGEST_ACTIVATION)]], [[float(LARGEST_ACTIVATION * LOW_PER_HIGH)]]])
-"""[2, 1, 1]: of a row's largest value, in high and in low steps."""
+"""[2, 1, 1]: the largest value of a row, in high steps and in low steps."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., D] over its root mean square, taken in float32, times `weight` [D]."""
+    """x [..., D] divided by its root mean square, which is computed in float32, times `weight` [D]."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """What `rms_norm` does to the rows before a matrix."""
+    """The norm of the rows before a matrix (`rms_norm`)."""
 
     weight: Tensor
     """[K]"""
@@ -49,14 +49,14 @@ class RmsNorm:
 
 
 class Matrix(Protocol):
-    """A linear map of rows, which may be normed before."""
+    """A linear map of rows, with or without a norm before it."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., K] times the transposed weights, and `bias` [N] -> [..., N]."""
 
 
 class FloatMatrix:
-    """Weights [N, K] in the dtype and on the device they have."""
+    """Weights [N, K] in the dtype and on the device that they have."""
 
     def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
         self.weight, self._norm = weight, norm
@@ -68,9 +68,9 @@ class FloatMatrix:
 
 
 class Int8Matrix:
-    """Weights [N, K] of float32 rounded to int8, on the CPU; takes and gives float32. Raises ValueError for others.
+    """float32 weights [N, K] rounded to int8, on a CPU. Takes and gives float32. Raises ValueError for other weights.
 
-    A row that holds a NaN or an infinity comes out without a finite number, and no other row does.
+    A row with a NaN or an infinity gives no finite value. Other rows are not affected.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Int8Matrix:
         rows = x.reshape(-1, x.shape[-1])
         halves, factor = split_rows(rows * self._columns)
         if self._is_normed:
-            # One factor of the whole row; the width under the root is with the columns.
+            # One factor for the whole row. The root of the width is in the columns already.
             length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
             factor.div_(length.hypot_(self._least_length))
         high, low = self._product(halves).view(2, len(rows), -1).unbind(0)
@@ -104,9 +104,9 @@ class Int8Matrix:
 
 
 def split_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [M, K] -> [2 M, K], the high rows and then the low ones, and each row's largest value [M, 1].
+    """float32 [M, K] -> [2 M, K], all high rows and then all low rows, and the largest value of each row [M, 1].
 
-    Whole numbers within 63; without meaning where the largest value is zero or no finite number.
+    The values are whole numbers within 63. They are undefined if the largest value is zero or not finite.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
     halves = (x * (_STEPS / largest)).round_()
