@@ -156,7 +156,7 @@ class Simulation:
         self.live: dict[int, Said] = {}
         """Those that the engine knows."""
         self.counters = Counters()
-        self.newcomers_wait_ns = 0
+        self.new_delay_ns = 0
         """As the last plan had it."""
         self.busy_ns = dict.fromkeys(Stage, 0)
         self.n_rows = dict.fromkeys(Stage, 0)
@@ -233,9 +233,9 @@ class Simulation:
             jobs = [said.job for said in self.live.values()]
             per = self.ahead, N_EULER, self.cost.run_ahead
             owed = [each for job in jobs if (each := job.pending_work(*per)) is not None]
-            self.newcomers_wait_ns = new_stream_delay_ns(owed, self.counters.costs, self.now_ns)
+            self.new_delay_ns = new_stream_delay_ns(owed, self.counters.costs, self.now_ns)
             n_drawing = sum(job.is_drawing for job in jobs)
-            made = self._planner(needs, lane, self.widths, n_drawing, self.newcomers_wait_ns)
+            made = self._planner(needs, lane, self.widths, n_drawing, self.new_delay_ns)
             if self._watch is not None:
                 self._watch(self, lane, needs, made)
             if made:

@@ -1,4 +1,4 @@
-"""The tiny model on a CPU and on the pretended device, and what the one is asked against the other."""
+"""The tiny model on a CPU and on the pretended device, for comparing the two."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 N_SLOTS = 8
 VOICES = ("prompted", "preset")
 WITHIN = 1e-4
-"""Of the signal's rms: the order of float32 sums."""
+"""As a share of the signal's rms: the effect of the order of float32 sums."""
 
 
 class Place:
-    """The tiny model somewhere, and its voices."""
+    """The tiny model on one device, and its voices."""
 
     def __init__(self, directory: Path, device: str) -> None:
         checkpoint = with_steps(load_model_directory(directory), FEW_EULER)

@@ -1,4 +1,4 @@
-"""A tiny model that can be made to speak, for the tests of this folder."""
+"""A tiny model that speaks, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SENTENCE = "Thank you for calling, how can I help you today?"
 NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
 UNBOUNDED = AheadLimits(audio_ms=10**9)
-"""Nobody here takes what is made."""
+"""For tests in which no listener takes audio."""
 FEW_EULER = 4
-"""A first, a last and two between: the official ten are more than half of the time that an utterance takes here, and
-nothing here asks how many there are. With ten the flow itself is tested, and the engine as it is started."""
+"""A first, a last and two between. The official ten would take more than half of the time here, and nothing here
+depends on their number. The tests of the flow and of the started engine use ten."""
 
 
 def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:
-    """The same with so many steps to a block."""
+    """The checkpoint with `n_euler` steps for each block."""
     config = checkpoint.config
     return replace(checkpoint, config=replace(config, flow_decoder=replace(config.flow_decoder, n_steps=n_euler)))
 
@@ -95,7 +95,7 @@ class Rig:
         return ready_voice(self.model, self.features[name], profile)
 
     def speech_tokens(self, prompt: SpeakerPrompt, decoding: Decoding, seed: int) -> list[int]:
-        """All ids that a decoding gives; it must need no more text."""
+        """All ids of a decoding that has its whole text."""
         track = self.runner.open(0, seed, prompt, 1.0, DEFAULT)
         tokens: list[int] = []
         while (feed := decoding.next_feed()) is not None:
@@ -110,7 +110,7 @@ class Rig:
         return tokens
 
     def audio(self, voice: str, prompt: SpeakerPrompt, tokens: list[int], seed: int) -> Tensor:
-        """All of the tokens' audio [N] at once: the flow from the first prompt token, and the vocoder."""
+        """The audio [N] of all tokens at once: the flow from the first prompt token, and the vocoder."""
         features, model = self.features[voice], self.model
         n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
         mel = model.flow.full(
@@ -125,7 +125,7 @@ class Rig:
 
 
 class Watched(Runner):
-    """A runner that keeps what it was asked to compute: what of, and for which slots; no slots for a voice."""
+    """A runner that records its calls: the stage and the slots. A voice has no slot."""
 
     def __init__(self, rig: Rig, sizes: BatchSizes | None = None) -> None:
         super().__init__(rig.model, batch_sizes=sizes)
@@ -133,7 +133,7 @@ class Watched(Runner):
         self.feeds: list[LmFeed] = []
         """Of all calls of `prefill`."""
         self._slots: dict[int, int] = {}
-        """By the id of a block under way: to keep the block itself would keep what it holds."""
+        """By the id of a block in the flow: keeping the block would keep its tensors."""
 
     def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
         self.calls.append(("prefill", tuple(track.slot for track in tracks)))
@@ -161,7 +161,7 @@ class Watched(Runner):
 
 
 class Stepped:
-    """A core whose steps are made here, one by one, by lanes that take turns in an order of one's choice."""
+    """A core that the test steps, with lanes in any order."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Stepped:
         self.core.receive(CancelUtterance(key))
 
     def take(self, key: int) -> None:
-        """Its listener takes all that was made."""
+        """Its listener takes all audio so far."""
         n_made = sum(len(chunk.pcm) for chunk in self.heard[key])
         self.core.receive(AudioTaken(key, n_made - self._n_taken.get(key, 0)))
         self._n_taken[key] = n_made
@@ -211,7 +211,7 @@ class Stepped:
     def run(
         self, n_most: int = 10**9, lanes: Callable[[], Lane] = lambda: Lane.ALL, taking: Collection[int] = ()
     ) -> int:
-        """Make steps until nothing more can be done; how many. `taking`: whose listeners take what comes at once."""
+        """Step until nothing more can be done. Returns the number of steps. `taking`: keys whose audio is taken."""
         n = 0
         while n < n_most:
             for key in taking:
@@ -223,16 +223,16 @@ class Stepped:
 
     def until_heard(self, key: int, n_chunks: int) -> None:
         while len(self.heard[key]) < n_chunks:
-            assert self.core.step(), "it is silent"
+            assert self.core.step(), "the core is idle"
 
     def voice(self, name: str) -> SpeakerPrompt:
-        """The voice as this core has it ready."""
+        """A ready voice of this core."""
         prompt = self.core.voices.get(name)
         assert prompt is not None
         return prompt
 
     def pcm(self, key: int) -> Pcm:
-        """What was heard of it. Raises its error if it ended with one."""
+        """The audio of a stream. Raises its error if it ended with one."""
         error = self.ended[key].error if key in self.ended else None
         if error is not None:
             raise error
@@ -243,7 +243,7 @@ class Stepped:
         return self.core.slots.n_free == self.core.slots.n == n_empty(self.core.runner.model.cache)
 
     def _tell(self, key: int, event: Event) -> None:
-        assert key not in self.ended, "something came after the end"
+        assert key not in self.ended, "an event came after the end"
         match event:
             case UtteranceBegan():
                 self.began.append(key)
@@ -254,7 +254,7 @@ class Stepped:
 
 
 TOGETHER = BatchSizes(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
-"""Batches of everybody, as on a device."""
+"""Batches of all streams, as on a device."""
 REQUESTS = [
     Request("It left on Tuesday.", 1),
     Request("Thank you for calling.", 1, speed=1.3),
@@ -275,7 +275,7 @@ def say_all(stepped: Stepped, n: int = len(REQUESTS)) -> list[int]:
 
 
 def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> None:
-    """Each is what it is alone, all are over, and nothing is held."""
+    """Assert that each sounds as alone, all have ended, and nothing is held."""
     for key, expected in zip(keys, alone, strict=True):
         np.testing.assert_array_equal(stepped.pcm(key), expected)
     assert set(keys) <= set(stepped.ended)
@@ -283,7 +283,7 @@ def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> No
 
 
 def spoken(rig: Rig, request: Request, voice: str = "prompted", profile: Profile = DEFAULT) -> Pcm:
-    """An utterance that is alone, to its end."""
+    """The audio of an utterance that is alone."""
     alone = Stepped(rig, profile)
     key = alone.say(request, voice)
     alone.run()

@@ -64,7 +64,7 @@ async def killed_and_back(engine: CosyVoice2Engine) -> None:
 # ------------------------------------------------------------------------------ memory
 
 
-def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: Path) -> None:
+def test_out_of_memory_ends_the_utterances_that_need_some_and_the_engine_goes_on(model_dir: Path) -> None:
     """The system gives its process no more: whoever comes is told, and when there is memory again all is as it was. It
     may die of it too, and is then replaced."""
 
@@ -93,7 +93,7 @@ def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: P
 def test_text_that_cannot_be_read_fails_alone(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], when: str
 ) -> None:
-    """Also before the utterance has a place in the core: whoever takes in orders must outlive it."""
+    """Also before the utterance is in the core: the thread that receives orders must survive it."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", NEIGHBOUR)))
@@ -153,8 +153,8 @@ def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
     apart(model_dir, use, n_workers=2, limits=EngineLimits(n_slots=2))
 
 
-def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
-    """Long sentences given up at every stage, from the first id to the last block, while two others are heard whole."""
+def test_a_storm_of_cancels_changes_no_other_utterance(model_dir: Path) -> None:
+    """Long sentences cancelled in every stage, while two other utterances are complete."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -206,7 +206,7 @@ def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: P
 
 
 def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
-    """Its sentences are cut at their longest length, and a neighbour gets its turn: one slot for all."""
+    """Its sentences are cut at the longest length, and another utterance gets the only slot next."""
     state = torch.load(directory / "llm.pt", weights_only=True)
     state["llm_decoder.bias"][6561:] = -50.0
     torch.save(state, directory / "llm.pt")

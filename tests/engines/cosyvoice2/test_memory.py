@@ -60,7 +60,7 @@ KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, 
 
 
 class Census:
-    """What lives, asked for again and again without a walk through the whole process.
+    """Live storages, counted repeatedly without walking the whole process.
 
     Nothing is collected meanwhile, so whatever is made since stays among the youngest, and only what was there before
     has to be kept in mind.
@@ -82,7 +82,7 @@ class Census:
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in dense}
 
     def objects(self) -> list[object]:
-        """Of the kinds above, those included that an earlier test has left."""
+        """Live storages of the kinds above, also those of earlier tests."""
         return [*self._left_over, *(o for o in self._young() if type(o) in KINDS)]
 
     def _young(self) -> list[object]:
@@ -102,7 +102,7 @@ def census() -> Iterator[Census]:
 
 
 def test_the_census_misses_nothing(rig: Rig, prompt: SpeakerPrompt, census: Census) -> None:
-    """With an utterance under way it finds what a walk through everything finds."""
+    """During an utterance it finds the same as a walk through the whole process."""
     stepped = Stepped(rig)
     key = stepped.say(Request(SENTENCE))
     stepped.run(60)
@@ -125,7 +125,7 @@ def elements_per_token(config: ModelConfig) -> tuple[int, int]:
 
 
 def elements_of_contexts(config: ModelConfig) -> int:
-    """Left contexts of the convolutions, whatever the length."""
+    """The left contexts of the convolutions have the same size at any length."""
     d, c, d_mel = config.flow_encoder.d_model, config.flow_decoder.n_channels, config.flow_decoder.d_mel
     of_convolutions = [4 * d_mel, c, *[c] * (2 * config.flow_decoder.n_mid_stages), 2 * c, c, c, c, c]
     return (2 + 4) * d + config.flow_decoder.n_steps * 2 * 2 * sum(of_convolutions)
@@ -196,7 +196,7 @@ def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str, cen
     assert held[-1] <= 8 * n_frames * (80 + SAMPLES_PER_FRAME) + 4 * SAMPLES_PER_FRAME
 
 
-def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
+def test_the_cache_is_allocated_once(rig: Rig) -> None:
     cache, lm = rig.model.cache, rig.config.lm
     per_position = 2 * lm.n_layers * lm.n_kv_heads * lm.d_head * FLOAT32
     assert cache.data.untyped_storage().nbytes() == (N_SLOTS + 1) * per_position * cache.max_len
@@ -210,8 +210,8 @@ def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
     assert len(stepped.pcm(key))
 
 
-class Ready(Stepped):
-    """A core that has a voice ready, and nothing else left of making it."""
+class SteppedWithVoice(Stepped):
+    """A core with a ready voice and no other trace of building it."""
 
     def __init__(self, rig: Rig, profile: Profile) -> None:
         super().__init__(rig, profile)
@@ -220,7 +220,7 @@ class Ready(Stepped):
         self.voice("prompted")
 
     def say_at_length(self) -> int:
-        """What is heard is not kept: it would be counted."""
+        """Its chunks are not kept, because they would be counted."""
         return self.say(Request(SENTENCE))
 
     def step_unheard(self, key: int) -> bool:
@@ -236,7 +236,7 @@ class Ready(Stepped):
 def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str, census: Census) -> None:
     """Looked at after every third step: all live storages, of which the ids, the clock, a block under way and mel or
     audio not yet given out are the rest."""
-    ready = Ready(rig, PROFILES[name])
+    ready = SteppedWithVoice(rig, PROFILES[name])
     before = sum(census.storages().values())
     key = ready.say_at_length()
     most, n_looks, n_steps = 0, 0, 0
@@ -261,10 +261,10 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: str, census: Census) -> None:
+def test_all_memory_is_free_at_the_end_and_after_any_cancel(rig: Rig, name: str, census: Census) -> None:
     """At the end, and cancelled after steps all along: before the first token, between Euler steps, at the end. It is
     freed where it is dropped: nothing of it refers to itself, and no collector has to come."""
-    ready = Ready(rig, PROFILES[name])
+    ready = SteppedWithVoice(rig, PROFILES[name])
     before = census.storages()
     assert census.objects() == [] and ready.is_empty()
     whole = ready.say_at_length()

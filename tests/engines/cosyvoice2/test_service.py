@@ -1,4 +1,4 @@
-"""The engine: its contract, its voices, and what it says when something is missing."""
+"""The engine: its contract, its voices, and its errors when something is missing."""
 
 import asyncio
 import threading
@@ -97,7 +97,7 @@ def test_other_profiles_and_dtypes_speak(model_dir: Path, profile: str, dtype: s
 
 
 def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
-    """Also where those that have a slot wait for their listener, or are closed in the middle."""
+    """Also if the utterances with a slot wait for their listeners, or are closed in the middle."""
 
     utterances = [Utterance(str(i), f"{BRIEF.sentence} {i}", seed=i, deadline_ns=100 - i) for i in range(4)]
     alone: list[Pcm] = []
@@ -130,7 +130,7 @@ async def is_under_way(engine: CosyVoice2Engine) -> None:
 
 
 def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
-    """A worker that waits for one bot's words speaks for the other calls; closing lets go of everything."""
+    """While one utterance waits for text, the worker computes the others. Closing frees everything."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -170,7 +170,7 @@ LONG = "This is a sentence that does not come to its end and goes on and on with
 def engine_of_odd_text(
     model_dir: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[asyncio.Runner, CosyVoice2Engine]]:
-    """One for all of a profile: who comes after an odd text is any of the others too."""
+    """One for all texts of a profile: any text may follow an odd one."""
     with asyncio.Runner() as runner:
         engine = CosyVoice2Engine(model_dir, profile=request.param)
         runner.run(engine.start())
@@ -203,7 +203,7 @@ def test_odd_text(
     text: str,
     is_heard: bool,
 ) -> None:
-    """Whatever a bot sends is spoken or passed over, and the next one does not notice."""
+    """Any text is spoken or skipped, and the next utterance is not affected."""
     runner, engine = engine_of_odd_text
     # All of the text goes through the engine, and little audio comes out: 300 characters are two blocks. What is longer
     # does not fit into a slot unless it is cut.
@@ -245,7 +245,7 @@ def test_a_directory_that_is_not_complete(tmp_path: Path) -> None:
     assert engine.stats() == EngineStats() and engine.voices == ()
 
 
-def test_no_voice_at_all(tmp_path: Path) -> None:
+def test_without_any_voice_the_engine_does_not_start(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path)
     (tmp_path / "spk2info.pt").unlink()
     with pytest.raises(EngineUnavailable, match="no voice"):
@@ -326,7 +326,7 @@ def test_not_started_and_not_there(model_dir: Path) -> None:
 
 
 def test_an_engine_that_is_gone_takes_no_more(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks is told so, at once, and nothing is left of the question."""
+    """The error comes at once, and no record of the utterance is left."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         assert await speak(engine, Utterance("u", "yes"))
@@ -345,7 +345,7 @@ def test_an_engine_that_is_gone_takes_no_more(model_dir: Path, monkeypatch: pyte
 
 
 def test_closed_while_it_loads(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another task, or because the one that starts it is cancelled: nothing runs afterwards."""
+    """By another task, or because the starting task is cancelled: nothing runs afterwards."""
     begun, may_go_on = threading.Event(), threading.Event()
     load = SpeechModel.load
 
@@ -386,7 +386,7 @@ def test_closed_while_it_loads(model_dir: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_closed_with_many_open_streams(model_dir: Path) -> None:
-    """Those under way, those that wait for a slot, and those whose listener has not asked again: each is told."""
+    """Running utterances, those that wait for a slot, and those whose listener has not asked again: each ends."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         streams = [engine.synthesize(Utterance(str(i), f"{SENTENCE} {SENTENCE}", seed=i)) for i in range(4)]

@@ -307,7 +307,7 @@ class Core:
         error: Exception | None = None
         try:
             if build.prompt is None:
-                build.prompt = self.runner.begin_prompt(self.voices.features[build.name], self._profile)
+                build.prompt = self.runner.model.begin_prompt(self.voices.features[build.name], self._profile)
             if not build.prompt.solve.done:
                 self.runner.flow([build.prompt.solve])
             if build.prompt.solve.done:

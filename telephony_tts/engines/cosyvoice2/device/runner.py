@@ -21,7 +21,7 @@ from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.device.lm_steps import CpuLmSteps, DeviceLmSteps, DrawnIds, LmSteps
 from telephony_tts.engines.cosyvoice2.device.mel_stretch import MelStretch
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
-from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow.begin import Wanted, begin_together
@@ -33,7 +33,6 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoin
 from telephony_tts.engines.cosyvoice2.model.vocoder.work import Failed
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
-from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 RUN_AHEAD = 5
 """Speech ids that an accelerator draws before the host reads any. Ids past the end of speech are dropped."""
@@ -287,10 +286,3 @@ class Runner:
         frames = track.stretch.push(mel, last=is_last)
         track.n_frames += frames.shape[2]
         return frames, is_last
-
-    # -------------------------------------------------------------------------- voices
-
-    @torch.inference_mode()
-    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptBuild:
-        """Begin to build what a voice's utterances share. `flow` makes its steps."""
-        return self.model.begin_prompt(features, profile)

@@ -29,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
 READ = {"border.py:read"}
-"""Where the host may wait."""
+"""The only place where the host may wait."""
 TEST = {"a test"}
 
 
@@ -37,7 +37,7 @@ TEST = {"a test"}
 
 
 def feed(n_text: int, n_speech: int, seed: int, banned: tuple[int, ...] = (EOS,), forced: int | None = None) -> LmFeed:
-    """Start, text, task, speech, of random ids."""
+    """A feed of start, text, task and speech with random ids."""
     random = torch.Generator().manual_seed(seed)
     text, speech = (tuple(torch.randint(200, (n,), generator=random).tolist()) for n in (n_text, n_speech))
     control = [TokenSegment(EmbeddingTable.CONTROL, (i,)) for i in range(2)]
@@ -49,11 +49,11 @@ def feed(n_text: int, n_speech: int, seed: int, banned: tuple[int, ...] = (EOS,)
 LONG = 2 * PREFILL_CHUNK
 FEEDS = [feed(9, 20, 0), feed(40, LONG, 1), feed(3, 0, 2, ()), feed(30, 90, 3, forced=FILL), feed(7, 250, 4)]
 MORE = [feed(1, 0, 5), feed(5, 5, 6, forced=7), feed(2, PREFILL_CHUNK, 7), feed(33, 0, 8, ()), feed(1, 1, 9)]
-"""What comes after them, as where text comes while it is spoken."""
+"""Later feeds, as for text that arrives while it is spoken."""
 
 
 def fed_alone(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[int]:
-    """The ids drawn after all of each."""
+    """The id drawn after each whole feed."""
     ids = []
     for track, whole in zip(tracks, feeds, strict=True):
         while (drawn := runner.prefill([track], [whole])[0]) is None:
@@ -63,7 +63,7 @@ def fed_alone(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed]) 
 
 
 def fed_together(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[int]:
-    """The same; those that are long take several calls."""
+    """The same in batches; long feeds take several calls."""
     ids: dict[int, int] = {}
     while len(ids) < len(tracks):
         left = [i for i in range(len(tracks)) if i not in ids]
@@ -72,7 +72,7 @@ def fed_together(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed
     return [ids[i] for i in range(len(tracks))]
 
 
-def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
+def test_prefill_of_several_prompts_equals_each_alone(
     here: Place, there: Place, pretence: Pretence
 ) -> None:
     ours, theirs = (place.open([DEFAULT] * 5) for place in (there, here))
@@ -87,7 +87,7 @@ def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
     assert set(pretence.waits) - TEST == READ
 
 
-def test_many_prompts_are_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
+def test_many_prompts_need_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
     tracks = there.open([DEFAULT] * 8)
     counted = []
     for some in (tracks[:2], tracks[2:]):
@@ -98,7 +98,7 @@ def test_many_prompts_are_as_many_launches_and_transfers_as_two(there: Place, pr
     assert counted[0] == counted[1] and counted[0][0].total() > 50
 
 
-def test_what_is_no_number_in_one_slot_reaches_no_other(here: Place, there: Place) -> None:
+def test_values_that_are_not_finite_stay_in_their_slot(here: Place, there: Place) -> None:
     ours, theirs = (place.open([DEFAULT] * 3) for place in (there, here))
     fed_together(there.runner, ours, FEEDS[:3])
     fed_alone(here.runner, theirs, FEEDS[:3])
@@ -109,12 +109,12 @@ def test_what_is_no_number_in_one_slot_reaches_no_other(here: Place, there: Plac
         assert_close(there.model.cache.data[:, :, slot], here.model.cache.data[:, :, slot])
 
 
-def test_a_prompt_without_room_or_with_an_id_that_is_none_changes_nothing(there: Place) -> None:
+def test_a_prompt_without_room_or_with_an_unknown_id_changes_nothing(there: Place) -> None:
     tracks = there.open([DEFAULT] * 3)
     fed_together(there.runner, tracks, FEEDS[:3])
     before = there.model.cache.data.cpu().clone()
     too_long = feed(5, there.model.cache.max_len, 1)
-    # Beyond what the first call feeds.
+    # Beyond the part that the first call feeds.
     unknown = LmFeed((*feed(5, PREFILL_CHUNK, 1).segments, TokenSegment(EmbeddingTable.SPEECH, (10**6,))))
     for bad, words in ((too_long, "shorter pieces"), (unknown, "speech token outside")):
         with pytest.raises(EngineError, match=words):
@@ -128,7 +128,7 @@ def test_a_prompt_without_room_or_with_an_id_that_is_none_changes_nothing(there:
 
 
 @pytest.mark.parametrize("at", ["layers", "sampler"])
-def test_a_batch_of_prompts_that_fails_is_as_if_it_had_not_been(
+def test_a_failed_prefill_batch_is_rolled_back(
     here: Place, there: Place, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (place.open([DEFAULT] * 3) for place in (there, here))

@@ -1,4 +1,4 @@
-"""Loading that nobody wants any more, and checkpoints that are broken where a look at the names shows nothing."""
+"""Cancelled loading, and checkpoints whose damage names and shapes do not show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def directory(model_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("precision", [Precision(), INT8], ids=["float32", "int8"])
 def test_it_can_be_given_up_between_any_two_tensors(model_dir: Path, precision: Precision) -> None:
-    """It asks while it reads files, moves and packs weights, and makes the first sentence; then it does no more."""
+    """It asks while it reads files, moves and packs weights, and warms up. Then it stops."""
     settings = Settings(model_dir, precision=precision)
     n_asked = 0
 
@@ -89,10 +89,10 @@ def test_the_first_sentence_keeps_no_slot(directory: Path, ends: bool) -> None:
         ("gpu", 2, "no such device; expected cpu, cuda or cuda:N"),
     ],
 )
-def test_a_device_that_is_not_there_is_told_in_a_sentence(
+def test_a_missing_device_is_reported_in_a_sentence(
     device: str, n_gpus: int, problem: str | None, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also to who makes the engine himself, past the configuration."""
+    """Also without a configuration file."""
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_told_in_a_sentence(
 
 
 def with_short_record(path: Path) -> None:
-    """A whole archive with a good index, in which one tensor has fewer bytes than it says."""
+    """A complete archive with a valid index, in which one tensor has fewer bytes than declared."""
     whole = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         records = {info.filename: archive.read(info) for info in archive.infolist()}
@@ -189,7 +189,7 @@ def test_a_tensor_without_numbers_shows_in_the_first_sentence(
 @pytest.mark.parametrize(
     ("isolation", "lm_dtype"), [("thread", "float32"), ("thread", "int8"), ("process", "bfloat16")]
 )
-def test_a_word_whose_row_has_no_numbers_ends_who_says_it_and_nobody_else(
+def test_a_word_whose_embedding_is_not_finite_ends_only_utterances_with_it(
     directory: Path, isolation: str, lm_dtype: str
 ) -> None:
     """What the first sentence does not reach: one row of the embedding of words. Its callers hear an error each time,

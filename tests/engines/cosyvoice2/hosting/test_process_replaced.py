@@ -58,11 +58,11 @@ MOST_S = 3600.0
 
 
 class Staged:
-    """In the place of a process: says and does what it is told, and keeps what it was sent."""
+    """A scripted process: sends what the test wants, and keeps the orders that it gets."""
 
     made: list[Staged]
     first_words: Callable[[Staged], None]
-    """What each one does as soon as it runs."""
+    """What each process does when it starts."""
 
     def __init__(self, *_: object) -> None:
         self.born_s = asyncio.get_running_loop().time()
@@ -124,7 +124,7 @@ def submit(key: int) -> SubmitUtterance:
 
 
 async def some_turns() -> None:
-    """Let whatever can go on without time passing go on."""
+    """Run all tasks that need no time to pass."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -140,7 +140,7 @@ def pauses_s(made: list[Staged]) -> list[float]:
 def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one(
     made: list[Staged], in_a_thread: bool
 ) -> None:
-    """Sent when the process is dead and not yet cleared away, when the next one loads, and when that is ready."""
+    """Orders that arrive when the process is dead, when the next one loads, and when that is ready."""
 
     async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
         def send(order: Order) -> None:
@@ -256,7 +256,7 @@ def test_closed_in_the_moment_in_which_it_says_something(made: list[Staged]) -> 
 
 
 def test_voices_are_those_of_the_last_time_it_loaded(made: list[Staged]) -> None:
-    """One was removed and another stored while it ran: who asks for none gets one that there is."""
+    """One voice was removed and another stored while it ran. The default voice is one that exists."""
 
     async def main() -> None:
         engine = CosyVoice2Engine(Path("nowhere"), isolation="process")
@@ -541,7 +541,7 @@ def test_a_standstill_of_the_server_does_not_end_a_process(made: list[Staged]) -
 
 
 def test_a_process_that_loads_may_be_silent_for_longer(made: list[Staged], caplog: pytest.LogCaptureFixture) -> None:
-    """And one that sends heartbeats may load as long as it takes."""
+    """A process that sends heartbeats may load for any time."""
 
     async def use(host: ProcessHost, _: object) -> None:
         Staged.first_words = lambda staged: None
@@ -560,7 +560,7 @@ def test_a_process_that_loads_may_be_silent_for_longer(made: list[Staged], caplo
     assert "sent nothing for 60 s" in caplog.text
 
 
-def test_a_first_process_that_hangs_while_it_loads_is_told(made: list[Staged]) -> None:
+def test_a_first_process_that_hangs_while_it_loads_is_an_error(made: list[Staged]) -> None:
     async def main() -> None:
         Staged.first_words = lambda staged: None
         host = ProcessHost(Settings(Path("nowhere")), lambda *_: None)
@@ -574,7 +574,7 @@ def test_a_first_process_that_hangs_while_it_loads_is_told(made: list[Staged]) -
 
 
 def test_utterances_of_one_that_hangs_end_though_it_takes_long_to_die(made: list[Staged]) -> None:
-    """A process that a driver holds is not gone because it was killed."""
+    """A killed process may live on in a driver call."""
 
     async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
         host.send(submit(1))
@@ -609,7 +609,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("while_it_loads", [False, True])
 def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Path, while_it_loads: bool) -> None:
-    """kill -9: nobody tells the engine. It sees that its socket is closed, also while it loads and reads nothing."""
+    """After kill -9 of the server the engine sees that its socket is closed, also while it loads."""
     environment = dict(os.environ)
     if while_it_loads:
         (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")

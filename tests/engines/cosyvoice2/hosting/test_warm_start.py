@@ -1,4 +1,4 @@
-"""What is recorded for a device before the first call, and how that is told."""
+"""Graphs recorded for a device before the first call, and their log lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def runner(n_graphs: int, *, records: bool = True) -> Runner:
     return cast(Runner, rig)
 
 
-def test_long_recording_is_told_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_recording_is_logged_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
     seconds = itertools.count()
     with caplog.at_level(logging.INFO):
         _record_graphs(runner(10), lambda: None, lambda: next(seconds) * NS_PER_S)
@@ -40,7 +40,7 @@ def test_a_cpu_has_nothing_to_record(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_recording_ends_where_nobody_wants_it_any_more() -> None:
+def test_recording_stops_when_loading_is_cancelled() -> None:
     def look() -> None:
         raise EngineError("closed")
 

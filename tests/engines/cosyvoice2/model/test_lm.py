@@ -1,4 +1,4 @@
-"""The language model against reference vectors, and against itself: in pieces, in a crowd, in half precision.
+"""The language model against reference vectors and against itself: in chunks, in batches, in half precision.
 
 `vectors/lm.npz` is the reference's small model with most rows of the 6564 cut away: those that no vector mentions, but
 for 200 kept at random. They come back as zero rows with a bias that no draw reaches.
@@ -118,7 +118,7 @@ def filled(model: LanguageModel, lengths: Sequence[int]) -> tuple[KvCache, Tenso
 
 
 @pytest.mark.parametrize("n_chunk", [1, 7, 64])
-def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> None:
+def test_prefill_in_chunks_equals_the_whole(model: LanguageModel, n_chunk: int) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
     whole, pieces = 0, 1
@@ -128,7 +128,7 @@ def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> 
     assert torch.allclose(cache.data[:, :, pieces], cache.data[:, :, whole], atol=ROUNDING)
 
 
-def test_a_cached_step_is_the_full_recompute(model: LanguageModel) -> None:
+def test_a_cached_step_equals_a_full_recomputation(model: LanguageModel) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
     whole, stepped = 0, 1
@@ -139,7 +139,7 @@ def test_a_cached_step_is_the_full_recompute(model: LanguageModel) -> None:
 
 
 @both_ways
-def test_rows_at_different_positions_are_each_alone(model: LanguageModel, decode: Decode) -> None:
+def test_rows_at_different_positions_equal_each_alone(model: LanguageModel, decode: Decode) -> None:
     lengths = [3, 130, 1, 77]
     cache, x = filled(model, lengths)
     order = [2, 0, 3, 1]
@@ -165,8 +165,8 @@ def test_a_batch_attends_as_each_slot_by_itself(model: LanguageModel) -> None:
     assert each.lengths == batch.lengths == [4, 133, 2, 80]
 
 
-def test_who_comes_and_goes_changes_no_bit_of_a_neighbour(model: LanguageModel) -> None:
-    """Row i is always slot i, idle or not; the neighbour is cancelled half-way and its slot taken again."""
+def test_other_slots_change_no_bit_of_a_row(model: LanguageModel) -> None:
+    """Row i is always slot i or the scratch slot. Another slot is cleared half-way and used again."""
     results = []
     for with_neighbours in (False, True):
         cache, x = filled(model, [20, 30, 10])
@@ -199,7 +199,7 @@ def test_a_cleared_slot_remembers_nothing(model: LanguageModel, decode: Decode) 
     assert torch.equal(decode(model, x, [0], cache), decode(model, x, [0], fresh))
 
 
-def test_two_utterances_in_turn_are_each_alone(golden: Path, model: LanguageModel) -> None:
+def test_two_utterances_in_turn_equal_each_alone(golden: Path, model: LanguageModel) -> None:
     sampling = configs(golden)[1]
     texts = ([1, 2, 3], [40, 41, 42, 43])
     alone = [speak(Run(model, sampling, 200), SentenceDecoding([], text, [])) for text in texts]
@@ -254,8 +254,8 @@ def steps_after_a_prompt(model: LanguageModel) -> Tensor:
 @pytest.mark.parametrize(
     ("rounded", "most"), [("int8", 0.03), pytest.param("int4", 0.35, marks=WITH_INT4)], indirect=["rounded"]
 )
-def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
-    """Of the spread of all likely logits, which nothing but the matrices adds to."""
+def test_rounded_weights_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
+    """The error as a share of the spread of all likely logits."""
     exact, near = steps_after_a_prompt(model), steps_after_a_prompt(rounded)
     assert near.dtype == rounded.dtype == torch.float32
     likely = exact > UNLIKELY / 2
@@ -264,8 +264,8 @@ def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, m
     assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
 
 
-def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
-    """One, two or five rows, in any order, idle ones among them or not, while lengths differ."""
+def test_a_row_with_rounded_weights_has_the_same_bits_in_any_batch(rounded: LanguageModel) -> None:
+    """One, two or five rows in any order, with or without padding rows, of different lengths."""
     lengths = [3, 130, 1, 77, 20]
     alone = []
     cache, x = filled(rounded, lengths)
@@ -290,7 +290,7 @@ def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageMo
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageModel, bad: float) -> None:
+def test_a_row_that_is_not_finite_changes_no_other_rounded_row(rounded: LanguageModel, bad: float) -> None:
     cache, x = filled(rounded, [30, 5, 12])
     clean, _ = filled(rounded, [30, 5, 12])
     x = x.clone()
@@ -302,7 +302,7 @@ def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageMod
     assert torch.equal(cache.data[:, :, [0, 2]], clean.data[:, :, [0, 2]])
 
 
-def test_weights_are_whole_numbers_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
+def test_other_weights_than_int8_and_int4_are_refused(config: LmConfig, state: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="int8, int4 or None, not int3"):
         LanguageModel.from_state(config, state, "int3")  # type: ignore[arg-type]
     half = {name: tensor.half() for name, tensor in state.items()}
@@ -330,7 +330,7 @@ def test_one_error_lists_every_bad_tensor(config: LmConfig, state: dict[str, Ten
     assert "speech_embedding.weight is [6563, 64], not [6564, 64]" in str(raised.value)
 
 
-def test_the_tied_text_head_may_be_there_and_is_not_kept(config: LmConfig, state: dict[str, Tensor]) -> None:
+def test_a_tied_text_head_is_accepted_and_not_kept(config: LmConfig, state: dict[str, Tensor]) -> None:
     head = torch.zeros(config.n_text_rows, config.d_model)
     model = LanguageModel.from_state(config, {**state, "llm.model.lm_head.weight": head})
     assert all(value is not head for value in vars(model).values())
@@ -367,7 +367,7 @@ def test_only_a_slot_can_be_cleared(model: LanguageModel) -> None:
     assert cache.lengths == [0, 0]
 
 
-def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
+def test_a_batch_names_each_slot_once(model: LanguageModel) -> None:
     cache, x = filled(model, [3, 3])
     with pytest.raises(ValueError, match="no slot twice"):
         model.decode(x, [1, 1], cache)
@@ -379,7 +379,7 @@ def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
         model.new_cache(0, 10)
 
 
-def test_an_id_no_table_has_is_an_error(model: LanguageModel) -> None:
+def test_an_unknown_id_is_an_error(model: LanguageModel) -> None:
     for table, ids in ((EmbeddingTable.TEXT, (model.config.n_text_rows,)), (EmbeddingTable.SPEECH, (1, -1))):
         segment = TokenSegment(table, ids)
         with pytest.raises(EngineError, match=r"token outside 0 to \d+"):

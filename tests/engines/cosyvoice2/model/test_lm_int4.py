@@ -1,4 +1,4 @@
-"""Matrices in 4 bits: what the integers stand for, few rows and many, rows that know nothing of each other."""
+"""Int4 matrices: the meaning of the integers, few rows and many, and the independence of rows."""
 
 from __future__ import annotations
 

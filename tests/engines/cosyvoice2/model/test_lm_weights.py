@@ -1,4 +1,4 @@
-"""Int8 matrices: how near they are, rows that know nothing of each other, products that give the same bits."""
+"""Int8 matrices: their error, the independence of their rows, and products with the same bits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 def test_every_product_gives_the_same_bits(
     kind: Callable[[Tensor, Tensor], IntegerProduct], n_out: int, n_in: int
 ) -> None:
-    """For few rows, which take other ways than many, and over several tiles."""
+    """For few and for many rows, and over several tiles."""
     if not is_exact(kind):
         pytest.skip("this processor cuts off sums of two products at 16 bits")
     generator = torch.Generator().manual_seed(1)
@@ -79,7 +79,7 @@ class SixteenBits(Float64Product):
         return (pairs.sum(dim=-1) - 128 * self._integers.float().sum(dim=1)) * self._scale
 
 
-class RightForFew(Float64Product):
+class ExactForFew(Float64Product):
     def __call__(self, rows: Tensor) -> Tensor:
         return super().__call__(rows) + (len(rows) > 16)
 
@@ -89,10 +89,10 @@ class Missing(Float64Product):
         raise AttributeError("no such operator")
 
 
-def test_a_product_that_cuts_off_or_is_not_there_is_not_taken(
+def test_a_saturating_or_missing_product_is_not_used(
     monkeypatch: pytest.MonkeyPatch, chosen_anew: None
 ) -> None:
-    for kind in (SixteenBits, RightForFew, Missing):
+    for kind in (SixteenBits, ExactForFew, Missing):
         assert not is_exact(kind)
     monkeypatch.setattr(linear, "FbgemmProduct", Missing)
     monkeypatch.setattr(linear, "OneDnnProduct", SixteenBits)
@@ -182,8 +182,8 @@ def test_zeros_stay_zeros(kind: Callable[[Tensor, Tensor], IntegerProduct]) -> N
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_row_is_the_same_to_the_bit_in_any_company(normed: bool) -> None:
-    """Also of widths that no vector register divides."""
+def test_a_row_has_the_same_bits_in_any_batch(normed: bool) -> None:
+    """Also for widths that are no multiple of a vector register."""
     for n_in in (64, 75, 896):
         matrix = Int8Matrix(randn(83, n_in, seed=1), RmsNorm(randn(n_in, seed=3), 1e-6) if normed else None)
         x = randn(40, n_in, seed=2) * torch.logspace(-2, 2, 40)[:, None]
@@ -195,7 +195,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(normed: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("normed", [False, True])
-def test_what_is_no_number_stays_in_its_row(
+def test_values_that_are_not_finite_stay_in_their_row(
     kind: Callable[[Tensor, Tensor], IntegerProduct], bad: float, normed: bool
 ) -> None:
     norm = RmsNorm(torch.ones(30), 1e-6) if normed else None

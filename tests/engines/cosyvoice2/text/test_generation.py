@@ -1,4 +1,4 @@
-"""What the language model is fed and when it ends, driven by draws that no model had to make."""
+"""What the language model is fed and when speech ends, with made-up draws."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_stop_id_stops_and_is_not_heard(stop: int) -> None:
     assert decoding.n_out == 1
 
 
-def test_text_of_no_tokens_says_nothing() -> None:
+def test_text_without_tokens_is_done_at_once() -> None:
     assert SentenceDecoding([1, 2], [], [3]).done
     decoding = bi_stream([1, 2], [3])
     assert waits_for_text(decoding)
@@ -95,7 +95,7 @@ def test_which_feeds_rows_can_share() -> None:
 def run(
     decoding: BiStreamDecoding, script: list[int], choose: Choose, all_at_once: bool
 ) -> tuple[list[LmFeed], list[int]]:
-    """Feeds and speech of a decoding that gets `script` as its text, when it asks or before anything else."""
+    """The feeds and the speech of a decoding whose text is `script`, pushed at the start or when it waits."""
     left = list(script)
     feeds, said = [], []
     if all_at_once:
@@ -133,20 +133,20 @@ def drawing(seed: int, p_fill: float = 0.02, p_eos: float = 0.05) -> Choose:
     return choose
 
 
-def test_five_of_text_for_fifteen_of_speech() -> None:
+def test_five_text_tokens_for_fifteen_speech_ids() -> None:
     decoding = bi_stream([], [])
     feeds, said = run(decoding, list(range(12)), lambda feed: EOS if EOS not in feed.banned else 1, all_at_once=False)
     assert feeds[0].segments == (SOS, text(0, 1, 2, 3, 4))
     assert [i for i, feed in enumerate(feeds) if feed.forced == FILL] == [15, 31]
     assert feeds[16].segments == (text(5, 6, 7, 8, 9),)
-    # The last id fed before the fill goes in again with the rest of the text.
+    # The last id before the fill id is fed again with the rest of the text.
     assert feeds[32].segments == (speech(1), text(10, 11), TASK)
     assert feeds[32].banned == (UNUSED_STOP, FILL)
     assert all(feed.banned == (EOS, UNUSED_STOP) for feed in feeds[:32])
     assert said == [1] * 30
 
 
-def test_prompt_speech_goes_in_between_prompt_text() -> None:
+def test_prompt_speech_is_interleaved_with_prompt_text() -> None:
     decoding = bi_stream([1, 2, 3, 4, 5, 6, 7, 8], list(range(100, 120)))
     decoding.push_text([9])
     assert waits_for_text(decoding)
@@ -167,7 +167,7 @@ def test_prompt_speech_goes_in_between_prompt_text() -> None:
 @given(
     st.integers(0, 30), st.integers(0, 80), st.integers(1, 40), st.booleans(), st.floats(0, 0.3), st.integers(0, 2**32)
 )
-def test_whenever_text_arrives_the_same_is_fed_and_it_ends(
+def test_feeds_do_not_depend_on_when_text_arrives_and_they_end(
     n_prompt_text: int, n_prompt: int, n_text: int, keep: bool, p_fill: float, seed: int
 ) -> None:
     prompt_text, script = list(range(n_prompt_text)), list(range(100, 100 + n_text))
@@ -183,7 +183,7 @@ def test_whenever_text_arrives_the_same_is_fed_and_it_ends(
     feeds, said = once(all_at_once=True)
     assert (feeds, said) == once(all_at_once=False)
     assert all(0 <= item < N_SPEECH_TOKENS for item in said)
-    # All text is fed in order; what goes in twice at the end, if anything, is the whole feed before the fill.
+    # All text is fed in order. Only the feed before the last fill id may be fed twice.
     fed = [(segment.table, item) for feed in feeds for segment in feed.segments for item in segment.ids]
     assert fed.count((EmbeddingTable.CONTROL, 1)) == 1
     assert fed.count((EmbeddingTable.CONTROL, 0)) == 1 + (len(feeds) == 2 and feeds[1].segments[0] == SOS)
@@ -208,8 +208,8 @@ def test_a_voice_prompt_longer_than_the_text_is_kept_or_dropped() -> None:
         assert feed.banned == ((EOS,) if keep else (UNUSED_STOP, FILL))
 
 
-def test_text_that_ends_before_it_was_spoken_over_is_a_sentence() -> None:
-    """The reference feeds the task id after it just the same, but with no shortest length and any stop id an error."""
+def test_text_that_ends_before_the_first_feed_is_a_sentence() -> None:
+    """The reference feeds the task id after it as well, but has no shortest length, and any stop id is an error."""
     decoding = bi_stream([1, 2], [])
     decoding.push_text([5])
     assert waits_for_text(decoding)
@@ -233,7 +233,7 @@ def test_speech_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("n_text", "drawn"), [(5, EOS), (5, UNUSED_STOP), (3, FILL), (3, UNUSED_STOP)])
 def test_an_id_out_of_place_is_an_error(n_text: int, drawn: int) -> None:
-    """Three text tokens are the whole of it, five are speech before the end of the text."""
+    """Three text tokens are all of the text; five are enough to speak before its end."""
     decoding = bi_stream([], [], keep_prompt=False)
     decoding.push_text(range(n_text))
     decoding.end_text()
