@@ -65,8 +65,8 @@ async def killed_and_back(engine: CosyVoice2Engine) -> None:
 
 
 def test_out_of_memory_ends_the_utterances_that_need_some_and_the_engine_goes_on(model_dir: Path) -> None:
-    """The system gives its process no more: whoever comes is told, and when there is memory again all is as it was. It
-    may die of it too, and is then replaced."""
+    """Without memory, utterances end with an error. With memory again, all is as before. The process may end; it is
+    then replaced."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -121,8 +121,8 @@ def test_text_that_cannot_be_read_fails_alone(
 
 
 def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
-    """Given up before they begin, while they wait for a slot, in the middle; some are heard to their end, and these say
-    what they say alone. Two slots, so that one that is lost would be missed."""
+    """Most are cancelled before they begin, while they wait for a slot, or later. Some are heard to their end and sound
+    as alone. There are two slots, so that a lost one would show."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", "Yes.", seed=1)))
@@ -178,8 +178,8 @@ def test_a_storm_of_cancels_changes_no_other_utterance(model_dir: Path) -> None:
 
 
 def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: Path) -> None:
-    """Who has it speaks on in it, and so does everyone until the engine is loaded again; then it is not there, and one
-    that was stored meanwhile is."""
+    """All utterances keep it until the engine is loaded again. Then it is gone, and a voice that was stored
+    meanwhile is there."""
     store = VoiceStore(tmp_path)
     features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
     store.save("anna", features)
@@ -223,8 +223,8 @@ def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
 def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was read is not read again: it speaks on. A new process cannot load it, says which file it is, and is tried
-    again until somebody has mended it."""
+    """The running engine does not read it again and goes on. A new process cannot load it, names the file, and is tried
+    again until the file is repaired."""
     monkeypatch.setattr(process_host, "BACKOFF_S", (0.0, 0.1))
 
     async def use(engine: CosyVoice2Engine) -> None:

@@ -1,4 +1,4 @@
-"""What an utterance holds: as much as its length says, nothing twice, and nothing once it is over."""
+"""The memory of an utterance: in proportion to its length, nothing twice, and nothing after its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prompt(rig: Rig) -> SpeakerPrompt:
 
 KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, TokenBlock, PromptBuild,
          SentenceDecoding)  # fmt: skip
-"""What only an utterance has."""
+"""Types that only an utterance holds."""
 
 
 class Census:
@@ -75,7 +75,7 @@ class Census:
         self._old = [weakref.ref(o) for o in there if issubclass(type(o), Tensor)]
 
     def storages(self) -> dict[int, int]:
-        """What `live_storages` would find, by the same rules."""
+        """The storages that `live_storages` would find, by the same rules."""
         old = [tensor for reference in self._old if (tensor := reference()) is not None]
         tensors = [*old, *(o for o in self._young() if issubclass(type(o), Tensor))]
         dense = [t for t in tensors if t.layout == torch.strided and t.device.type == "cpu"]
@@ -96,7 +96,7 @@ class Census:
 
 @pytest.fixture(autouse=True)
 def census() -> Iterator[Census]:
-    """What is freed here is freed at once, and not by a collector that comes when it comes."""
+    """Everything must be freed at once, without the garbage collector."""
     yield Census()
     gc.enable()
 
@@ -144,7 +144,7 @@ def ids(n: int) -> Tensor:
 
 
 def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig, prompt: SpeakerPrompt) -> None:
-    """Without spare room: to the byte. The prompt's whole blocks are not its own; the three tokens after them are."""
+    """Without spare room, to the byte. The prompt's whole blocks are shared; the three tokens after them are not."""
     flow = rig.model.flow
     per_token = FLOAT32 * sum(elements_per_token(rig.config))
     contexts = FLOAT32 * elements_of_contexts(rig.config)
@@ -234,8 +234,8 @@ class SteppedWithVoice(Stepped):
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str, census: Census) -> None:
-    """Looked at after every third step: all live storages, of which the ids, the clock, a block under way and mel or
-    audio not yet given out are the rest."""
+    """Checks all live storages after every third step. The rest are ids, the clock, a block in the flow, and mel or
+    audio that is not given out yet."""
     ready = SteppedWithVoice(rig, PROFILES[name])
     before = sum(census.storages().values())
     key = ready.say_at_length()
@@ -262,8 +262,8 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_all_memory_is_free_at_the_end_and_after_any_cancel(rig: Rig, name: str, census: Census) -> None:
-    """At the end, and cancelled after steps all along: before the first token, between Euler steps, at the end. It is
-    freed where it is dropped: nothing of it refers to itself, and no collector has to come."""
+    """At the end, and after a cancel before the first token, between Euler steps and at the end. Nothing refers to
+    itself, so memory is freed at once and without the garbage collector."""
     ready = SteppedWithVoice(rig, PROFILES[name])
     before = census.storages()
     assert census.objects() == [] and ready.is_empty()
@@ -284,7 +284,7 @@ def test_all_memory_is_free_at_the_end_and_after_any_cancel(rig: Rig, name: str,
 
 
 def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
-    """Cancelled after any of the steps that make it ready."""
+    """A cancel after any of the steps that build the voice."""
     stepped = Stepped(rig)
     before = census.storages()
     for n in range(FEW_EULER):

@@ -101,7 +101,7 @@ def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
 
 
 def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
-    """"3" is spelt out there and nowhere else; a long text is spoken in several runs of the language model."""
+    """Only this profile spells out "3". A long text takes several runs of the language model."""
     plain = replace(UPSTREAM, upstream_text=False)
     three = spoken(rig, Request("I have 3 apples"), "preset", UPSTREAM)
     spelt = spoken(rig, Request("I have three apples."), "preset", plain)

@@ -31,7 +31,7 @@ def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:
-    """A later utterance with an earlier deadline takes the worker away, in the middle."""
+    """A later utterance with an earlier deadline is served before the end of the first."""
 
     utterances = [
         Utterance(str(i), f"{BRIEF.sentence} {i}", voice=("preset", "prompted")[i % 2], seed=i, deadline_ns=100 - i)

@@ -124,8 +124,8 @@ def test_without_the_delay_it_would_cause_underruns() -> None:
 
 
 def beside_a_nervous_caller(n_others: int, load: float, every_ms: int, held_percent: int, **more: Any) -> Simulation:
-    """So many say 8 s, each from half a second after the one before, and need `load` of one lane in all; one more asks
-    every so often and takes it back after so much of that time. He is the last of those who ask."""
+    """`n_others` streams of 8 s each begin half a second apart and need `load` of one lane in all. One more caller asks
+    every `every_ms` and cancels after `held_percent` of that time. It begins last."""
     share_ms = load * 1000 / n_others
     cost = Cost((share_ms / 10, 0), (0, 0.4 * share_ms / 25), (0, 0.05 * share_ms), (0, 0.1 * share_ms))
     sim = Simulation(cost, ONE, profile=EVEN, n_slots=20, **more)
@@ -141,8 +141,8 @@ def beside_a_nervous_caller(n_others: int, load: float, every_ms: int, held_perc
 @settings(max_examples=20)
 @given(st.integers(2, 6), st.sampled_from([1.2, 2.0, 4.0]), st.integers(3000, 6000))
 def test_a_new_stream_is_heard_although_all_others_underrun(n_others: int, load: float, at_ms: int) -> None:
-    """More is needed than can be done, so that somebody is always near dry: he waits a second, and for one block of
-    each of those who are due before that, and what of theirs was under way."""
+    """More is needed than can be done, so some stream is always near its underrun. A new stream waits a second, for one
+    block of each stream that is due before, and for the batches that run."""
     share_ms = load * 1000 / n_others
     cost = Cost((share_ms / 10, 0), (0, 0.4 * share_ms / 25), (0, 0.05 * share_ms), (0, 0.1 * share_ms))
     sim = Simulation(cost, ONE, profile=EVEN, n_slots=20)

@@ -88,17 +88,17 @@ class PlanJudge:
                 (need,) = (need for need in needs if (need.key, need.stage) == (key, stage))
                 # A second block is heard after the first.
                 assert need.due_ns == said.job.due_ns or (stage is Stage.FLOW and need.due_ns > said.job.due_ns)
-        self.first_audio_first_but_for_who_is_near_dry(sim, lane, needs, made)
+        self.first_audio_first_unless_another_would_underrun(sim, lane, needs, made)
         self.nobody_draws_alone_without_need(sim, lane, needs, made)
         self.slots(sim)
         self.nobody_runs_away(sim)
 
     @staticmethod
-    def first_audio_first_but_for_who_is_near_dry(
+    def first_audio_first_unless_another_would_underrun(
         sim: Simulation, lane: Lane, needs: Sequence[Need], made: Plan
     ) -> None:
-        """Whom nobody has heard yet waits for none who has sound left by the engine's book, unless others would run
-        dry: then for those who do within a second of his asking."""
+        """A new stream waits for no stream that has audio left, unless one would underrun. Then it waits for those that
+        underrun within a second of its deadline."""
         wait_ns = sim.new_delay_ns
         assert wait_ns in (0, NEW_STREAM_DELAY_NS)
         for stage, keys in made.items():
@@ -195,8 +195,8 @@ def test_every_step_is_fair_and_every_stream_ends(
 def test_a_flood_of_new_streams_starves_no_stream(
     at_ms: int, every_ms: int, n_before: int, widths: BatchSizes, profile: Profile
 ) -> None:
-    """More is asked for than can be done; still one waits only for those who came before. Each of these may take all
-    batches, whole, until all of it is said; nobody who comes later delays it by more than the rows beside its own."""
+    """More is needed than can be done. A stream still waits only for earlier ones, each of which may take whole batches
+    to its end. A later stream delays it only by its rows in shared batches."""
     cost = Cost(decode=(6, 0), flow=(15, 0), vocode=(40, 0))
     sim = Simulation(cost, widths, n_slots=100, profile=profile)
     before = [sim.say(8, at_ns=at_ms * NS_PER_MS - i) for i in range(1, n_before + 1)]
@@ -225,8 +225,8 @@ def test_a_flood_of_new_streams_starves_no_stream(
 def test_feasible_work_has_no_underrun_but_for_new_streams(
     starts_ms: list[int], load: float, n_words: int, ahead: AheadLimits
 ) -> None:
-    """One row at a time, blocks of a second: until D all that is due is at most each newcomer's first block and `load`
-    of the time since, so that nobody is later than these first blocks and one batch, which is not broken off."""
+    """One row at a time, blocks of a second. The work due at any time is at most the first block of each new stream and
+    `load` of the time since. So no audio is later than these first blocks and one running batch."""
     per_block_ms = load * 1000 / len(starts_ms)
     # The last block may have up to 27 tokens.
     share_ms = per_block_ms * ROW_TOKENS / 27

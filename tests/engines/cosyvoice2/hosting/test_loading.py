@@ -192,8 +192,8 @@ def test_a_tensor_without_numbers_shows_in_the_first_sentence(
 def test_a_word_whose_embedding_is_not_finite_ends_only_utterances_with_it(
     directory: Path, isolation: str, lm_dtype: str
 ) -> None:
-    """What the first sentence does not reach: one row of the embedding of words. Its callers hear an error each time,
-    and those who are in the same batches hear what they hear alone."""
+    """The warm-up does not reach every row of the text embedding. Utterances with this word end with an error each
+    time, and utterances in the same batches sound as alone."""
     text = "Zebras."
     tokenizer = TextTokenizer(directory / "CosyVoice-BlankEN")
     others = {n for other in (NEIGHBOUR, "Hello.") for n in tokenizer.encode(other)}
