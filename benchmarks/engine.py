@@ -36,6 +36,10 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
 )
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPage
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt, FlowStream
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
@@ -180,19 +184,43 @@ def _cached(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Prof
     stream = rig.model.flow.start(prompt.flow)
     n_cut = profile.n_cut(prompt.n_flow_tokens)
     for known, offset, last in profile.plan(prompt.n_flow_tokens + n_cut, tokens.shape[1]):
-        if last:
-            yield rig.model.flow.finish(stream, tokens[:, offset:])
-        else:
-            end = known - LOOKAHEAD_TOKENS
-            yield rig.model.flow.extend(stream, tokens[:, offset:end], tokens[:, end:known])
+        yield _next_mel(rig.model.flow, stream, tokens, (offset, known), last=last)
+
+
+def _next_mel(
+    flow: Flow, stream: FlowStream, tokens: torch.Tensor, span: tuple[int, int], *, last: bool
+) -> torch.Tensor:
+    """The mel of a stream's next block. `span`: its first token, and the end of the tokens that it knows."""
+    ids, n_new = tokens[0, slice(*span)].tolist(), span[1] - span[0] - (0 if last else LOOKAHEAD_TOKENS)
+    (block,) = flow.begin([BlockRequest(stream, ids[:n_new], None if last else ids[n_new:])])
+    return _stepped(flow, block)
+
+
+def _stepped(flow: Flow, block: FlowBlock) -> torch.Tensor:
+    while not block.done:
+        flow.step([block])
+    return block.mel()
+
+
+def _kept_nbytes(table: PageTable) -> int:
+    """Bytes of the pages that a stream or a voice has computed itself."""
+    pages = [page for page in table.pages[table.n_shared :] if isinstance(page, HostPage)]
+    records = [record for page in pages for record in (page.encoder, *page.steps)]
+    tensors = [piece for record in records for pieces in record.kv for piece in pieces]
+    tensors += [context for record in records for context in record.contexts]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: Profile) -> Iterator[torch.Tensor]:
     """The same by computing everything from the first prompt token anew, as the reference does."""
+    flow = rig.model.flow
+    unshared = FlowPrompt(prompt.flow.spk, prompt.flow_tokens, prompt.flow_mel.to(flow.dtype), PageTable())
     for known, offset, last in profile.plan(prompt.n_flow_tokens, tokens.shape[1]):
-        mel = rig.model.flow.full(
-            prompt.flow_tokens, tokens[:, :known], prompt.flow_mel, prompt.embedding, streaming=not last, finalize=last
-        )
+        if last:
+            whole = flow.begin_whole(prompt.flow_tokens, tokens[:, :known], prompt.flow_mel, prompt.embedding)
+            mel = _stepped(flow, whole)
+        else:
+            mel = _next_mel(flow, flow.start(unshared), tokens, (0, known), last=False)
         yield mel[:, :, offset * FRAMES_PER_TOKEN :]
 
 
@@ -293,18 +321,13 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     give_back_unused()
     before_kib = resident_kib(os.getpid())
     stream = model.flow.start(prompt.flow)
-    n_start, vocoder = stream.nbytes(), 0
+    n_start, vocoder = _kept_nbytes(stream.table), 0
     for known, offset, last in DEFAULT.plan(features.speech_tokens.numel(), n_tokens):
-        end = known - (0 if last else LOOKAHEAD_TOKENS)
-        mel = (
-            model.flow.finish(stream, tokens[:, offset:])
-            if last
-            else model.flow.extend(stream, tokens[:, offset:end], tokens[:, end:known])
-        )
+        mel = _next_mel(model.flow, stream, tokens, (offset, known), last=last)
         joint.push(mel, last=last)
         vocoder = max(vocoder, joint.n_bytes)
     held_kib = resident_kib(os.getpid()) - before_kib
-    n_flow = stream.nbytes()
+    n_flow = _kept_nbytes(stream.table)
     seconds = n_tokens / TOKENS_PER_S
     tail_s = prompt.flow.tail_tokens.shape[1] / TOKENS_PER_S
     del stream, joint, mel
@@ -320,19 +343,21 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
         "flow, bytes per second with spare room": round((n_flow - n_start) / (seconds + tail_s)),
         "flow, bytes at the start": n_start,
         "vocoder, bytes at most": vocoder,
-        "prompt, bytes, shared": prompt.flow.nbytes(),
+        "prompt, bytes, shared": _kept_nbytes(prompt.flow.table),
         "process, bytes per second": round(held_kib * 1024 / seconds),
         "process, bytes left afterwards": left_kib * 1024,
     }
 
 
 def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:
-    """Bytes that the flow keeps of a second, told by a first block in buffers without room to spare."""
-    stream = rig.model.flow.start(prompt.flow, growth_frames=0)
-    n_start, n_tail = stream.nbytes(), stream.tail_tokens.shape[1]
-    n = rig.model.flow.tokens_to_block_end(stream)
-    rig.model.flow.extend(stream, tokens[:, :n], tokens[:, n : n + LOOKAHEAD_TOKENS])
-    return round((stream.nbytes() - n_start) * TOKENS_PER_S / (n_tail + n))
+    """Bytes that the flow keeps of a second, told by what a second block adds to the first."""
+    stream = rig.model.flow.start(prompt.flow)
+    n_first = -prompt.n_flow_tokens % BLOCK_TOKENS or BLOCK_TOKENS
+    _next_mel(rig.model.flow, stream, tokens, (0, n_first + LOOKAHEAD_TOKENS), last=False)
+    n_start = _kept_nbytes(stream.table)
+    n_known = n_first + BLOCK_TOKENS + LOOKAHEAD_TOKENS
+    _next_mel(rig.model.flow, stream, tokens, (n_first, n_known), last=False)
+    return round((_kept_nbytes(stream.table) - n_start) * TOKENS_PER_S / BLOCK_TOKENS)
 
 
 # ---------------------------------------------------------------------------------- report

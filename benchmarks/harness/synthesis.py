@@ -213,7 +213,7 @@ class Watch:
             ("LM decode", model.lm, "logits"),
             ("LM sampling", model.sampler, "sample"),
             ("flow", model.flow, "begin"),
-            ("flow", model.flow, "begin_full"),
+            ("flow", model.flow, "begin_whole"),
             ("flow", model.flow, "step"),
             ("vocoder", model.vocoder, "f0"),
             ("vocoder", model.vocoder, "excite"),

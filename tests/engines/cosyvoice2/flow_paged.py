@@ -1,4 +1,4 @@
-"""The small flow with pages, for its tests, on a device that counts what it is asked for; what is held against it."""
+"""The small flow with a page pool on a pretended device, for its tests, and the mels that it is compared with."""
 
 from __future__ import annotations
 
@@ -12,82 +12,84 @@ import torch
 from flow_calls import call, chunk, end
 from freeze_flow import random_state, small_flow, with_steps
 from parity_flow import flow_config
+from plain_flow import begin, extend, finish
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from telephony_tts.engines.cosyvoice2.model.flow.batch import FlowBatches
+from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import SCRATCH_PAGE, DevicePage
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.pages import WASTE
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowStream
 
 N_STEPS = 6
-"""As few as leave each of `CALLS` at a step of its own. Every one more is a hundred operations of a slow device."""
+"""The fewest with which each of `CALLS` is at a different step. Each step is a hundred slow operations here."""
 WITHIN = 1e-4
-"""Of the signal's rms: the order of float32 sums."""
+"""Largest difference, relative to the signal's rms: the order of float32 sums."""
 MEMORY = 100 << 20
 Chunk = tuple[int, int]
-"""Blocks, and the seed of its tokens."""
+"""Blocks of 25 tokens, and the seed of the tokens."""
 
 
-def placed(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:
-    """The flow. In its pages, but for the one that is read beside others, is nothing but what is no number."""
+def paged_flow(device: str = pretend_device.NAME, dtype: torch.dtype = torch.float32, n_bytes: int = MEMORY) -> Flow:
+    """The small flow. All of its pages but `ZERO_PAGE` hold NaN, so that reading an unwritten page shows."""
     state = {key: value.to(device, dtype) for key, value in random_state(seed=5).items()}
     flow = Flow.from_state(flow_config(with_steps(N_STEPS), state), state)
-    flow.use_pages(n_bytes)
-    pages = batches(flow).pages
+    flow.use_device_pages(n_bytes)
+    pages = backend_of(flow).pages
     with torch.inference_mode():
-        pages.kv[:, :, :, WASTE * pages.shape.n_branches :] = torch.nan
-        pages.lefts[WASTE:] = torch.nan
+        for memory in (pages.encoder, pages.estimator):
+            for kv in memory.kv:
+                kv[:, :, SCRATCH_PAGE * memory.layout.n_rows :] = torch.nan
+            memory.contexts[SCRATCH_PAGE:] = torch.nan
     return flow
 
 
-def batches(flow: Flow) -> FlowBatches:
-    assert flow.batches is not None
-    return flow.batches
+def backend_of(flow: Flow) -> DeviceBackend:
+    assert isinstance(flow.backend, DeviceBackend)
+    return flow.backend
 
 
 def n_free(flow: Flow) -> int:
     gc.collect()
-    return len(batches(flow).pages.free)
+    return len(backend_of(flow).pages.free)
 
 
-def pages_of(of: FlowStream | Solve) -> set[int]:
-    """A stream's own, or those that a block is yet to fill."""
-    if isinstance(of, Solve):
-        return {page.index for pages in of.kept for page in pages}
-    return {page.index for past in of.steps for page in past.pages[past.n_shared :]}  # type: ignore[union-attr]
+def pages_of(of: FlowStream | FlowBlock) -> set[int]:
+    """A stream's own pages, or the pages that a block fills."""
+    pages = of.new if isinstance(of, FlowBlock) else of.table.pages[of.table.n_shared :]
+    return {page.index for page in pages if isinstance(page, DevicePage)}
 
 
 @functools.cache
-def said(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) -> list[Tensor]:
-    """What a call says that is alone on the CPU and has no pages: each chunk, and the end if it has one."""
+def spoken_alone(n_prompt: int, seed: int, *chunks: Chunk, end_seed: int | None = None) -> list[Tensor]:
+    """The mels of a call by itself on the CPU's backend: each chunk, and the end if it has one."""
     with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
         flow = small_flow(n_steps=N_STEPS)
         stream = call(flow, n_prompt, seed)
-        mels = [flow.extend(stream, *chunk(flow, stream, *each)) for each in chunks]
-        return mels if end_seed is None else [*mels, flow.finish(stream, end(flow, end_seed))]
+        mels = [extend(flow, stream, *chunk(flow, stream, *each)) for each in chunks]
+        return mels if end_seed is None else [*mels, finish(flow, stream, end(flow, end_seed))]
 
 
-def begun(flow: Flow, streams: Sequence[FlowStream]) -> list[Solve]:
-    """The first block of each, whose tokens have the seed of its place."""
-    return [flow.begin(stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+def begin_first_blocks(flow: Flow, streams: Sequence[FlowStream]) -> list[FlowBlock]:
+    """The first block of each stream. The seed of its tokens is the stream's index."""
+    return [begin(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
 
 
-def held_against(ours: Tensor, wanted: Tensor, within: float = WITHIN) -> None:
+def assert_near(ours: Tensor, wanted: Tensor, within: float = WITHIN) -> None:
     ours = ours.cpu()
     assert ours.shape == wanted.shape
     rms = wanted.square().mean().sqrt()
     assert torch.isfinite(ours).all() and (ours - wanted).abs().max() <= within * rms
 
 
-def watched(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
-    """Of each batch from now on: each block's frames, and the step it is at."""
+def watch_batches(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+    """Records every batch from now on: each block's number of frames, and its Euler step."""
     seen: list[list[tuple[int, int]]] = []
-    step = batches(flow).step
+    step = backend_of(flow).step
 
-    def watch(paths: list[Solve]) -> None:
-        seen.append([(path.x.shape[1], path.k) for path in paths])
-        step(paths)
+    def record(blocks: list[FlowBlock]) -> None:
+        seen.append([(block.x.shape[1], block.k) for block in blocks])
+        step(blocks)
 
-    monkeypatch.setattr(batches(flow), "step", watch)
+    monkeypatch.setattr(backend_of(flow), "step", record)
     return seen

@@ -1,8 +1,8 @@
 """A small random flow, and its frozen results in the golden format: `python freeze_flow.py DIR` writes them.
 
-The vectors of the reference are too large to lie here, but for those of the encoder. What this writes is computed by
-our own code (the recomputing path), at a time when `parity_flow.py` found it equal to all vectors of the reference: it
-holds the code to what it was then, in other sizes than theirs. Write it again only after the larger ones have passed.
+Except for the encoder's, the reference's vectors are too large for the repository. These are computed by our own code
+(`plain_flow.recomputed`), at a commit at which `parity_flow.py` found it equal to all vectors of the reference. They
+pin the code to its results of then, in other sizes. Write them again only after the reference's vectors have passed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from parity_flow import flow_config, steps
+from plain_flow import recomputed, sequence, velocity
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
@@ -48,7 +49,7 @@ SIZES = {
 
 
 class RandomReader(Reader):
-    """Makes every tensor it is asked for: norms around 1, all else so that a layer keeps the scale of its input."""
+    """Makes a random tensor for every key. Norms are around 1; all other weights keep the scale of a layer's input."""
 
     def __init__(self, seed: int) -> None:
         self.state: dict[str, Tensor] = {}
@@ -74,7 +75,7 @@ def random_state(seed: int) -> dict[str, Tensor]:
 
 
 def with_steps(n_steps: int) -> dict[str, Any]:
-    """The sizes, with so many Euler steps to a block."""
+    """`SIZES` with `n_steps` Euler steps."""
     return {**SIZES, "cfm": {**SIZES["cfm"], "n_timesteps": n_steps}}  # type: ignore[dict-item]
 
 
@@ -110,7 +111,7 @@ def main(directory: Path) -> None:
     n = 60
     ids, ahead = every[:, :n], every[:, n : n + LOOKAHEAD_TOKENS]
     encoder = flow.encoder
-    h = encoder.encode(ids, ahead, streaming=True)
+    h = encoder.encode(ids, ahead, sequence(streaming=True))
     voice = {"prompt_token": prompt_tokens, "token": tokens, "prompt_feat": prompt_mel, "embedding": embedding}
     write(
         directory,
@@ -119,13 +120,15 @@ def main(directory: Path) -> None:
         n_tokens=torch.tensor(n),
         spk=encoder.speaker(embedding),
         token_emb_first5=encoder.tokens[ids[:, :5]],
-        after_embed_first5=encoder.look(ids)[:, :5],
+        after_embed_first5=encoder.embed_tokens(ids)[:, :5],
         rel_pos_emb_n4=relative_sinusoids(0, 4, D_MODEL, torch.device("cpu"))[None],
-        after_lookahead=encoder.pre_lookahead(encoder.look(ids), encoder.look(ahead), None),
+        after_lookahead=encoder.pre_lookahead(
+            encoder.embed_tokens(ids), encoder.embed_tokens(ahead), sequence(streaming=True)
+        ),
         enc_streaming_ctx=h,
         mu_streaming_ctx=encoder.mu(h),
-        enc_full_noctx=encoder.encode(ids, None, streaming=False),
-        enc_streaming_noctx=encoder.encode(ids, None, streaming=True),
+        enc_full_noctx=encoder.encode(ids, None, sequence(streaming=False)),
+        enc_streaming_noctx=encoder.encode(ids, None, sequence(streaming=True)),
     )
     x, mu, cond = (torch.randn(2, 67, N_MELS, generator=generator) for _ in range(3))
     t, spks = torch.tensor([0.0, 0.37]), torch.randn(2, N_MELS, generator=generator)
@@ -136,13 +139,13 @@ def main(directory: Path) -> None:
         **{"x": x.mT, "mu": mu.mT, "cond": cond.mT, "t": t, "spks": spks},
         time_sinusoid=time_sinusoids(t, 4 * N_MELS),
         time_emb=estimator.time_embedding(t),
-        out_streaming=estimator(x, mu, t, spks, cond, streaming=True).mT,
-        out_full=estimator(x, mu, t, spks, cond, streaming=False).mT,
+        out_streaming=velocity(flow, x, mu, t, spks, cond, streaming=True).mT,
+        out_full=velocity(flow, x, mu, t, spks, cond, streaming=False).mT,
     )
 
     def full(n_tokens: int, *, streaming: bool, finalize: bool) -> Tensor:
         some = tokens[:, :n_tokens]
-        return flow.full(prompt_tokens, some, prompt_mel, embedding, streaming=streaming, finalize=finalize)
+        return recomputed(flow, prompt_tokens, some, prompt_mel, embedding, streaming=streaming, finalize=finalize)
 
     n_0 = -N_PROMPT % BLOCK_TOKENS + LOOKAHEAD_TOKENS
     n_1 = n_0 + 2 * BLOCK_TOKENS
@@ -168,7 +171,7 @@ def main(directory: Path) -> None:
         final_streaming_masks_variant=full(N_TOKENS, streaming=True, finalize=True)[:, :, 2 * n_offset :],
     )
     short = tokens[:, :9]
-    mel = flow.full(short[:, :0], short, prompt_mel[:, :0], embedding, streaming=False, finalize=True)
+    mel = recomputed(flow, short[:, :0], short, prompt_mel[:, :0], embedding, streaming=False, finalize=True)
     write(directory, "flow_noprompt", token=short, embedding=embedding, mel=mel)
 
 

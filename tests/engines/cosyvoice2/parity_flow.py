@@ -1,4 +1,4 @@
-"""Parity of the flow: every stage of a directory of reference vectors (any sizes, lengths, seeds) against our code."""
+"""Parity of the flow: our code against every stage of a directory of reference vectors, of any sizes and seeds."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from parity_rows import (
     read_npz,
     read_state,
 )
+from plain_flow import extend, finish, prompt_of, recomputed, sequence, states
+from plain_flow import velocity as velocity_of
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -38,11 +40,11 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream
 
 LAYER, SOLVED = 1e-4, 5e-4
-"""Tolerances: one network, all Euler steps of it."""
+"""Tolerances for one network, and for all Euler steps."""
 PRODUCT = 1e-5
-"""Our two ways to the same frames, cached and recomputed, may differ by no more than the order of sums."""
+"""Tolerance between cached and recomputed frames, which may differ by the order of sums only."""
 LARGE = 10.0
-"""Mels that go beyond this are larger than any log-mel is; their rounding is then counted by their size."""
+"""Larger than any log-mel. The tolerance for mels beyond this is relative to their size."""
 TIMES = 1e-6
 
 Voice = tuple[Tensor, Tensor, Tensor]
@@ -55,7 +57,7 @@ def vectors(path: Path) -> Arrays:
 
 
 def flow_config(sizes: dict[str, Any], state: dict[str, Tensor]) -> ModelConfig:
-    """What the tensors tell is read from them, the rest from the configuration's "flow"."""
+    """Sizes that tensors have are read from them, the others from the configuration's "flow"."""
     encoder, cfm, estimator = sizes["encoder"], sizes["cfm"], sizes["estimator"]
     n_tokens, d_model = state["input_embedding.weight"].shape
     return ModelConfig(
@@ -91,7 +93,7 @@ def load(directory: Path) -> Flow:
 
 @torch.inference_mode()
 def check_golden(directory: Path) -> Iterator[Row]:
-    """Everything the directory has of the flow, in the order the flow computes it."""
+    """All stages of the flow that the directory has, in the order in which the flow computes them."""
     yield from guarded("flow", check_loaded(directory))
 
 
@@ -111,12 +113,12 @@ def check_flow(flow: Flow, directory: Path) -> Iterator[Row]:
 
 
 def of_file(path: Path, check: Callable[[Arrays], Iterator[Row]]) -> Iterator[Row]:
-    """A generator, so that a file that cannot be read is met inside `guarded`."""
+    """A generator, so that `guarded` sees the exception of a file that cannot be read."""
     yield from check(vectors(path))
 
 
 def check_noise(flow: Flow, path: Path) -> Iterator[Row]:
-    """The arrays say in their names which frames of the noise they are."""
+    """The name of each array says which frames of the noise it has."""
     noise = flow.decoder.noise
     file = read_npz(path)
     if "sha256" in file:
@@ -136,7 +138,7 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
     n = int(golden["n_tokens"])
     every = torch.cat([golden.ids("prompt_token"), golden.ids("token")], dim=1)
     ids, ahead = every[:, :n], every[:, n : n + LOOKAHEAD_TOKENS]
-    x = encoder.look(ids)
+    x = encoder.embed_tokens(ids)
 
     def table() -> float:
         reference = golden["rel_pos_emb_n4"][0]
@@ -144,7 +146,7 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
         return error(relative_sinusoids(0, (n_distances + 1) // 2, d_model, torch.device("cpu")), reference)
 
     def streaming() -> Tensor:
-        return encoder.encode(ids, ahead, streaming=True)
+        return encoder.encode(ids, ahead, sequence(streaming=True))
 
     stages = {
         "spk": lambda: encoder.speaker(golden["embedding"]),
@@ -152,11 +154,11 @@ def check_encoder(encoder: FlowEncoder, golden: Arrays) -> Iterator[Row]:
             ids[:, : golden["token_emb_first5"].shape[1]].clamp(min=0), encoder.tokens
         ),
         "after_embed_first5": lambda: x[:, : golden["after_embed_first5"].shape[1]],
-        "after_lookahead": lambda: encoder.pre_lookahead(x, encoder.look(ahead), None),
+        "after_lookahead": lambda: encoder.pre_lookahead(x, encoder.embed_tokens(ahead), sequence(streaming=True)),
         "enc_streaming_ctx": streaming,
         "mu_streaming_ctx": lambda: encoder.mu(streaming()),
-        "enc_full_noctx": lambda: encoder.encode(ids, None, streaming=False),
-        "enc_streaming_noctx": lambda: encoder.encode(ids, None, streaming=True),
+        "enc_full_noctx": lambda: encoder.encode(ids, None, sequence(streaming=False)),
+        "enc_streaming_noctx": lambda: encoder.encode(ids, None, sequence(streaming=True)),
     }
     yield measure("flow encoder rel_pos_emb_n4", table, LAYER)
     for name, ours in stages.items():
@@ -168,12 +170,12 @@ def check_estimator(flow: Flow, golden: Arrays) -> Iterator[Row]:
     t = golden["t"]
 
     def velocity(name: str, *, streaming: bool) -> float:
-        """Row by row, without what the mask hides: padding changes nothing of what comes before it."""
+        """Row by row, without masked frames: padding does not change the frames before it."""
         worst = 0.0
         for i in range(len(t)):
             n = int(golden["mask"][i].sum()) if "mask" in golden else golden["x"].shape[2]
             x, mu, cond = (golden[part][i : i + 1, :, :n].transpose(1, 2) for part in ("x", "mu", "cond"))
-            v = estimator(x, mu, t[i : i + 1], golden["spks"][i : i + 1], cond, streaming=streaming)
+            v = velocity_of(flow, x, mu, t[i : i + 1], golden["spks"][i : i + 1], cond, streaming=streaming)
             worst = max(worst, error(v.transpose(1, 2), golden[name][i : i + 1, :, :n]))
         return worst
 
@@ -190,17 +192,8 @@ def check_estimator(flow: Flow, golden: Arrays) -> Iterator[Row]:
 
 def steps(flow: Flow, prompt_tokens: Tensor, tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> Tensor:
     """x [n_steps, 80, T] before every Euler step of a non-final chunk, recomputed."""
-    every = torch.cat([prompt_tokens, tokens], dim=1)
-    ids, ahead = every[:, :-LOOKAHEAD_TOKENS], every[:, -LOOKAHEAD_TOKENS:]
-    mu = flow.encoder.mu(flow.encoder.encode(ids, ahead, streaming=True))
-    cond = torch.zeros_like(mu)
-    cond[:, : prompt_mel.shape[1]] = prompt_mel
-    spk = flow.encoder.speaker(embedding)
-    x, before = flow.decoder.start(0, mu.shape[1]), []
-    for k in range(len(flow.decoder.times)):
-        before.append(x[0].T)
-        x = flow.decoder.step(k, x, mu, spk, cond, streaming=True)
-    return torch.stack(before)
+    x = states(flow, prompt_tokens, tokens, prompt_mel, embedding, streaming=True, finalize=False)
+    return torch.stack([state[0].T for state in x[:-1]])
 
 
 def check_streaming(flow: Flow, golden: Arrays) -> Iterator[Row]:
@@ -209,7 +202,7 @@ def check_streaming(flow: Flow, golden: Arrays) -> Iterator[Row]:
     times = torch.tensor([t for t, _ in flow.decoder.times])
     yield measure("flow t_per_step", lambda: error(times, golden["t_per_step"]), TIMES)
     yield from guarded("flow x before each step", check_steps(flow, golden, voice, tokens))
-    # Upstream's chunks, by recomputation, by one cached stream that shares its prompt, and by one that does not.
+    # Upstream's chunks: recomputed, by a cached stream that shares its prompt, and by one that does not.
     streams = Streams(flow, voice, tokens)
     n_chunks = 0
     while f"chunk{n_chunks}_ntok_in" in golden:
@@ -232,13 +225,13 @@ def check_steps(flow: Flow, golden: Arrays, voice: Voice, tokens: Tensor) -> Ite
 
 
 class Streams:
-    """Two cached streams of one utterance, one sharing its prompt; both only go where a block ends."""
+    """Two cached streams of one utterance; one shares its prompt. Both go to the ends of blocks only."""
 
     def __init__(self, flow: Flow, voice: Voice, tokens: Tensor) -> None:
         self.flow, self.voice, self.tokens = flow, voice, tokens
         self.by_name: dict[str, FlowStream] = {
-            "cached": flow.start(flow.prompt(*voice)),
-            "own prompt": flow.start(flow.prompt(*voice, n_blocks=0)),
+            "cached": flow.start(prompt_of(flow, *voice)),
+            "own prompt": flow.start(prompt_of(flow, *voice, n_blocks=0)),
         }
         self.at = dict.fromkeys(self.by_name, 0)
         """Tokens each has emitted."""
@@ -246,25 +239,25 @@ class Streams:
     def full(self, n_tokens: int, *, streaming: bool, finalize: bool) -> Tensor:
         prompt_tokens, mel, embedding = self.voice
         tokens = self.tokens[:, :n_tokens]
-        return self.flow.full(prompt_tokens, tokens, mel, embedding, streaming=streaming, finalize=finalize)
+        return recomputed(self.flow, prompt_tokens, tokens, mel, embedding, streaming=streaming, finalize=finalize)
 
     def ends_on_block(self, n_tokens: int) -> bool:
         return (self.voice[0].shape[1] + n_tokens) % BLOCK_TOKENS == 0
 
     def extend(self, name: str, n_tokens: int) -> Tensor:
-        """Frames up to token `n_tokens` from where the stream stands; ValueError where no block ends there."""
+        """The stream's next frames, up to token `n_tokens`. Raises ValueError if no block ends there."""
         new = self.tokens[:, self.at[name] : n_tokens]
         ahead = self.tokens[:, n_tokens : n_tokens + LOOKAHEAD_TOKENS]
-        mel = self.flow.extend(self.by_name[name], new, ahead)
+        mel = extend(self.flow, self.by_name[name], new, ahead)
         self.at[name] = n_tokens
         return mel
 
     def finish(self, name: str) -> Tensor:
-        return self.flow.finish(self.by_name[name], self.tokens[:, self.at[name] :])
+        return finish(self.flow, self.by_name[name], self.tokens[:, self.at[name] :])
 
 
 def last_frames(mel: Tensor, n: int) -> Tensor:
-    """The last n frames; all there are if fewer, so that the shapes tell."""
+    """The last n frames, or all frames if there are fewer, so that the shapes differ."""
     return mel[:, :, max(0, mel.shape[2] - n) :]
 
 
@@ -273,10 +266,10 @@ def within_order(reference: Tensor) -> float:
 
 
 def check_chunk(streams: Streams, golden: Arrays, i: int) -> Iterator[Row]:
-    """Chunk i: recomputed whatever its length; from the caches where it ends on a block of 25 tokens.
+    """Chunk i: recomputed at any length, and by cached streams if it ends on a block of 25 tokens.
 
-    A cached stream has to refuse any other end: the reference computes such frames anew, and otherwise, in its next
-    chunk, which no cache can follow (specification 8). It then goes on with the next chunk that ends on a block.
+    A cached stream must refuse any other end. The reference computes such frames again in its next chunk, with other
+    results, which no cache can follow (specification 8). The stream goes on at the next chunk that ends on a block.
     """
     n_in = int(golden[f"chunk{i}_ntok_in"])
     n_end = n_in - LOOKAHEAD_TOKENS
@@ -307,7 +300,7 @@ def refuses(streams: Streams, n_end: int) -> bool:
 
 
 def check_finish(streams: Streams, golden: Arrays) -> Iterator[Row]:
-    """Both ways to end: the reference's, in which all frames see all others, and the block-causal one from caches."""
+    """Both ends: the reference's, in which all frames see all others, and the block-causal one of cached streams."""
     n_all, offset = streams.tokens.shape[1], FRAMES_PER_TOKEN * int(golden["offset_tokens"])
     whole = streams.full(n_all, streaming=False, finalize=True)
     for title, mel, name in (
@@ -329,5 +322,5 @@ def check_finish(streams: Streams, golden: Arrays) -> Iterator[Row]:
 def check_no_prompt(flow: Flow, golden: Arrays) -> Iterator[Row]:
     token, want = golden.ids("token"), golden["mel"]
     nothing = torch.zeros(1, 0, want.shape[1])
-    mel = flow.full(token[:, :0], token, nothing, golden["embedding"], streaming=False, finalize=True)
+    mel = recomputed(flow, token[:, :0], token, nothing, golden["embedding"], streaming=False, finalize=True)
     yield Stage("flow without prompt", error(mel, want), SOLVED)

@@ -1,8 +1,8 @@
-"""The rows of a parity report, and how a file that is missing, damaged or other than expected becomes one of them.
+"""The rows of a parity report, and how missing or damaged files become rows.
 
-A stage that could be compared has an error and a tolerance. One that could not because the directory holds nothing to
-compare it with is skipped. Everything else that goes wrong, an exception in our code or a file that cannot be read, is
-a stage with an infinite error: it misses, and the next one goes on.
+A stage that was compared has an error and a tolerance. A stage without vectors in the directory is skipped. An
+exception in our code, or a file that cannot be read, makes a stage with an infinite error. It misses, and the next
+stage follows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXACT = 0.0
 
 
 class Stage(NamedTuple):
-    """What was compared: largest error (or number of differences), and how much it may be."""
+    """A comparison: the largest error, or the number of differences, and how large it may be."""
 
     name: str
     error: float
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """What was not compared, and why."""
+    """A stage that was not compared, and why."""
 
     name: str
     reason: str
@@ -42,7 +42,7 @@ Row = Stage | Skipped
 
 
 class Absent(Exception):
-    """The directory has no such file or array: nothing to compare with, which is no error of ours."""
+    """The directory has no such file or array. There is nothing to compare with, which is not an error."""
 
 
 class Arrays(dict[str, Tensor]):
@@ -93,7 +93,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _state(content: bytes) -> dict[str, Tensor]:
-    """Of one content once: every stage asks for its file again, and unpacking is a good part of a comparison."""
+    """Cached by content: every stage reads its file again, and unpacking takes much of a comparison's time."""
     state: dict[str, Tensor] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
 
@@ -110,7 +110,7 @@ def reason(failure: BaseException) -> str:
 
 
 def measure(name: str, compute: Callable[[], float], tolerance: float) -> Row:
-    """One stage, computed here, so that whatever it raises concerns this stage alone."""
+    """One stage. It is computed here, so that an exception concerns this stage alone."""
     try:
         return Stage(name, compute(), tolerance)
     except Absent as absent:
@@ -120,7 +120,7 @@ def measure(name: str, compute: Callable[[], float], tolerance: float) -> Row:
 
 
 def guarded(name: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows; an exception between them ends them with a row of this name."""
+    """The rows. An exception between two rows ends them with a row of this name."""
     try:
         yield from rows
     except Absent as absent:
@@ -130,7 +130,7 @@ def guarded(name: str, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Largest difference; infinite where the shapes differ or one of two different values is no number."""
+    """The largest difference. It is infinite if the shapes differ, or if two values differ and one is not finite."""
     if got.shape != want.shape:
         return math.inf
     if not got.numel():

@@ -1,6 +1,6 @@
-"""The flow once more, slowly: formulas of the specification (5) in float64, everything from the first prompt token on.
+"""A slow reference of the flow: the formulas of the specification (5) in float64, from the first prompt token on.
 
-No cache, no blocks that are computed apart, no code of the engine: made to be compared with.
+It has no cache, computes no block by itself and uses no code of the engine. Tests compare the engine with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def noise() -> Tensor:
 
 
 def visible(n: int, block: int | None) -> Tensor:
-    """[n, n]: key j for query i up to the end of i's block; all where there are no blocks."""
+    """[n, n]: query i sees key j up to the end of i's block. Without blocks it sees all keys."""
     if block is None:
         return torch.ones(n, n, dtype=torch.bool)
     i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
@@ -35,7 +35,7 @@ def visible(n: int, block: int | None) -> Tensor:
 
 class SlowFlow:
     def __init__(self, state: dict[str, Tensor], n_heads: int, d_head: int, guidance: float, n_steps: int = 10) -> None:
-        """`n_heads` of the encoder, `d_head` of the estimator: no shape tells them."""
+        """`n_heads` of the encoder, `d_head` of the estimator: no tensor's shape shows these."""
         self.w = {name: tensor.double() for name, tensor in state.items()}
         self.n_heads, self.d_head, self.guidance, self.n_steps = n_heads, d_head, guidance, n_steps
         self.noise = noise().double()

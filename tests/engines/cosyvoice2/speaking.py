@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plain_flow import recomputed
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
@@ -28,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
@@ -113,7 +114,8 @@ class Rig:
         """The audio [N] of all tokens at once: the flow from the first prompt token, and the vocoder."""
         features, model = self.features[voice], self.model
         n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
-        mel = model.flow.full(
+        mel = recomputed(
+            model.flow,
             features.speech_tokens[None, n_cut:],
             torch.tensor([tokens]),
             features.mel[None, 2 * n_cut :],
@@ -144,16 +146,16 @@ class Watched(Runner):
         self.calls.append(("decode", tuple(track.slot for track in tracks)))
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: TokenBlock) -> Solve:
-        self.calls.append(("begin", (track.slot,)))
-        solve = super().begin(track, block)
-        self._slots[id(solve)] = track.slot
-        return solve
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
+        self.calls.append(("begin", tuple(track.slot for track in tracks)))
+        begun = super().begin(tracks, blocks)
+        self._slots.update((id(block), track.slot) for block, track in zip(begun, tracks, strict=True))
+        return begun
 
-    def flow(self, solves: Sequence[Solve]) -> None:
-        of_pieces = [solve for solve in solves if solve.voice is None]
-        self.calls.append(("flow", tuple(self._slots[id(solve)] for solve in of_pieces)))
-        super().flow(solves)
+    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+        of_pieces = [block for block in blocks if block.voice is None]
+        self.calls.append(("flow", tuple(self._slots[id(block)] for block in of_pieces)))
+        super().flow(blocks)
 
     def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
         self.calls.append(("vocode", tuple(track.slot for track in tracks)))

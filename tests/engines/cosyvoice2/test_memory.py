@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from plain_flow import extend, finish, own_bytes, storages
 from speaking import FEW_EULER, Rig, Stepped, live_storages
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
-    BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
     N_SPEECH_TOKENS,
@@ -26,9 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LmConfig,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache, KeyValues
-from telephony_tts.engines.cosyvoice2.model.flow.flow import GROWTH_FRAMES
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
@@ -54,7 +52,7 @@ def prompt(rig: Rig) -> SpeakerPrompt:
     return rig.prompt("prompted")
 
 
-KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, Solve, TokenBlock, PromptBuild,
+KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, FlowBlock, TokenBlock, PromptBuild,
          SentenceDecoding)  # fmt: skip
 """Types that only an utterance holds."""
 
@@ -148,29 +146,16 @@ def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig, promp
     flow = rig.model.flow
     per_token = FLOAT32 * sum(elements_per_token(rig.config))
     contexts = FLOAT32 * elements_of_contexts(rig.config)
-    stream = flow.start(prompt.flow, growth_frames=0)
-    assert stream.nbytes() == contexts
+    stream = flow.start(prompt.flow)
+    assert own_bytes(stream.table) == 0
     tokens, at = ids(200), 0
     n_tail = prompt.flow.tail_tokens.shape[1]
     for hop in (22, 25, 25, 50, 25):
-        flow.extend(stream, tokens[:, at : at + hop], tokens[:, at + hop : at + hop + LOOKAHEAD_TOKENS])
+        extend(flow, stream, tokens[:, at : at + hop], tokens[:, at + hop : at + hop + LOOKAHEAD_TOKENS])
         at += hop
-        assert stream.nbytes() == contexts + per_token * (n_tail + at)
-    flow.finish(stream, tokens[:, at : at + 7])
-    assert stream.nbytes() == contexts + per_token * (n_tail + at + 7)
-
-
-def test_the_spare_room_is_no_more_than_it_is_said_to_be(rig: Rig, prompt: SpeakerPrompt) -> None:
-    flow = rig.model.flow
-    per_token = FLOAT32 * sum(elements_per_token(rig.config))
-    contexts = FLOAT32 * elements_of_contexts(rig.config)
-    stream = flow.start(prompt.flow)
-    tokens, at = ids(400), 0
-    for hop in (22, *[BLOCK_TOKENS] * 12):
-        flow.extend(stream, tokens[:, at : at + hop], tokens[:, at + hop : at + hop + LOOKAHEAD_TOKENS])
-        at += hop
-        spare = stream.nbytes() - contexts - per_token * (at + prompt.flow.tail_tokens.shape[1])
-        assert 0 <= spare < per_token * GROWTH_FRAMES // FRAMES_PER_TOKEN
+        assert own_bytes(stream.table) == contexts + per_token * (n_tail + at)
+    finish(flow, stream, tokens[:, at : at + 7])
+    assert own_bytes(stream.table) == contexts + per_token * (n_tail + at + 7)
 
 
 @pytest.mark.parametrize("kind", ["exact", "early", "upstream"])
@@ -245,12 +230,11 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
         if n_steps % 3:
             continue
         held = sum(census.storages().values()) - before
-        counted = 0
-        for item in census.objects():
-            if isinstance(item, FlowStream):
-                counted += item.nbytes()
-            elif isinstance(item, ContinuousJoint):
-                counted += item.n_bytes
+        objects = census.objects()
+        streams = [item.table for item in objects if isinstance(item, FlowStream)]
+        blocks = [item for item in objects if isinstance(item, FlowBlock) and item.new]
+        counted = own_bytes(*streams, *blocks)
+        counted += sum(item.n_bytes for item in objects if isinstance(item, ContinuousJoint))
         if counted:
             n_looks += 1
             most = max(most, held - counted)
@@ -299,25 +283,19 @@ def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
     assert stepped.voice("prompted").n_flow_tokens > 0
 
 
-def storages(cache: Cache) -> Iterator[tuple[int, int]]:
-    for tensor in [*cache.tensors(), *(kv.shared for kv in cache.kv if kv.shared is not None)]:
-        yield tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-
-
 def test_two_utterances_of_one_voice_hold_its_prompt_once(rig: Rig, prompt: SpeakerPrompt, census: Census) -> None:
     flow, tokens = rig.model.flow, ids(50)
     alone = sum(census.storages().values())
     streams = [flow.start(prompt.flow) for _ in range(2)]
     for stream in streams:
-        mel = flow.extend(stream, tokens[:, :22], tokens[:, 22:25])
+        mel = extend(flow, stream, tokens[:, :22], tokens[:, 22:25])
     del mel
-    own = sum(stream.nbytes() for stream in streams)
+    own = own_bytes(*(stream.table for stream in streams))
     assert sum(census.storages().values()) - alone == own
-    reached = dict(pair for s in streams for cache in [s.encoder, *s.steps] for pair in storages(cache))
-    of_prompt = dict(pair for cache in [prompt.flow.encoder, *prompt.flow.steps] for pair in storages(cache))
-    shared = {at: n for at, n in of_prompt.items() if at in reached}
-    assert sum(reached.values()) == own + sum(shared.values())
-    n_kept = FLOAT32 * sum(elements_per_token(rig.config)) * prompt.flow.encoder.n
-    assert n_kept == sum(shared.values()) > 0
-    layers = [kv for s in streams for cache in [s.encoder, *s.steps] for kv in cache.kv]
-    assert all(isinstance(kv, KeyValues) and kv.shared is not None for kv in layers)
+    contexts = FLOAT32 * elements_of_contexts(rig.config)
+    n_kept = FLOAT32 * sum(elements_per_token(rig.config)) * prompt.flow.table.n_tokens
+    assert own_bytes(prompt.flow.table) == contexts + n_kept > contexts
+    for stream in streams:
+        assert stream.table.pages[: stream.table.n_shared] == prompt.flow.table.pages
+        assert len(stream.table.pages) == stream.table.n_shared + 1
+        assert not storages(stream.table.pages[-1:]).keys() & storages(prompt.flow.table.pages).keys()

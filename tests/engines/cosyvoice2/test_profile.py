@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from plain_flow import recomputed
 from speaking import NEIGHBOUR, SENTENCE, Rig, Stepped, spoken
 from torch import Tensor
 
@@ -65,7 +66,8 @@ def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
     n_cut = profile.n_cut(features.speech_tokens.numel())
     parts = []
     for n_known, n_out, is_last in profile.plan(features.speech_tokens.numel(), tokens.shape[1]):
-        mel = model.flow.full(
+        mel = recomputed(
+            model.flow,
             features.speech_tokens[None, n_cut:],
             tokens[:, :n_known],
             features.mel[None, 2 * n_cut :],

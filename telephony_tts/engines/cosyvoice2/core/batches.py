@@ -19,7 +19,7 @@ from telephony_tts.errors import EngineError
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
     from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
-    from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+    from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,7 @@ class Batches:
     def flow(self, blocks: Mapping[Job, OpenBlock]) -> None:
         """One Euler step of the block that each job claimed."""
         new = [job for job, block in blocks.items() if block.solve is None]
-        if self._runner.together:
-            shared = [job for job in new if blocks[job].block.all_ids is None]
-            self._isolated(shared, partial(self._begin_together, blocks))
-            new = [job for job in new if job not in shared]
-        for job in new:
-            self._isolated([job], partial(self._begin, blocks))
+        self._isolated(new, partial(self._begin, blocks))
         begun = [job for job, block in blocks.items() if block.solve is not None]
         self._isolated(begun, partial(self._flow, blocks))
 
@@ -119,18 +114,13 @@ class Batches:
         return list(zip(jobs, self._runner.decode([track_of(job) for job in jobs], rows), strict=True))
 
     def _begin(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        (job,) = jobs
-        blocks[job].solve = self._runner.begin(track_of(job), blocks[job].block)
-        return []
-
-    def _begin_together(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = self._runner.begin_together([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
+        solves = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
         for job, solve in zip(jobs, solves, strict=True):
             blocks[job].solve = solve
         return []
 
     def _flow(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = [cast("Solve", blocks[job].solve) for job in jobs]
+        solves = [cast("FlowBlock", blocks[job].solve) for job in jobs]
         # A block without tokens is done before its first step.
         self._runner.flow([solve for solve in solves if not solve.done])
         return []

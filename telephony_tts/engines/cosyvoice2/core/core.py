@@ -41,7 +41,7 @@ from telephony_tts.errors import EngineError
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
     from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound
-    from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+    from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 
 log = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ class Core:
         """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""
         while (done := job.done_block()) is not None:
             if not job.is_over:
-                self.runner.keep(track_of(job), done.block, cast("Solve", done.solve))
+                self.runner.keep(track_of(job), done.block, cast("FlowBlock", done.solve))
                 piece_of(job).n_mels += 1
 
     def _fail(self, job: Job, error: Exception) -> None:

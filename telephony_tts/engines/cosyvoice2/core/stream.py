@@ -44,7 +44,7 @@ NON_FINITE = "the speech model's output is not finite; this text was given up (s
 
 
 class BlockSolve(Protocol):
-    """The flow's computation of a block, as far as the core must know it (`model.flow.stream.Solve`)."""
+    """The flow's computation of a block, as far as the core must know it (`model.flow.stream.FlowBlock`)."""
 
     @property
     def k(self) -> int:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -24,8 +23,7 @@ from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeR
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
-from telephony_tts.engines.cosyvoice2.model.flow.begin import Wanted, begin_together
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
@@ -51,7 +49,7 @@ class Track:
     joint: ContinuousJoint | UpstreamJoint
     stretch: MelStretch
     flow: FlowStream | None
-    """None where the end is computed over the whole piece again."""
+    """None once the piece is computed as a whole (`profile.finish: full`)."""
     n_fed: int = 0
     """Positions of a long feed that are fed already."""
     mels: deque[tuple[Tensor, bool]] = field(default_factory=deque)
@@ -98,7 +96,7 @@ class Runner:
         self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if is_cpu else on_device)
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
         self.together = not is_cpu
-        """Whether prompts, beginnings of blocks and audio of several tracks are computed as one batch."""
+        """Whether prompts and audio of several tracks are computed as one batch."""
         self.n_flow_steps = len(model.flow.decoder.times)
         self.graphs = graphs or Graphs(model.device)
         self._lm_steps: LmSteps = (
@@ -123,8 +121,7 @@ class Runner:
     def prepare(self, check_wanted: Callable[[], object]) -> None:
         """Record the graphs of a device. `check_wanted` is called before each and ends it by raising."""
         self._lm_steps.prepare(check_wanted)
-        if self.model.flow.batches is not None:
-            self.model.flow.batches.prepare(self.graphs, self.n_slots, check_wanted)
+        self.model.flow.prepare(self.graphs, self.n_slots, check_wanted)
 
     def moment(self, now_ns: Callable[[], int]) -> HostMoment | DeviceMoment:
         """The current point of the device's work; on a CPU the current time."""
@@ -200,36 +197,34 @@ class Runner:
     # --------------------------------------------------------------------------- flow
 
     @torch.inference_mode()
-    def begin(self, track: Track, block: TokenBlock) -> Solve:
-        """Begin a block of the flow; `flow` takes its steps."""
-        flow, prompt = self.model.flow, track.prompt
-        ids = partial(sent, device=self.model.device)
-        if block.all_ids is None:
-            assert track.flow is not None
-            return flow.begin(track.flow, ids([block.new]), None if block.ahead is None else ids([block.ahead]))
-        track.flow = None  # what it kept is of no use for the whole
-        return flow.begin_full(
-            prompt.flow_tokens, ids([block.all_ids]), prompt.flow_mel, prompt.embedding, streaming=False, finalize=True
-        )
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
+        """Begin a block of each track; `flow` takes its steps. If this raises, no block has begun."""
+        begun: dict[int, FlowBlock] = {}
+        requests: dict[int, BlockRequest] = {}
+        for i, (track, block) in enumerate(zip(tracks, blocks, strict=True)):
+            if block.all_ids is None:
+                assert track.flow is not None
+                requests[i] = BlockRequest(track.flow, block.new, block.ahead)
+            else:
+                begun[i] = self._begin_whole(track, block.all_ids)
+        wholes = list(begun)
+        begun.update(zip(requests, self.model.flow.begin(list(requests.values())), strict=True))
+        for i in wholes:
+            tracks[i].flow = None  # the whole sentence does not use what the blocks before have kept
+        return [begun[i] for i in range(len(tracks))]
+
+    def _begin_whole(self, track: Track, ids: Sequence[int]) -> FlowBlock:
+        prompt, tokens = track.prompt, sent([ids], self.model.device)
+        return self.model.flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
+
+    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+        """One Euler step of each block."""
+        self.model.flow.step(blocks)
 
     @torch.inference_mode()
-    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[Solve]:
-        """The same for blocks of several tracks, none of which is computed over the whole again, in as few passes of
-        the encoder as their shapes allow. Where it raises, none has begun."""
-        wanted = []
-        for track, block in zip(tracks, blocks, strict=True):
-            assert track.flow is not None and block.all_ids is None
-            wanted.append(Wanted(track.flow, block.new, block.ahead))
-        return begin_together(self.model.flow, wanted)
-
-    def flow(self, solves: Sequence[Solve]) -> None:
-        """One Euler step of each."""
-        self.model.flow.step(solves)
-
-    @torch.inference_mode()
-    def keep(self, track: Track, block: TokenBlock, solve: Solve) -> None:
-        """The mel of a block that is done waits to be voiced; blocks are given in their order."""
-        track.mels.append((solve.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
+    def keep(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
+        """Queue the mel of a block that is done for the vocoder. Blocks of a track are given in their order."""
+        track.mels.append((flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
 
     # ------------------------------------------------------------------------ vocoder
 

@@ -13,7 +13,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPrompt
 from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
@@ -58,7 +58,7 @@ class PromptBuild:
     flow_tokens: Tensor
     flow_mel: Tensor
     embedding: Tensor
-    solve: Solve
+    solve: FlowBlock
 
     def prompt(self) -> SpeakerPrompt:
         """The ready voice. Call it when `solve` is done."""
@@ -142,7 +142,7 @@ class SpeechModel:
             n_slots,
         )
         if model.device.type != "cpu":
-            flow.use_pages(_flow_bytes(model.device) if flow_memory_mb is None else flow_memory_mb << 20)
+            flow.use_device_pages(_flow_bytes(model.device) if flow_memory_mb is None else flow_memory_mb << 20)
         return model
 
     @torch.inference_mode()

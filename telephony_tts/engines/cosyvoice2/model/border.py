@@ -1,7 +1,7 @@
-"""What crosses between host and device: neither way makes the host wait for what the device still has to do.
+"""Copies between host and device that do not make the host wait for the device.
 
-A copy from ordinary memory of the host, or into it, is waited for; from and into memory that stays in its place
-("pinned") the device makes it by itself, in the order of its work.
+The host waits for a copy from or to ordinary memory. From and to pinned memory the device copies by itself, in the
+order of its work.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 def sent(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers of the host, nested lists of equal lengths too, on their way to the device."""
+    """A tensor of `numbers` on the device. Nested lists must be of equal lengths. The copy may still be under way."""
     here = torch.tensor(numbers, dtype=dtype)
     if device.type == "cuda":
-        # PyTorch keeps the memory until the copy is made, and then for the next one.
+        # PyTorch keeps the pinned memory until the copy is made, and then reuses it.
         here = here.pin_memory()
     return here.to(device, non_blocking=True)
 
 
 class Returning:
-    """A tensor on its way back, behind what the device had to do when this was made and before all that came later."""
+    """A tensor on its way to the host. The copy is queued behind the device's work so far, before all later work."""
 
     def __init__(self, there: Tensor) -> None:
         self._here = there
@@ -35,14 +35,14 @@ class Returning:
             self._arrived.record(torch.cuda.current_stream(there.device))
 
     def read(self) -> Tensor:
-        """Waits for it; on the host."""
+        """The tensor on the host. Waits until it has arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._here.cpu()
 
 
 class HostMoment:
-    """When the host came here, by `now_ns`."""
+    """The time at which the host created this, by `now_ns`."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._at_ns = now_ns()
@@ -51,20 +51,20 @@ class HostMoment:
         return self._at_ns - begin._at_ns
 
     def wait(self) -> None:
-        """It is there."""
+        """Returns at once: the host is already past this moment."""
 
 
 class DeviceMoment:
-    """When a device comes here in what it has to do, which may be long after the host has asked for it."""
+    """The time at which a device reaches this point in its queue, which may be long after the host queued it."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(device))
 
     def ns_after(self, begin: Self) -> int | None:
-        """None as long as it has not come here."""
+        """Nanoseconds since `begin`. None until the device has reached this point."""
         return round(1e6 * begin._event.elapsed_time(self._event)) if self._event.query() else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until it has come here."""
+        """Waits until the device has reached this point."""
         self._event.synchronize()

@@ -1,9 +1,9 @@
-"""Work that is always the same, given to the device in one go.
+"""CUDA graphs: work that is always the same, launched on the device with one call.
 
-A network of hundreds of layers costs the host more time to ask for, product by product, than the device to compute. A
-graph (CUDA's word) is the list of what was asked for once: it can be asked for again as one, and does the same to the
-same memory. So the work that is recorded reads and writes tensors that stay where they are, has nothing to send or to
-read, and decides nothing: what differs from time to time is put into its tensors before.
+In a network of hundreds of layers the host needs more time to launch the operations than the device needs to compute
+them. A graph records the launches once, and replays all of them with one call, on the same memory. So recorded work
+reads and writes tensors that never move. It copies nothing between host and device, and makes no decision on the host.
+The inputs that differ are written into its tensors before a replay.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[], object]
 Record = Callable[[Work], Work]
-"""Does the work once or more, and gives what does the same again."""
+"""Runs the work at least once, and returns a function that replays it."""
 
 
 class Graphs:
-    """Works by their names. `run` is `work()`, quicker where it was prepared."""
+    """Recorded work by name. `run` does what `work()` does, and faster if the name was prepared."""
 
     def __init__(self, device: torch.device, record: Record | None = None) -> None:
-        """`record`: by default CUDA's on such a device, and none on others, where all is done piece by piece."""
+        """`record`: by default `CudaRecorder` on a CUDA device. On others nothing is recorded."""
         self._record = CudaRecorder(device) if record is None and device.type == "cuda" else record
         self._prepared: dict[Hashable, Work] = {}
 
     @property
     def records(self) -> bool:
-        """Whether there is something to be gained by `prepare`."""
+        """Whether `prepare` records anything."""
         return self._record is not None
 
     def prepare(self, name: Hashable, work: Work) -> None:
-        """Do the work and remember it. Where it cannot be recorded it is done piece by piece from then on."""
+        """Run the work and record it. If recording fails, nothing more is recorded and all other work runs as it is."""
         if self._record is None or name in self._prepared:
             return
         try:
@@ -49,18 +49,18 @@ class Graphs:
 
 
 class CudaRecorder:
-    """Records on a stream of its own; all it records shares one pool of memory, for no two run at the same time."""
+    """Records on a CUDA stream of its own. All graphs share one memory pool, because no two run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
 
     def __call__(self, work: Work) -> Work:
-        """Raises RuntimeError where the work cannot be recorded: it waits for the device, or there is no memory."""
+        """Raises RuntimeError if the work cannot be recorded: it waits for the device, or there is no memory."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            work()  # libraries set themselves up at the first call, which cannot be recorded
+            work()  # libraries initialise at the first call, which cannot be recorded
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()

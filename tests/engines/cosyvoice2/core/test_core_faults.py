@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -79,15 +79,15 @@ class Faulty(Runner):
         self._maybe("decode", tracks)
         return super().decode(tracks, rows)
 
-    def begin(self, track: Track, block: Any) -> Solve:
-        self._maybe("begin", [track])
-        solve = super().begin(track, block)
-        self._tracks[id(solve)] = track
-        return solve
+    def begin(self, tracks: Sequence[Track], blocks: Any) -> list[FlowBlock]:
+        self._maybe("begin", tracks)
+        begun = super().begin(tracks, blocks)
+        self._tracks.update((id(block), track) for block, track in zip(begun, tracks, strict=True))
+        return begun
 
-    def flow(self, solves: Sequence[Solve]) -> None:
-        self._maybe("flow", [self._tracks.get(id(solve)) for solve in solves])
-        super().flow(solves)
+    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+        self._maybe("flow", [self._tracks.get(id(block)) for block in blocks])
+        super().flow(blocks)
 
     def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
         self._maybe("vocode", tracks)
@@ -214,21 +214,22 @@ def test_audio_that_cannot_be_read_ends_its_utterance_and_no_lane(
 def test_a_voice_that_cannot_be_built_ends_the_waiting_utterances_and_is_tried_again(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = rig.model.flow.decoder.advance
+    step = rig.model.flow.backend.step
     n_left = FEW_EULER - 2
 
-    def last_but_one_fails(path: Any) -> None:
+    def last_but_one_fails(blocks: Sequence[FlowBlock]) -> None:
         nonlocal n_left
-        if path.voice is not None:
+        (block,) = blocks
+        if block.voice is not None:
             n_left -= 1
-        if path.voice is not None and n_left < 0:
+        if block.voice is not None and n_left < 0:
             raise RuntimeError("out of memory")
-        advance(path)
+        step(blocks)
 
     stepped = Stepped(rig)
     other = stepped.say(REQUESTS[1], "preset")
     with monkeypatch.context() as patch:
-        patch.setattr(rig.model.flow.decoder, "advance", last_but_one_fails)
+        patch.setattr(rig.model.flow.backend, "step", last_but_one_fails)
         waiting = [stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2)]
         stepped.run()
     np.testing.assert_array_equal(stepped.pcm(other), alone[1])

@@ -97,7 +97,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
         return call
 
     monkeypatch.setattr(lm, "run_layers", counted("lm", lm.run_layers))
-    monkeypatch.setattr(decoder.estimator, "velocity", counted("flow", decoder.estimator.velocity))
+    monkeypatch.setattr(decoder, "step", counted("flow", decoder.step))
     monkeypatch.setattr(rig.model.vocoder, "decode", counted("vocoder", rig.model.vocoder.decode))
     stepped = Stepped(rig, profile)
     key = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}"))

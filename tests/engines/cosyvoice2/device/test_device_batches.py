@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from flow_paged import backend_of
 from places import N_SLOTS, Place, assert_close
 from pretend_device import Pretence
 from torch import Tensor
@@ -18,9 +19,8 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL
-from telephony_tts.engines.cosyvoice2.model.flow import encoder_pages as flow_encoder_pages
-from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import EncoderPages, PagedCache
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import DevicePage
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm import prefill as lm_prefill
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
@@ -176,21 +176,21 @@ def block_of(track: Track, seed: int, n_last: int | None = None) -> TokenBlock:
 
 
 def begun(there: Place, here: Place, ours: list[Track], theirs: list[Track], turn: Mapping[int, int | None], seed: int
-) -> tuple[list[Solve], list[Solve]]:
+) -> tuple[list[FlowBlock], list[FlowBlock]]:
     """The next blocks of some tracks: together on the device, one by one on the CPU."""
     blocks = [block_of(ours[i], 100 * seed + i, n_last) for i, n_last in turn.items()]
-    solves = there.runner.begin_together([ours[i] for i in turn], blocks)
-    return solves, [here.runner.begin(theirs[i], block) for i, block in zip(turn, blocks, strict=True)]
+    solves = there.runner.begin([ours[i] for i in turn], blocks)
+    return solves, [here.runner.begin([theirs[i]], [block])[0] for i, block in zip(turn, blocks, strict=True)]
 
 
-def assert_same_beginning(solve: Solve, other: Solve) -> None:
+def assert_same_beginning(solve: FlowBlock, other: FlowBlock) -> None:
     for name in ("n_hidden", "n_tokens", "index", "k", "done"):
         assert getattr(solve, name) == getattr(other, name)
     assert torch.equal(solve.x.cpu(), other.x) and torch.equal(solve.cond.cpu(), other.cond)
     assert_close(solve.mu, other.mu)
 
 
-def solved(runner: Runner, solves: Sequence[Solve]) -> None:
+def solved(runner: Runner, solves: Sequence[FlowBlock]) -> None:
     while left := [solve for solve in solves if not solve.done]:
         runner.flow(left)
 
@@ -217,7 +217,7 @@ def test_many_blocks_begin_with_as_many_launches_and_transfers_as_two(there: Pla
         for some in (tracks[:2], tracks[2:]):
             blocks = [block_of(track, turn) for track in some]
             pretence.clear()
-            solves = there.runner.begin_together(some, blocks)
+            solves = there.runner.begin(some, blocks)
             counted.append((pretence.launches.copy(), len(pretence.sent)))
             solved(there.runner, solves)
     assert counted[0] == counted[1] and counted[2] == counted[3] and counted[0][0].total() > 50
@@ -228,22 +228,25 @@ def test_what_is_no_number_in_one_stream_reaches_no_other_nor_who_comes_after(he
     solves, others = begun(there, here, ours, theirs, {0: None, 1: None, 2: None}, 0)
     solved(there.runner, solves)
     solved(here.runner, others)
-    memory = there.model.flow.encoder.pages
-    assert memory is not None and ours[1].flow is not None and isinstance(ours[1].flow.encoder, PagedCache)
-    page = ours[1].flow.encoder.pages[-1].index
-    for whole in (*(kv[:, page] for kv in memory.kv), *(left[page] for left in memory.lefts)):
+    pool = backend_of(there.model.flow).pages
+    assert ours[1].flow is not None
+    page = ours[1].flow.table.pages[-1]
+    assert isinstance(page, DevicePage)
+    index, row = page.index, page.encoder_row
+    for whole in (*(kv[:, :, row] for kv in pool.encoder.kv), pool.encoder.contexts[row]):
         whole.fill_(math.nan)
+    del page
     solves, others = begun(there, here, ours, theirs, {0: None, 1: None, 2: None}, 1)
     assert solves[1].mu.isnan().any().cpu()
     for i in (0, 2):
         assert_same_beginning(solves[i], others[i])
-    n_free = len(memory.free)
+    n_free = len(pool.free)
     ours[1].flow = None
     del solves
-    assert len(memory.free) == n_free + 2
-    memory.free[:] = [*(i for i in memory.free if i != page), page]  # the next to be given out
+    assert len(pool.free) == n_free + 2
+    pool.free[:] = [*(i for i in pool.free if i != index), index]  # the next to be taken
     solves, others = begun(there, here, ours, theirs, {3: None}, 2)
-    assert page not in memory.free
+    assert index not in pool.free
     assert_same_beginning(solves[0], others[0])
 
 
@@ -254,11 +257,11 @@ def test_a_batch_of_beginnings_that_fails_is_as_if_it_had_not_been(
     solves, others = begun(there, here, ours, theirs, {0: None}, 0)
     solved(there.runner, solves)
     solved(here.runner, others)
-    assert ours[3].flow is not None and there.model.flow.encoder.pages is not None
-    before = len(there.model.flow.encoder.pages.free)
+    assert ours[3].flow is not None
+    before = len(backend_of(there.model.flow).pages.free)
     ours[3].flow.finished = True
     with pytest.raises(ValueError, match="is finished"):
-        there.runner.begin_together(ours, [block_of(track, 1) for track in ours])
+        there.runner.begin(ours, [block_of(track, 1) for track in ours])
     encoder = there.model.flow.encoder
     mu = encoder.mu
     calls: list[Tensor] = []
@@ -273,41 +276,11 @@ def test_a_batch_of_beginnings_that_fails_is_as_if_it_had_not_been(
         patch.setattr(encoder, "mu", fails_at_the_second)
         blocks = [block_of(track, 1, n_last) for track, n_last in zip(ours[:3], (None, None, 9), strict=True)]
         with pytest.raises(RuntimeError, match="no memory"):
-            there.runner.begin_together(ours[:3], blocks)
-    assert len(there.model.flow.encoder.pages.free) == before
+            there.runner.begin(ours[:3], blocks)
+    assert len(backend_of(there.model.flow).pages.free) == before
     for track, other in zip(ours[:3], theirs[:3], strict=True):
         assert track.flow is not None and other.flow is not None and not track.flow.finished
-        assert track.flow.encoder.n == other.flow.encoder.n and track.flow.steps_done == other.flow.steps_done
+        assert track.flow.table.n_tokens == other.flow.table.n_tokens and track.flow.steps_done == other.flow.steps_done
     solves, others = begun(there, here, ours, theirs, {0: None, 1: None, 2: 9}, 1)
     for solve, other in zip(solves, others, strict=True):
         assert_same_beginning(solve, other)
-
-
-def test_the_encoders_memory_grows_with_what_is_held_and_says_when_it_cannot(
-    there: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flow_encoder_pages, "FIRST_PAGES", 2)
-    encoder = there.model.flow.encoder
-    memory = EncoderPages(encoder.config, (2, 4), encoder.tokens)
-    held = memory.take(2)
-    for page in held:
-        memory.kv[1][:, page.index] = float(page.index)
-        memory.lefts[0][page.index] = float(page.index)
-    held += memory.take(3)
-    assert len({page.index for page in held}) == 5 and 0 not in {page.index for page in held}
-    for page in held[:2]:
-        for written in (memory.kv[1][:, page.index], memory.lefts[0][page.index]):
-            assert written.cpu().eq(page.index).all()
-    assert memory.kv[0][:, 0].cpu().eq(0).all() and memory.lefts[1][0].cpu().eq(0).all()
-    of_all, first = memory.n_pages, held[0].index
-    del held[0], page
-    assert memory.take(1)[0].index == first and memory.n_pages == of_all
-
-    def no_memory(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(flow_encoder_pages, "_longer", no_memory)
-    n_free = len(memory.free)
-    with pytest.raises(EngineError, match=f"{of_all - 1} s of speech under way and ready voices; lower slots"):
-        memory.take(n_free + 1)
-    assert len(memory.free) == n_free and memory.n_pages == of_all

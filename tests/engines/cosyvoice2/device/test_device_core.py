@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.core import batches
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
@@ -125,9 +125,9 @@ class Failing(Runner):
             self.n_tried.append(len(tracks))
         return super().prefill(tracks, feeds)
 
-    def begin_together(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[Solve]:
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
         self._try("begin", tracks)
-        return super().begin_together(tracks, blocks)
+        return super().begin(tracks, blocks)
 
     def _next_frames(self, track: Track) -> tuple[Tensor, bool]:
         self._try("vocode", [track])

@@ -1,4 +1,4 @@
-"""The flow against reference vectors, and its two ways to the same frames against each other."""
+"""The flow against reference vectors, and cached streams against whole sentences that are recomputed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from freeze_flow import D_SPEAKER, N_MELS, N_VOCABULARY, SIZES, random_state, sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity_flow import check_encoder, check_flow, error, flow_config, vectors
+from plain_flow import extend, finish, own_bytes, prompt_of, recomputed, tokens_to_block_end
 from speaking import live_storages
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, FlowS
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SAME = 5e-6
-"""What the order of float32 sums may cost over ten Euler steps; mels are of size 1. Seen: 2e-6."""
+"""Tolerance for the order of float32 sums over ten Euler steps; mels are of size 1. Measured: 2e-6."""
 
 Voice = tuple[Tensor, Tensor, Tensor]
 
@@ -45,21 +46,21 @@ def speech(n_tokens: int, seed: int = 2) -> Tensor:
 
 
 def whole(flow: Flow, of: Voice, tokens: Tensor, *, streaming: bool = True) -> Tensor:
-    return flow.full(of[0], tokens, of[1], of[2], streaming=streaming, finalize=True)
+    return recomputed(flow, of[0], tokens, of[1], of[2], streaming=streaming, finalize=True)
 
 
 def chunks(flow: Flow, stream: FlowStream, tokens: Tensor, hops: list[int]) -> Iterator[Tensor]:
-    """Speaks `tokens` in chunks of so many blocks, as far as they go, and finishes with what is left."""
+    """Speaks `tokens` in chunks of `hops` blocks while there are enough tokens, and finishes with the rest."""
     n_sent = 0
     for hop in hops:
-        n = flow.tokens_to_block_end(stream) + (hop - 1) * BLOCK_TOKENS
+        n = tokens_to_block_end(stream) + (hop - 1) * BLOCK_TOKENS
         new = tokens[:, n_sent : n_sent + n]
         ahead = tokens[:, n_sent + n : n_sent + n + LOOKAHEAD_TOKENS]
         if ahead.shape[1] < LOOKAHEAD_TOKENS:
             break
         n_sent += n
-        yield flow.extend(stream, new, ahead)
-    yield flow.finish(stream, tokens[:, n_sent:])
+        yield extend(flow, stream, new, ahead)
+    yield finish(flow, stream, tokens[:, n_sent:])
 
 
 def spoken(flow: Flow, prompt: FlowPrompt, tokens: Tensor, hops: list[int]) -> Tensor:
@@ -90,7 +91,7 @@ def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
     assert [stage for stage in stages if not stage[1] <= stage[2]] == []
 
 
-# One way against the other
+# Cached against recomputed
 
 
 @settings(max_examples=12)
@@ -102,40 +103,40 @@ def test_every_stage_equals_its_frozen_vectors(flow: Flow) -> None:
 )
 def test_a_stream_equals_recomputing(n_prompt: int, n_tokens: int, hops: list[int], n_blocks: int | None) -> None:
     flow, of, tokens = small_flow(), voice(n_prompt), speech(n_tokens)
-    ours = spoken(flow, flow.prompt(*of, n_blocks=n_blocks), tokens, hops)
+    ours = spoken(flow, prompt_of(flow, *of, n_blocks=n_blocks), tokens, hops)
     assert error(ours, whole(flow, of, tokens)) <= SAME
 
 
 @pytest.mark.parametrize("n_prompt", [0, 3, 27, 28, 50, 53])
-def test_a_chunk_equals_upstreams_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
-    """A chunk must not know more than the tokens it was given: compared before the utterance has an end."""
+def test_a_chunk_equals_the_recomputed_chunk_of_the_same_tokens(flow: Flow, n_prompt: int) -> None:
+    """A chunk must not depend on more tokens than it was given, so it is compared before the utterance ends."""
     of, tokens = voice(n_prompt), speech(90)
-    stream = flow.start(flow.prompt(*of))
-    n = flow.tokens_to_block_end(stream)
-    ours = flow.extend(stream, tokens[:, :n], tokens[:, n : n + LOOKAHEAD_TOKENS])
+    stream = flow.start(prompt_of(flow, *of))
+    n = tokens_to_block_end(stream)
+    ours = extend(flow, stream, tokens[:, :n], tokens[:, n : n + LOOKAHEAD_TOKENS])
     known = tokens[:, : n + LOOKAHEAD_TOKENS]
-    reference = flow.full(of[0], known, of[1], of[2], streaming=True, finalize=False)
+    reference = recomputed(flow, of[0], known, of[1], of[2], streaming=True, finalize=False)
     assert error(ours, reference) <= SAME
 
 
 def test_a_shared_prompt_equals_an_own_one(flow: Flow) -> None:
     of, tokens = voice(80), speech(70)
-    shared = spoken(flow, flow.prompt(*of), tokens, [1, 1])
-    own = spoken(flow, flow.prompt(*of, n_blocks=0), tokens, [1, 1])
+    shared = spoken(flow, prompt_of(flow, *of), tokens, [1, 1])
+    own = spoken(flow, prompt_of(flow, *of, n_blocks=0), tokens, [1, 1])
     assert error(shared, own) <= SAME
 
 
 def test_masks_make_a_difference(flow: Flow) -> None:
-    """Else the tests above would pass on a flow that sees nothing but its own block."""
+    """Otherwise the tests above would pass for a flow that sees only its own block."""
     of, tokens = voice(30), speech(70)
     assert error(whole(flow, of, tokens, streaming=False), whole(flow, of, tokens)) > 1e-2
 
 
-# What belongs to whom
+# Streams, voices and memory
 
 
 def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
-    prompt, hops = flow.prompt(*voice(60)), [1, 1]
+    prompt, hops = prompt_of(flow, *voice(60)), [1, 1]
     texts = speech(70, seed=3), speech(90, seed=4)
     alone = [spoken(flow, prompt, tokens, hops) for tokens in texts]
     a, b = (chunks(flow, flow.start(prompt), tokens, hops) for tokens in texts)
@@ -145,7 +146,7 @@ def test_two_streams_in_turn_equal_each_alone(flow: Flow) -> None:
 
 
 def test_streams_write_neither_to_their_prompt_nor_to_the_model(flow: Flow) -> None:
-    prompt = flow.prompt(*voice(60))
+    prompt = prompt_of(flow, *voice(60))
     before = pickle.dumps((flow, prompt))
     spoken(flow, prompt, speech(120), [1, 2])
     assert pickle.dumps((flow, prompt)) == before
@@ -156,43 +157,48 @@ def test_nothing_touches_the_global_generator() -> None:
         torch.manual_seed(99)
         before = torch.get_rng_state()
         flow = small_flow()
-        spoken(flow, flow.prompt(*voice(30)), speech(30), [1])
+        spoken(flow, prompt_of(flow, *voice(30)), speech(30), [1])
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def live_bytes() -> int:
-    """Of all tensors there are."""
+    """Bytes of all tensors in the process."""
     gc.collect()
     return sum(live_storages().values())
 
 
-def test_a_stream_counts_its_bytes_and_frees_them(flow: Flow) -> None:
-    prompt, tokens = flow.prompt(*voice(60)), speech(80)
+def test_a_stream_holds_its_pages_and_frees_them(flow: Flow) -> None:
+    prompt, tokens = prompt_of(flow, *voice(60)), speech(80)
     before = live_bytes()
     stream = flow.start(prompt)
+    assert live_bytes() == before, "a stream that has not spoken holds nothing of its own"
     speaking = chunks(flow, stream, tokens, [1, 1])
     for _ in range(2):
         next(speaking)
-    held = live_bytes() - before
-    assert held == stream.nbytes()
+    assert live_bytes() - before == own_bytes(stream.table) > 0
     del stream, speaking
     assert live_bytes() == before
 
 
 def test_bytes_are_those_of_the_arithmetic(flow: Flow) -> None:
-    """Per token: K and V of the encoder's layers, once at 25 Hz, twice at 50; per frame: steps x branches x layers."""
+    """Per token: K and V of the encoder's layers, once at 25 Hz, twice at 50; per frame: steps x branches x layers.
+
+    And the left contexts of the convolutions, once for each stream and each voice.
+    """
     encoder, decoder = flow.encoder.config, flow.decoder.config
     per_token = 2 * encoder.d_model * (encoder.n_layers + 2 * encoder.n_up_layers)
     n_layers = (decoder.n_mid_stages + 2) * decoder.n_blocks
     per_frame = decoder.n_steps * 2 * n_layers * 2 * decoder.n_heads * decoder.d_head
-    prompt = flow.prompt(*voice(53))
-    stream = flow.start(prompt, growth_frames=0)
-    at_start = stream.nbytes()
-    n = flow.tokens_to_block_end(stream)
-    flow.extend(stream, speech(n), speech(LOOKAHEAD_TOKENS))
+    c = decoder.n_channels
+    of_convolutions = 4 * N_MELS + c + 2 * decoder.n_mid_stages * c + 2 * c + c + 3 * c
+    contexts = 6 * encoder.d_model + decoder.n_steps * 2 * 2 * of_convolutions
+    prompt = prompt_of(flow, *voice(53))
+    stream = flow.start(prompt)
+    n = tokens_to_block_end(stream)
+    extend(flow, stream, speech(n), speech(LOOKAHEAD_TOKENS))
     n_tail = 53 % BLOCK_TOKENS
-    assert stream.nbytes() - at_start == 4 * (n_tail + n) * (per_token + 2 * per_frame)
-    assert prompt.nbytes() - at_start == 4 * 50 * (per_token + 2 * per_frame)
+    assert own_bytes(stream.table) == 4 * (contexts + (n_tail + n) * (per_token + 2 * per_frame))
+    assert own_bytes(prompt.table) == 4 * (contexts + 50 * (per_token + 2 * per_frame))
 
 
 # Half precision
@@ -202,7 +208,7 @@ def test_bytes_are_those_of_the_arithmetic(flow: Flow) -> None:
 def test_half_precision_stays_near(flow: Flow, dtype: torch.dtype, rms: float) -> None:
     half, of, tokens = small_flow(dtype), voice(30), speech(60)
     reference = whole(flow, of, tokens)
-    ours = spoken(half, half.prompt(*of), tokens, [1])
+    ours = spoken(half, prompt_of(half, *of), tokens, [1])
     assert ours.dtype == torch.float32
     assert float((ours - reference).square().mean().sqrt()) <= rms * float(reference.square().mean().sqrt())
 
@@ -223,34 +229,34 @@ def test_weights_that_do_not_fit_are_all_named() -> None:
 
 
 def test_a_chunk_must_end_on_a_block_and_see_three_tokens(flow: Flow) -> None:
-    stream = flow.start(flow.prompt(*voice(30)))
+    stream = flow.start(prompt_of(flow, *voice(30)))
     with pytest.raises(ValueError, match="do not end on a block"):
-        flow.extend(stream, speech(19), speech(3))
+        extend(flow, stream, speech(19), speech(3))
     with pytest.raises(ValueError, match="do not end on a block"):
-        flow.extend(stream, speech(0), speech(3))
+        extend(flow, stream, speech(0), speech(3))
     with pytest.raises(ValueError, match="2 lookahead tokens"):
-        flow.extend(stream, speech(20), speech(2))
-    assert flow.extend(stream, speech(20), speech(3)).shape == (1, N_MELS, 40)
+        extend(flow, stream, speech(20), speech(2))
+    assert extend(flow, stream, speech(20), speech(3)).shape == (1, N_MELS, 40)
     with pytest.raises(ValueError, match="were looked ahead at"):
-        flow.finish(stream, speech(2))
+        finish(flow, stream, speech(2))
 
 
 def test_a_finished_stream_is_over(flow: Flow) -> None:
-    stream = flow.start(flow.prompt(*voice(30)))
-    assert flow.finish(stream, speech(0)).shape == (1, N_MELS, 0)
+    stream = flow.start(prompt_of(flow, *voice(30)))
+    assert finish(flow, stream, speech(0)).shape == (1, N_MELS, 0)
     with pytest.raises(ValueError, match="finished"):
-        flow.finish(stream, speech(3))
+        finish(flow, stream, speech(3))
 
 
 def test_too_many_frames_are_refused_before_anything_changes(flow: Flow) -> None:
-    prompt = flow.prompt(*voice(30))
+    prompt = prompt_of(flow, *voice(30))
     stream = flow.start(prompt)
     with pytest.raises(ValueError, match="15020 frames"):
-        flow.finish(stream, speech(7480))
-    assert stream.encoder.n == prompt.encoder.n
+        finish(flow, stream, speech(7480))
+    assert stream.table.n_tokens == prompt.table.n_tokens
 
 
 def test_a_prompt_needs_two_frames_per_token(flow: Flow) -> None:
     tokens, mel, embedding = voice(30)
     with pytest.raises(ValueError, match="58 frames"):
-        flow.prompt(tokens, mel[:, 2:], embedding)
+        prompt_of(flow, tokens, mel[:, 2:], embedding)

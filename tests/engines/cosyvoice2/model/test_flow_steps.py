@@ -1,4 +1,4 @@
-"""The flow in steps: blocks of many streams taking turns, each on its own."""
+"""The flow on a CPU, step by step: blocks of many streams interleaved, each computed by itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from flow_calls import CALLS, Crowd, alone, call, chunk, ids, stepped, voice
+from flow_calls import CALLS, InterleavedCalls, alone, call, chunk, ids, voice
 from freeze_flow import N_MELS, SIZES, random_state, small_flow
 from parity_flow import flow_config
+from plain_flow import begin, extend, finish, prompt_of, stepped
 from speaking import live_storages
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow import attention as flow_attention
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.layers import mish, quick_mish
-from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 
 N_STEPS = 10
@@ -37,48 +39,47 @@ MODELS: dict[str, Callable[[], Flow]] = {
 }
 
 
-# In steps, and at once
+# One block after the other
 
 
-def test_a_block_in_steps_is_the_block_at_once() -> None:
+def test_tokens_are_counted_when_their_block_is_done() -> None:
     flow = small_flow()
-    at_once, in_steps = (call(flow, 53, 1) for _ in range(2))
-    new = chunk(flow, at_once, 2, 1)
-    solve = flow.begin(in_steps, *new)
-    assert not solve.done and in_steps.n_emitted == 0
-    assert torch.equal(stepped(flow, solve), flow.extend(at_once, *new))
-    assert in_steps.n_emitted == at_once.n_emitted == new[0].shape[1]
-    rest = flow.begin(in_steps, ids(12, 2), None)
-    assert torch.equal(stepped(flow, rest), flow.finish(at_once, ids(12, 2)))
-    assert in_steps.finished
+    stream = call(flow, 53, 1)
+    new, ahead = chunk(flow, stream, 2, 1)
+    block = begin(flow, stream, new, ahead)
+    assert not block.done and stream.n_emitted == 0
+    stepped(flow, block)
+    assert stream.n_emitted == new.shape[1] and not stream.finished
+    stepped(flow, begin(flow, stream, ids(12, 2), None))
+    assert stream.n_emitted == new.shape[1] + 12 and stream.finished
 
 
 def test_an_end_without_tokens_is_done_at_once() -> None:
     flow = small_flow()
-    solve = flow.begin(call(flow, 30, 1), ids(0, 1), None)
-    assert solve.done and solve.mel().shape == (1, N_MELS, 0)
+    block = begin(flow, call(flow, 30, 1), ids(0, 1), None)
+    assert block.done and block.mel().shape == (1, N_MELS, 0)
 
 
-@pytest.mark.parametrize(("n_prompt", "n_blocks"), [(80, None), (80, 1), (53, None), (27, None), (0, None)])
-def test_a_prompt_in_steps_is_the_prompt_at_once(n_prompt: int, n_blocks: int | None) -> None:
+@pytest.mark.parametrize("n_prompt", [80, 53, 28, 27, 0])
+def test_a_voice_shares_its_whole_blocks_that_see_no_speech(n_prompt: int) -> None:
     flow = small_flow()
-    of = voice(flow, n_prompt, 3)
-    solve = flow.begin_prompt(*of, n_blocks=n_blocks)
-    assert solve.done == (n_prompt < BLOCK_TOKENS + LOOKAHEAD_TOKENS)
-    stepped(flow, solve)
-    ours, theirs = (flow.start(p) for p in (solve.prompt(), flow.prompt(*of, n_blocks=n_blocks)))
-    assert ours.prompt.nbytes() == theirs.prompt.nbytes()
-    assert torch.equal(flow.finish(ours, ids(20, 4)), flow.finish(theirs, ids(20, 4)))
+    block = flow.begin_prompt(*voice(flow, n_prompt, 3))
+    assert block.done == (n_prompt < BLOCK_TOKENS + LOOKAHEAD_TOKENS)
+    stepped(flow, block)
+    prompt = block.prompt()
+    n_shared = max(0, n_prompt - LOOKAHEAD_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert prompt.table.n_tokens == n_shared and prompt.tail_tokens.shape == (1, n_prompt - n_shared)
+    assert prompt.tail_mel.shape == (1, 2 * (n_prompt - n_shared), N_MELS)
 
 
-# With others
+# Several streams
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_apart_a_call_is_the_same_to_the_bit_whoever_else_is_there(name: str) -> None:
+def test_a_calls_bits_do_not_depend_on_other_calls(name: str) -> None:
     flow = MODELS[name]()
-    assert flow.batches is None
-    for seed, ((n_prompt, n_blocks, _), mel) in enumerate(zip(CALLS, Crowd(flow).speak(), strict=True)):
+    assert isinstance(flow.backend, HostBackend)
+    for seed, ((n_prompt, n_blocks, _), mel) in enumerate(zip(CALLS, InterleavedCalls(flow).speak(), strict=True)):
         assert torch.equal(mel, alone(flow, n_prompt, n_blocks, seed))
 
 
@@ -86,67 +87,67 @@ def test_a_step_that_raises_ends_its_stream_and_no_other() -> None:
     flow = small_flow()
     wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
     streams = [call(flow, 27, seed) for seed in range(3)]
-    solves = [flow.begin(s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
-    flow.step(solves)
-    whole, solves[1].mu = solves[1].mu, solves[1].mu[:, :-1]
+    blocks = [begin(flow, s, *chunk(flow, s, 1, seed)) for seed, s in enumerate(streams)]
+    flow.step(blocks)
+    whole, blocks[1].mu = blocks[1].mu, blocks[1].mu[:, :-1]
     with pytest.raises(RuntimeError):
-        flow.step(solves)
-    solves[1].mu = whole
+        flow.step(blocks)
+    blocks[1].mu = whole
     assert [s.finished for s in streams] == [False, True, False]
     with pytest.raises(ValueError, match="has failed"):
-        flow.step(solves)
+        flow.step(blocks)
     with pytest.raises(ValueError, match="finished"):
-        flow.begin(streams[1], ids(25, 1), ids(3, 1))
+        begin(flow, streams[1], ids(25, 1), ids(3, 1))
     for seed in (0, 2):
-        mel = stepped(flow, solves[seed])
-        more = flow.extend(streams[seed], *chunk(flow, streams[seed], 1, seed))
-        rest = flow.finish(streams[seed], ids(9, seed))
+        mel = stepped(flow, blocks[seed])
+        more = extend(flow, streams[seed], *chunk(flow, streams[seed], 1, seed))
+        rest = finish(flow, streams[seed], ids(9, seed))
         assert torch.equal(torch.cat([mel, more, rest], dim=2), wanted[seed])
 
 
 # Refusals
 
 
-def test_two_blocks_of_a_stream_go_one_behind_the_other() -> None:
-    """In every order that the steps allow, the frames are those of one block after the other."""
+def test_two_blocks_of_a_stream_are_stepped_in_their_order() -> None:
+    """In every order that `may_step` allows, the bits are those of one block after the other."""
     flow = small_flow()
     hops = (20, 25, 25, 9)
     tokens = ids(sum(hops), 1)
 
-    def block(i: int) -> tuple[Tensor, Tensor | None]:
+    def tokens_of(i: int) -> tuple[Tensor, Tensor | None]:
         begin, end = sum(hops[:i]), sum(hops[: i + 1])
         return tokens[:, begin:end], tokens[:, end : end + 3] if i + 1 < len(hops) else None
 
     stream = call(flow, 30, 1)
     wanted = []
     for i in range(len(hops)):
-        new, ahead = block(i)
-        wanted.append(flow.extend(stream, new, ahead) if ahead is not None else flow.finish(stream, new))
+        new, ahead = tokens_of(i)
+        wanted.append(extend(flow, stream, new, ahead) if ahead is not None else finish(flow, stream, new))
     for seed in range(8):
         order = random.Random(seed)
         stream = call(flow, 30, 1)
-        begun: list[Solve] = []
+        begun: list[FlowBlock] = []
         while len(begun) < len(hops) or not begun[-1].done:
-            under_way = [solve for solve in begun if not solve.done]
-            can = [solve for solve in under_way if solve.may_step]
+            under_way = [block for block in begun if not block.done]
+            can = [block for block in under_way if block.may_step]
             if len(begun) < len(hops) and len(under_way) < 2 and (not can or order.random() < 0.3):
-                begun.append(flow.begin(stream, *block(len(begun))))
+                begun.append(begin(flow, stream, *tokens_of(len(begun))))
             else:
                 flow.step(can if order.random() < 0.5 else [order.choice(can)])
-        for solve, mel in zip(begun, wanted, strict=True):
-            assert torch.equal(solve.mel(), mel)
+        for block, mel in zip(begun, wanted, strict=True):
+            assert torch.equal(block.mel(), mel)
 
 
 def test_a_block_goes_no_further_than_the_one_before_it() -> None:
     flow = small_flow()
     stream = call(flow, 30, 1)
-    first = flow.begin(stream, ids(20, 1), ids(3, 1))
-    second = flow.begin(stream, ids(25, 1), ids(3, 1))
+    first = begin(flow, stream, ids(20, 1), ids(3, 1))
+    second = begin(flow, stream, ids(25, 1), ids(3, 1))
     with pytest.raises(ValueError, match="under way"):
-        flow.begin(stream, ids(25, 1), ids(3, 1))
-    for solves in ([second], [first, second]):
+        begin(flow, stream, ids(25, 1), ids(3, 1))
+    for blocks in ([second], [first, second]):
         with pytest.raises(ValueError, match="has not gone further"):
-            flow.step(solves)
+            flow.step(blocks)
     assert first.k == second.k == 0
     flow.step([first])
     flow.step([second])
@@ -157,28 +158,63 @@ def test_a_block_goes_no_further_than_the_one_before_it() -> None:
         flow.step([second])
 
 
-def test_a_stream_at_once_has_one_block_under_way() -> None:
+def test_a_block_gives_its_mel_when_all_steps_are_done() -> None:
     flow = small_flow()
     stream = call(flow, 30, 1)
-    solve = flow.begin(stream, ids(20, 1), ids(3, 1))
-    with pytest.raises(ValueError, match="under way"):
-        flow.extend(stream, ids(25, 1), ids(3, 1))
-    with pytest.raises(ValueError, match="under way"):
-        flow.finish(stream, ids(9, 1))
+    block = begin(flow, stream, ids(20, 1), ids(3, 1))
     for n_done in range(N_STEPS):
         with pytest.raises(ValueError, match=f"{n_done} of 10 steps"):
-            solve.mel()
-        flow.step([solve])
+            block.mel()
+        flow.step([block])
+    assert block.mel().shape == (1, N_MELS, 40)
     with pytest.raises(ValueError, match="no prompt"):
-        solve.prompt()
+        block.prompt()
     with pytest.raises(ValueError, match="is done"):
-        flow.step([solve])
-    assert not flow.begin(stream, ids(25, 1), ids(3, 1)).done
+        flow.step([block])
+    assert not begin(flow, stream, ids(25, 1), ids(3, 1)).done
 
 
-def test_the_same_block_twice_is_refused_before_anyone_steps() -> None:
+def test_two_blocks_of_a_stream_cannot_begin_in_one_call() -> None:
     flow = small_flow()
-    one, other = (flow.begin(call(flow, 30, 1), ids(20, 1), ids(3, 1)) for _ in range(2))
+    stream = call(flow, 30, 1)
+    requests = [BlockRequest(stream, [1] * 20, [1] * 3), BlockRequest(stream, [1] * 25, [1] * 3)]
+    with pytest.raises(ValueError, match="one after the other"):
+        flow.begin(requests)
+    assert stream.steps_done == [] and not flow.begin(requests[:1])[0].done
+
+
+def test_if_one_of_several_blocks_cannot_begin_none_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder fails at the third block. All three then begin with the bits that each has alone."""
+    flow = small_flow()
+    wanted = [alone(flow, 27, 1, seed) for seed in range(3)]
+    streams = [call(flow, 27, seed) for seed in range(3)]
+    mels = [extend(flow, stream, *chunk(flow, stream, 1, seed)) for seed, stream in enumerate(streams)]
+    new = [chunk(flow, stream, 1, seed) for seed, stream in enumerate(streams)]
+    requests = [BlockRequest(s, n[0].tolist(), a[0].tolist()) for s, (n, a) in zip(streams, new, strict=True)]
+    mu, n_calls = flow.encoder.mu, 0
+
+    def third_fails(h: Tensor) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            raise RuntimeError("out of memory")
+        return mu(h)
+
+    before = [stream.table.pages for stream in streams]
+    with monkeypatch.context() as patch:
+        patch.setattr(flow.encoder, "mu", third_fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            flow.begin(requests)
+    assert [stream.table.pages for stream in streams] == before
+    assert not any(stream.finished for stream in streams) and all(len(s.steps_done) == 1 for s in streams)
+    for seed, (stream, block, mel) in enumerate(zip(streams, flow.begin(requests), mels, strict=True)):
+        rest = [stepped(flow, block), finish(flow, stream, ids(9, seed))]
+        assert torch.equal(torch.cat([mel, *rest], dim=2), wanted[seed])
+
+
+def test_the_same_block_twice_is_refused_before_any_step() -> None:
+    flow = small_flow()
+    one, other = (begin(flow, call(flow, 30, 1), ids(20, 1), ids(3, 1)) for _ in range(2))
     with pytest.raises(ValueError, match="two steps at once"):
         flow.step([other, one, one])
     assert one.k == other.k == 0
@@ -190,7 +226,7 @@ def test_int8_is_for_a_cpu() -> None:
         Flow.from_state(flow_config(SIZES, state), state, "int8")
 
 
-# What it holds
+# Memory
 
 
 def held() -> int:
@@ -198,20 +234,20 @@ def held() -> int:
     return sum(live_storages().values())
 
 
-def test_a_block_left_under_way_frees_all() -> None:
+def test_dropped_blocks_and_streams_free_all_memory() -> None:
     flow = small_flow()
-    prompt = flow.prompt(*voice(flow, 60, 1))
+    prompt = prompt_of(flow, *voice(flow, 60, 1))
     before = held()
     streams = [flow.start(prompt) for _ in range(2)]
-    solves = [flow.begin(s, *chunk(flow, s, 1, 1)) for s in streams]
+    blocks = [begin(flow, s, *chunk(flow, s, 1, 1)) for s in streams]
     for _ in range(4):
-        flow.step(solves)
+        flow.step(blocks)
     assert held() > before
-    del streams, solves
+    del streams, blocks
     assert held() == before
 
 
-# What it is made of
+# Operations
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -226,7 +262,7 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
 def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(
     size: float, shifts: int, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Huge ones cannot do without the maximum, small ones do; both are the same function."""
+    """Huge scores need the maximum subtracted, small ones do not. Both ways are the same function."""
     g = torch.Generator().manual_seed(1)
     q, k, v = ((torch.randn(2, 3, n, 16, generator=g) * s).bfloat16() for n, s in ((70, size), (130, size), (130, 1)))
     calls, shifted = [], flow_attention.shifted
@@ -235,12 +271,12 @@ def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(
     ours = attend(q, [(k[:, :, :40], v[:, :, :40]), (k[:, :, 40:], v[:, :, 40:])], mask)
     wanted = exact_attention(q, k, v, mask)
     difference = (ours.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
-    # A score is rounded by its own size / 256: by a quarter where it is 64.
+    # A score is rounded to 1/256 of its size: a score of 64 by a quarter.
     assert difference <= 0.01 * size**2
     assert torch.isfinite(ours).all() and len(calls) == shifts
 
 
-def test_attention_on_what_is_not_a_number_is_none_either() -> None:
+def test_attention_on_non_finite_numbers_is_non_finite() -> None:
     q = torch.full((1, 1, 2, 4), torch.nan, dtype=torch.bfloat16)
     assert attend(q, [(q, q)], None).isnan().all()
 
@@ -255,7 +291,7 @@ def test_mish_is_mish(dtype: torch.dtype, most: float) -> None:
         assert (ours.double() - wanted).abs().div(wanted.abs() + 0.1).max() <= most
 
 
-def test_an_int8_row_depends_on_no_other() -> None:
+def test_an_int8_row_does_not_depend_on_other_rows() -> None:
     g = torch.Generator().manual_seed(1)
     linear = Linear(torch.randn(40, 64, generator=g) / 8, torch.randn(40, generator=g))
     int8, x = Int8Linear(linear), torch.randn(3, 20, 64, generator=g)

@@ -1,67 +1,71 @@
-"""Flow: speech tokens to mel, whole or as a stream (specification 5, 8).
+"""Flow: speech tokens to mel frames, block by block (specification 5, 8).
 
-Two ways to the same frames. `full` recomputes everything from the first prompt token, as the reference does. A
-`FlowStream` keeps what earlier blocks left behind and computes new frames only; on block boundaries (prompt and emitted
-tokens together a multiple of 25) its chunks equal `full(..., streaming=True)` up to the order of float32 sums.
+    block = flow.begin_prompt(tokens, mel, embedding)      once per voice
+    prompt = block.prompt()                                when all steps of the block are done
+    stream = flow.start(prompt)                            once per utterance
+    blocks = flow.begin([BlockRequest(stream, new, ahead)])  the next tokens of each stream: one pass of the encoder
+    flow.step(blocks)                                      one Euler step of each block, until block.done
+    mel = block.mel()                                      [1, 80, 2n]
 
-    prompt = flow.prompt(tokens, mel, embedding)     once per voice
-    stream = flow.start(prompt)                      once per utterance
-    mel = flow.extend(stream, new, lookahead)        at block ends; lookahead: the next 3 tokens, given again later
-    mel = flow.finish(stream, rest)                  the rest, block-causally
+A stream keeps what earlier blocks have left behind (`page_table`), so a block costs its own frames only. A block ends
+where prompt and emitted tokens together are a multiple of 25. It sees the three tokens after it, which are given again
+with the next block. Only the last block may have any length, and sees nothing ahead.
 
-Each of these is also to be had in pieces, so that many streams can take turns:
+Two things depend on the machine: where pages lie, and how many streams go through a network at once (`backend`).
 
-    solve = flow.begin(stream, new, lookahead)       the encoder, and the noise the block begins with; None at the end
-    flow.step([solve, ...])                          one Euler step of each, until solve.done
-    mel = solve.mel()
+Of a prompt of P tokens, the first floor((P - 3) / 25) blocks see no generated token, so they depend on the voice alone.
+They are computed once, and all streams of the voice read them. The rest is part of each stream's first block.
 
-What depends on the voice alone is the prompt's blocks that see no generated token, floor((P - 3) / 25) of them: these a
-`FlowPrompt` holds, read-only, for all its streams. The rest of the prompt goes through the flow with the first chunk.
-The reference's last chunk is another function, in which all frames see all others: `full(..., streaming=False)`.
-
-`before_step` is called before each Euler step: it may raise, which ends the work there and the stream with it.
+`begin_whole` computes a whole sentence once more, with all frames visible to all others. That is another function,
+which the reference uses for the last block of a sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import (
-    BLOCK_FRAMES,
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
     ModelConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow.batch import FlowBatches
-from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
-from telephony_tts.engines.cosyvoice2.model.flow.decoder import BeforeStep, FlowDecoder, Trajectory, nothing
+from telephony_tts.engines.cosyvoice2.model.flow.backend import FlowBackend
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
+from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
+from telephony_tts.engines.cosyvoice2.model.flow.device_pages import page_nbytes
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
-from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import PagedCache
+from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
-from telephony_tts.engines.cosyvoice2.model.flow.pages import Page, Past
-from telephony_tts.engines.cosyvoice2.model.flow.stream import MOST_OPEN, FlowPrompt, FlowStream, Solve
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
+from telephony_tts.engines.cosyvoice2.model.flow.stream import (
+    MOST_OPEN,
+    BlockInput,
+    BlockRequest,
+    FlowBlock,
+    FlowPrompt,
+    FlowStream,
+)
+from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.errors import EngineUnavailable
 
 Weights = Literal["float", "int8"]
-GROWTH_FRAMES = 4 * BLOCK_FRAMES
-"""How much a stream's buffers grow at a time on an accelerator, where half of it is spare on average (at full size in
-float16 230 MB, 2 s), and how much is in one piece on a CPU, where nothing is spare."""
 
 
 class Flow:
     def __init__(self, config: ModelConfig, take: Reader) -> None:
         self.encoder = FlowEncoder(config.flow_encoder, take)
         self.decoder = FlowDecoder(config.flow_decoder, take)
-        self.batches: FlowBatches | None = None
-        """How `step` makes one batch of many blocks, see `use_pages`. None: each goes by itself, and comes out the same
-        to the bit whoever else is there."""
+        self.backend: FlowBackend = HostBackend(self.encoder, self.decoder)
+        """A CPU's. Call `use_device_pages` on any other device."""
 
     @classmethod
     def from_state(cls, config: ModelConfig, state: Mapping[str, Tensor], weights: Weights = "float") -> Self:
@@ -76,6 +80,7 @@ class Flow:
             if flow.encoder.tokens.device.type != "cpu":
                 raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
             flow.decoder.estimator.quantize()
+            flow.backend = HostBackend(flow.encoder, flow.decoder)
         return flow
 
     @property
@@ -83,277 +88,221 @@ class Flow:
         return self.encoder.tokens.dtype
 
     @torch.inference_mode()
-    def use_pages(self, n_bytes: int) -> None:
-        """From now on what prompts and streams keep of the estimator lies in pages of `n_bytes`, and `step` takes all
-        of them as one batch: an accelerator is as fast with many rows as with few. A CPU gains nothing by it.
+    def use_device_pages(self, n_bytes: int) -> None:
+        """Keep what streams and voices have seen in a pool of `n_bytes` on the device, and run streams in batches.
 
-        Before any prompt is made. Raises EngineUnavailable where not even a second of speech fits, or the device does
-        not have as much.
+        Call it before any voice is made. Raises EngineUnavailable if not even a second of speech fits into `n_bytes`,
+        or if the device does not have as much memory.
         """
-        of_a_second = self.decoder.estimator.page_nbytes() * len(self.decoder.times)
-        if n_bytes < 2 * of_a_second:
+        estimator = self.decoder.estimator
+        n_steps, size = len(self.decoder.times), estimator.time_1.weight.element_size()
+        second_nbytes = page_nbytes(self.encoder.layout(), estimator.layout(), n_steps, size)
+        if n_bytes < 2 * second_nbytes:
             raise EngineUnavailable(
                 f"{n_bytes >> 20} MB are too few for cosyvoice2's flow, in which a second of speech or a voice takes "
-                f"{of_a_second / 2**20:.1f} MB; give it more (engines.cosyvoice2.flow_memory_mb)"
+                f"{second_nbytes / 2**20:.1f} MB; give it more (engines.cosyvoice2.flow_memory_mb)"
             )
         try:
-            self.batches = FlowBatches(self.decoder, n_bytes)
+            self.backend = DeviceBackend(self.encoder, self.decoder, n_bytes)
         except RuntimeError as error:
             raise EngineUnavailable(
                 f"cosyvoice2's flow cannot have {n_bytes >> 20} MB of {self.encoder.tokens.device}; give it less "
                 "(engines.cosyvoice2.flow_memory_mb), or free what other programs hold there"
             ) from error
 
-    @torch.inference_mode()
-    def full(
-        self,
-        prompt_tokens: Tensor,
-        tokens: Tensor,
-        prompt_mel: Tensor,
-        embedding: Tensor,
-        *,
-        streaming: bool,
-        finalize: bool,
-        before_step: BeforeStep = nothing,
-    ) -> Tensor:
-        """Everything from the first prompt token on, as the reference computes it.
+    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
+        """Warm up for up to `n_streams` streams. `look` is called between; what it raises ends the warm-up."""
+        self.backend.prepare(graphs, n_streams, look)
 
-        prompt_tokens [1, P], tokens [1, N], prompt_mel [1, 2P, 80], embedding [1, 192] -> mel [1, 80, 2N], float32; not
-        finalize: mel [1, 80, 2 (N - 3)], the last 3 tokens are only looked ahead at. `streaming` chooses the masks:
-        block-causal, or all frames see all.
+    @torch.inference_mode()
+    def begin_whole(self, prompt_tokens: Tensor, tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
+        """A whole sentence from its first prompt token, in which all frames see all others.
+
+        prompt_tokens [1, P], tokens [1, N], prompt_mel [1, 2P, 80], embedding [1, 192] -> a block whose mel is
+        [1, 80, 2N]. Its encoder pass is done, no step is.
         """
-        return self._run(
-            self.begin_full(
-                prompt_tokens, tokens, prompt_mel, embedding, streaming=streaming, finalize=finalize
-            ),
-            before_step,
-        ).mel()
-
-    @torch.inference_mode()
-    def begin_full(
-        self,
-        prompt_tokens: Tensor,
-        tokens: Tensor,
-        prompt_mel: Tensor,
-        embedding: Tensor,
-        *,
-        streaming: bool,
-        finalize: bool,
-    ) -> Solve:
-        """What `full` computes, in steps."""
         _check_prompt(prompt_tokens, prompt_mel)
-        ids, ahead = torch.cat([prompt_tokens, tokens], dim=1), None
-        if not finalize:
-            ids, ahead = ids[:, :-LOOKAHEAD_TOKENS], ids[:, -LOOKAHEAD_TOKENS:]
-        n_prompt = prompt_mel.shape[1]
+        if not tokens.shape[1]:
+            raise ValueError("a sentence without tokens has no frames")
+        ids = torch.cat([prompt_tokens, tokens], dim=1)
         n_frames = ids.shape[1] * FRAMES_PER_TOKEN
-        if n_frames <= n_prompt:
-            raise ValueError(f"{tokens.shape[1]} tokens are too few: 1, and 3 to look ahead at unless it is the end")
         x = self.decoder.start(0, n_frames)
-        mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=streaming))
-        cond = _followed_by_zeros(prompt_mel.to(mu.dtype), n_frames)
+        mu = self.encoder.mu(self.encoder.encode(ids, None, WholeSequence()))
+        # The condition: the prompt's mel, then zeros (specification 5, step 5).
+        cond = F.pad(prompt_mel.to(mu.dtype), (0, 0, 0, n_frames - prompt_mel.shape[1]))
         spk = self.encoder.speaker(embedding)
-        n_steps = len(self.decoder.times)
-        return Solve(x, mu, spk, cond, n_steps, caches=None, streaming=streaming, n_hidden=n_prompt)
+        return FlowBlock(x, mu, spk, cond, len(self.decoder.times), past=None, n_hidden=prompt_mel.shape[1])
 
     @torch.inference_mode()
-    def prompt(
-        self,
-        prompt_tokens: Tensor,
-        prompt_mel: Tensor,
-        embedding: Tensor,
-        *,
-        n_blocks: int | None = None,
-        before_step: BeforeStep = nothing,
-    ) -> FlowPrompt:
-        """Computes a voice's shared part: prompt_tokens [1, P], prompt_mel [1, 2P, 80], embedding [1, 192]; P may be 0.
+    def begin_prompt(self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
+        """A voice's shared part: prompt_tokens [1, P], prompt_mel [1, 2P, 80], embedding [1, 192]; P may be 0.
 
-        `n_blocks` is for holding fewer blocks than the prompt has (0: every stream computes the whole prompt).
+        The block is done at once if the prompt has no whole block to share. Raises EngineError if the memory is full.
         """
-        solve = self.begin_prompt(prompt_tokens, prompt_mel, embedding, n_blocks=n_blocks)
-        return self._run(solve, before_step).prompt()
-
-    @torch.inference_mode()
-    def begin_prompt(
-        self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor, *, n_blocks: int | None = None
-    ) -> Solve:
-        """What `prompt` computes, in steps; without a whole block to hold it is done at once."""
         _check_prompt(prompt_tokens, prompt_mel)
-        most = max(0, prompt_tokens.shape[1] - LOOKAHEAD_TOKENS) // BLOCK_TOKENS
-        n = min(most, most if n_blocks is None else n_blocks) * BLOCK_TOKENS
-        cond = prompt_mel.to(self.dtype)
+        n = max(0, prompt_tokens.shape[1] - LOOKAHEAD_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+        mel = prompt_mel.to(self.dtype)
         prompt = FlowPrompt(
             spk=self.encoder.speaker(embedding),
             tail_tokens=prompt_tokens[:, n:].clone(),
-            tail_mel=cond[:, n * FRAMES_PER_TOKEN :].clone(),
-            encoder=self.encoder.cache(growth_frames=0),
-            steps=tuple(self.batches.pasts() if self.batches else self.decoder.caches(growth_frames=0)),
+            tail_mel=mel[:, n * FRAMES_PER_TOKEN :].clone(),
+            table=PageTable(),
         )
-        ids, ahead = prompt_tokens[:, :n], prompt_tokens[:, n : n + LOOKAHEAD_TOKENS]
-        solve = self._begin(prompt.encoder, prompt.steps, ids, ahead, prompt.spk, cond[:, : n * FRAMES_PER_TOKEN])
-        solve.voice = prompt
-        return solve
+        ids, mel = prompt_tokens[0, : n + LOOKAHEAD_TOKENS], mel[:, : n * FRAMES_PER_TOKEN]
+        (block,) = self._begin([BlockInput(prompt.table, prompt.spk, ids, (), mel, n, is_last=False)])
+        block.voice = prompt
+        return block
+
+    def start(self, prompt: FlowPrompt) -> FlowStream:
+        """A new utterance. Nothing is computed and nothing of the prompt is copied."""
+        return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, len(self.decoder.times))
 
     @torch.inference_mode()
-    def start(self, prompt: FlowPrompt, *, growth_frames: int = GROWTH_FRAMES) -> FlowStream:
-        """A new utterance. Nothing is computed, and nothing of the prompt but convolution contexts is copied."""
-        return FlowStream(
-            prompt=prompt,
-            encoder=prompt.encoder.fork(growth_frames // FRAMES_PER_TOKEN),
-            steps=[step.fork(growth_frames) for step in prompt.steps],
-            tail_tokens=prompt.tail_tokens,
-        )
+    def begin(self, requests: Sequence[BlockRequest]) -> list[FlowBlock]:
+        """The next block of each of these streams. The encoder pass of each block is done, no Euler step is.
 
-    def tokens_to_block_end(self, stream: FlowStream, n_least: int = 1) -> int:
-        """How many new tokens, `n_least` or more, take the stream to the end of a block."""
-        at = stream.encoder.n + stream.tail_tokens.shape[1]
-        return n_least + -(at + n_least) % BLOCK_TOKENS
+        Two blocks of a stream may be under way, but the second is always a step or more behind the first: a step sees
+        the frames before as the same step has made them. If this raises, nothing has changed for any stream.
 
-    @torch.inference_mode()
-    def extend(
-        self, stream: FlowStream, new: Tensor, lookahead: Tensor, before_step: BeforeStep = nothing
-    ) -> Tensor:
-        """new [1, n] ending on a block, lookahead [1, 3] the tokens after them -> mel [1, 80, 2n], float32.
-
-        The lookahead tokens are not kept: they are the first of the next call's.
+        Raises ValueError for a stream that is given twice or is finished, for a third block under way, for a block that
+        does not end on a multiple of 25 tokens, and for a wrong number of tokens ahead. Raises EngineError if the
+        memory is full.
         """
-        return self._emit(stream, new, lookahead, before_step)
+        if len({id(request.stream) for request in requests}) < len(requests):
+            raise ValueError("two blocks of a stream begin one after the other")
+        for request in requests:
+            _check_request(request)
+        blocks = self._begin([_input_of(request) for request in requests])
+        for request, block in zip(requests, blocks, strict=True):
+            n_frames = len(request.new) * FRAMES_PER_TOKEN
+            block.follows(
+                request.stream, block.x.shape[1] - n_frames, len(request.new), is_last=request.ahead is None
+            )
+        return blocks
 
     @torch.inference_mode()
-    def finish(self, stream: FlowStream, rest: Tensor, before_step: BeforeStep = nothing) -> Tensor:
-        """rest [1, n], n of any size -> mel [1, 80, 2n]; block-causal, equal to `full(streaming=True, finalize=True)`.
+    def step(self, blocks: Sequence[FlowBlock]) -> None:
+        """One Euler step of each block, wherever it stands.
 
-        `rest` begins with the tokens the last `extend` looked ahead at, so it has 3 or more unless nothing was emitted.
+        If one raises, its stream is finished; the others are as they were, or one step further. Raises ValueError, and
+        does nothing, for a block that is done, has failed or is given twice, and for a block that would overtake the
+        one before it. On a CPU two blocks of one stream may be stepped from two threads at once; a device has one
+        thread.
         """
-        return self._emit(stream, rest, None, before_step)
-
-    @torch.inference_mode()
-    def begin(self, stream: FlowStream, new: Tensor, lookahead: Tensor | None) -> Solve:
-        """The block that `extend`, or without `lookahead` `finish`, computes at once: its encoder is done, no step is.
-
-        Two blocks of a stream may be under way, the second always a step or more behind the first: what a step sees of
-        the frames before is what the same step has made of them. ValueError where `extend` and `finish` raise it, and
-        for a third one.
-        """
-        self.check(stream, new.shape[1], None if lookahead is None else lookahead.shape[1])
-        ids = torch.cat([stream.tail_tokens, new], dim=1) if new.shape[1] else new
-        n_hidden = (ids.shape[1] - new.shape[1]) * FRAMES_PER_TOKEN
-        cond = _followed_by_zeros(stream.prompt.tail_mel[:, :n_hidden], ids.shape[1] * FRAMES_PER_TOKEN)
-        try:
-            solve = self._begin(stream.encoder, stream.steps, ids, lookahead, stream.prompt.spk, cond)
-        except BaseException:
-            stream.finished = True  # the encoder may have gone on without the steps
-            raise
-        solve.follows(stream, n_hidden, new.shape[1], is_last=lookahead is None)
-        return solve
-
-    @torch.inference_mode()
-    def step(self, solves: Sequence[Solve]) -> None:
-        """One Euler step of each, wherever each stands.
-
-        Where one raises, its stream is finished; the others stand as they were, or one step further.
-        ValueError, and nothing is done, if one of them is done or has failed, or is given twice, or if the block before
-        it has not gone further. Two blocks of one stream may be stepped from two threads at once; with pages there is
-        one thread.
-        """
-        if len({id(solve) for solve in solves}) < len(solves):
+        if len({id(block) for block in blocks}) < len(blocks):
             raise ValueError("a block cannot take two steps at once")
-        for solve in solves:
-            if solve.done or solve.failed:
-                raise ValueError("the block is done" if solve.done else "a step of the block has failed")
-            if not solve.may_step:
+        for block in blocks:
+            if block.done or block.failed:
+                raise ValueError("the block is done" if block.done else "a step of the block has failed")
+            if not block.may_step:
                 raise ValueError("the block before it has not gone further: step that one first")
-        apart = list(solves)
-        if self.batches is not None:
-            for batch in self.batches.groups(solves):
-                # Where a batch fails, who is to blame shows when they go one by one; none has changed so far.
-                with contextlib.suppress(Exception):
-                    self.batches.step(batch)
-                    apart = [solve for solve in apart if solve not in batch]
-                    for each in batch:
-                        each.stepped()
-        for solve in apart:
+        alone = list(blocks)
+        for batch in self.backend.step_batches(blocks):
+            # A batch that fails has changed nothing. Its blocks then go alone, which shows the one that fails.
+            with contextlib.suppress(Exception):
+                self.backend.step(batch)
+                alone = [block for block in alone if block not in batch]
+                for block in batch:
+                    block.stepped()
+        for block in alone:
             try:
-                self._advance(solve)
+                if block.past is None:
+                    self._step_whole(block)
+                else:
+                    self.backend.step([block])
             except BaseException:
-                solve.fail()
+                block.fail()
                 raise
-            solve.stepped()
+            block.stepped()
 
-    def _emit(self, stream: FlowStream, new: Tensor, ahead: Tensor | None, before_step: BeforeStep) -> Tensor:
-        if stream.n_open:
-            raise ValueError("a block of the stream is under way: step it until it is done")
-        return self._run(self.begin(stream, new, ahead), before_step).mel()
+    def _step_whole(self, block: FlowBlock) -> None:
+        block.x = self.decoder.step(block.k, block.x, block.mu, block.spk, block.cond, WholeSequence())
+        block.k += 1
 
-    def _run(self, solve: Solve, before_step: BeforeStep) -> Solve:
-        """All steps of one."""
-        if solve.done:
-            return solve
-        try:
-            for _ in range(solve.k, solve.n_steps):
-                before_step()
-                self._advance(solve)
-        except BaseException:
-            solve.fail()
-            raise
-        solve.stepped()
-        return solve
-
-    def _advance(self, path: Trajectory) -> None:
-        """The next Euler step of one."""
-        if self.batches is not None and path.caches is not None:
-            self.batches.step([path])
-        else:
-            self.decoder.advance(path)
-
-    def _begin(
-        self,
-        encoder: Cache | PagedCache,
-        steps: Sequence[Cache | Past],
-        ids: Tensor,
-        ahead: Tensor | None,
-        spk: Tensor,
-        cond: Tensor,
-    ) -> Solve:
-        """ids [1, n], cond [1, 2n, 80] after what the caches hold. No ids are done at once."""
-        n_steps = len(self.decoder.times)
-        # By the encoder's count: the steps of the block before may not have seen its frames yet.
-        x = self.decoder.start(encoder.n * FRAMES_PER_TOKEN, cond.shape[1])
-        if not ids.shape[1]:
-            return Solve(x, cond, spk, cond, n_steps, steps, k=n_steps)
-        kept = self.room(x.shape[1]) if ahead is not None else []
-        mu = self.encoder.mu(self.encoder.encode(ids, ahead, streaming=True, cache=encoder))
-        return Solve(x, mu, spk, cond, n_steps, steps, kept=kept)
-
-    def room(self, n_frames: int) -> list[tuple[Page, ...]]:
-        """Where a block is to be kept that something may follow. All of it at once: who has begun can go on to the end
-        of the block, and only newcomers are refused. Raises EngineError."""
-        return self.batches.room(n_frames) if self.batches is not None else []
-
-    def check(self, stream: FlowStream, n: int, n_ahead: int | None) -> None:
-        """Whether n new tokens can come next, `n_ahead` to look ahead at, None at the end; ValueError says why not."""
-        if stream.n_open >= MOST_OPEN and not stream.finished:
-            raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
-        if stream.finished:
-            raise ValueError("the stream is finished")
-        if n_ahead is None:
-            if (stream.n_emitted or stream.n_open) and n < LOOKAHEAD_TOKENS:
-                raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
-            return
-        if n < 1 or n != self.tokens_to_block_end(stream, n):
-            at = stream.encoder.n + stream.tail_tokens.shape[1]
-            raise ValueError(f"{n} tokens after {at} do not end on a block of {BLOCK_TOKENS}")
-        if n_ahead != LOOKAHEAD_TOKENS:
-            raise ValueError(f"{n_ahead} lookahead tokens, not {LOOKAHEAD_TOKENS}")
+    def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
+        """Blocks of different streams or voices. Nothing changes before everything is computed."""
+        # The noise is counted from the encoder's tokens: the steps of the block before may still be on their way.
+        x = [
+            self.decoder.start(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
+            for each in inputs
+        ]
+        new = [self.backend.take(each.table, each.n_tokens, is_last=each.is_last) for each in inputs]
+        batches: dict[Hashable, list[int]] = {}
+        for i, each in enumerate(inputs):
+            if each.n_tokens:
+                batches.setdefault(self.backend.encoder_batch_key(each), []).append(i)
+        mu, cond = list(x), list(x)  # of blocks without tokens, which have no frames
+        for members in batches.values():
+            batch = [inputs[i] for i in members]
+            context = self.backend.encoder_context(
+                [each.table for each in batch], [new[i] for i in members], batch[0].n_tokens
+            )
+            ids, ahead = _ids(batch, self.encoder.tokens.device)
+            mus, conds = self.encoder.mu(self.encoder.encode(ids, ahead, context)), _conditions(batch)
+            for row, i in enumerate(members):
+                mu[i], cond[i] = mus[row : row + 1], conds[row : row + 1]
+        blocks, n_steps = [], len(self.decoder.times)
+        for i, each in enumerate(inputs):
+            k = 0 if each.n_tokens else n_steps
+            blocks.append(FlowBlock(x[i], mu[i], each.spk, cond[i], n_steps, each.table.pages, new[i], k))
+            each.table.append(new[i])
+        return blocks
 
 
-def _followed_by_zeros(mel: Tensor, n_frames: int) -> Tensor:
-    """The condition: prompt mel [1, F, 80], then nothing -> [1, n_frames, 80] (specification 5, step 5)."""
-    return F.pad(mel, (0, 0, 0, n_frames - mel.shape[1]))
+def _check_request(request: BlockRequest) -> None:
+    """Raises ValueError if the block cannot come next."""
+    stream, n = request.stream, len(request.new)
+    if stream.n_open >= MOST_OPEN and not stream.finished:
+        raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
+    if stream.finished:
+        raise ValueError("the stream is finished")
+    if request.ahead is None:
+        if (stream.n_emitted or stream.n_open) and n < LOOKAHEAD_TOKENS:
+            raise ValueError(f"{n} tokens left, but {LOOKAHEAD_TOKENS} were looked ahead at")
+        return
+    n_before = stream.table.n_tokens + stream.tail_tokens.shape[1]
+    if n < 1 or (n_before + n) % BLOCK_TOKENS:
+        raise ValueError(f"{n} tokens after {n_before} do not end on a block of {BLOCK_TOKENS}")
+    if len(request.ahead) != LOOKAHEAD_TOKENS:
+        raise ValueError(f"{len(request.ahead)} lookahead tokens, not {LOOKAHEAD_TOKENS}")
+
+
+def _input_of(request: BlockRequest) -> BlockInput:
+    """With the prompt's tail if it is the first block. A stream that ends without a token has no frames at all."""
+    stream, ahead = request.stream, request.ahead
+    tail = stream.tail_tokens[0] if request.new else stream.tail_tokens[0, :0]
+    return BlockInput(
+        stream.table,
+        stream.prompt.spk,
+        prompt_ids=tail,
+        new_ids=(*request.new, *(ahead or ())),
+        mel=stream.prompt.tail_mel[:, : len(tail) * FRAMES_PER_TOKEN],
+        n_tokens=len(tail) + len(request.new),
+        is_last=ahead is None,
+    )
+
+
+def _ids(batch: Sequence[BlockInput], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Blocks of n tokens each -> ids [S, n], and the ids ahead [S, 3] unless they are the last blocks."""
+    new_ids = [item for each in batch for item in each.new_ids]
+    parts = [each.prompt_ids for each in batch]
+    if new_ids:
+        # One transfer for all streams.
+        on_device = torch.split(sent(new_ids, device), [len(each.new_ids) for each in batch])
+        parts = [part for pair in zip(parts, on_device, strict=True) for part in pair]
+    ids, n = torch.cat(parts).view(len(batch), -1), batch[0].n_tokens
+    return ids[:, :n], None if batch[0].is_last else ids[:, n:]
+
+
+def _conditions(batch: Sequence[BlockInput]) -> Tensor:
+    """[S, F, 80]: the prompt's mel, then zeros (specification 5, step 5)."""
+    n_frames, mels = batch[0].n_tokens * FRAMES_PER_TOKEN, [each.mel[0] for each in batch]
+    zeros = mels[0].new_zeros(n_frames, mels[0].shape[1])
+    parts = [part for mel in mels for part in (mel, zeros[len(mel) :])]
+    return torch.cat(parts).view(len(batch), n_frames, -1)
 
 
 def _check_prompt(prompt_tokens: Tensor, prompt_mel: Tensor) -> None:
     n_frames = prompt_tokens.shape[1] * FRAMES_PER_TOKEN
     if prompt_mel.shape[1] != n_frames:
         raise ValueError(f"{prompt_mel.shape[1]} frames of prompt mel; its tokens make {n_frames}")
-

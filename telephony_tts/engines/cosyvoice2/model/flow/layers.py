@@ -1,12 +1,12 @@
-"""The few operations both flow networks are made of, and the reader that takes their weights out of a checkpoint.
+"""The operations of both flow networks, and the reader that takes their weights out of a checkpoint.
 
-Activations are [B, T, C] throughout. What looks back takes the left contexts of the streams in the batch, or None on
-the plain path that sees the whole sequence at once.
+Activations are [B, T, C]. A causal convolution reads frames before the first one from its left context, which a
+`ConvolutionContext` (`pass_context`) provides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.flow.attention import LOG2_E
-from telephony_tts.engines.cosyvoice2.model.flow.pages import Batch
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
 from telephony_tts.engines.cosyvoice2.model.linear import Linear, LinearMap, int8, packed
 
 MISH_IS_LINEAR = 30.0
-"""Beyond this mish(x) is x, in float64 as well."""
+"""For larger x, mish(x) equals x, in float64 too."""
 
 
 class Reader:
@@ -51,14 +51,14 @@ class Reader:
     def linear(self, key: str, d_out: int, d_in: int, *, bias: bool = True) -> Linear:
         return Linear(self(f"{key}.weight", d_out, d_in), self(f"{key}.bias", d_out) if bias else None)
 
-    def norm(self, key: str, d: int, eps: float) -> Norm:
-        return Norm(self(f"{key}.weight", d), self(f"{key}.bias", d), eps)
+    def norm(self, key: str, d: int, eps: float) -> LayerNorm:
+        return LayerNorm(self(f"{key}.weight", d), self(f"{key}.bias", d), eps)
 
-    def conv(self, key: str, d_out: int, d_in: int, kernel: int) -> Conv:
-        return Conv(self(f"{key}.weight", d_out, d_in, kernel), self(f"{key}.bias", d_out))
+    def conv(self, key: str, d_out: int, d_in: int, kernel: int) -> FlowConv:
+        return FlowConv(self(f"{key}.weight", d_out, d_in, kernel), self(f"{key}.bias", d_out))
 
 
-class Norm(NamedTuple):
+class LayerNorm(NamedTuple):
     """Layer norm over channels."""
 
     weight: Tensor
@@ -68,15 +68,15 @@ class Norm(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
 
-    def to(self, dtype: torch.dtype) -> Norm:
-        return Norm(self.weight.to(dtype), self.bias.to(dtype), self.eps)
+    def to(self, dtype: torch.dtype) -> LayerNorm:
+        return LayerNorm(self.weight.to(dtype), self.bias.to(dtype), self.eps)
 
 
-class Conv:
-    """Convolution over time; pads nothing by itself.
+class FlowConv:
+    """A convolution over time, without padding.
 
-    In half precision a product with windows of `kernel` frames, which a CPU takes half the time for; in float32 as the
-    reference computes it, to the bit.
+    In half precision it is a product with windows of `kernel` frames, which takes a CPU half the time. In float32 it is
+    the reference's operation, with the same bits.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -86,14 +86,14 @@ class Conv:
         self._weight = weight if self._direct else weight.transpose(1, 2).flatten(1)
         self._bias = bias
         self.windows: LinearMap = Linear(self._weight, bias)
-        """Of [..., kernel * C_in]."""
+        """The product: [..., kernel * C_in] -> [..., C_out]."""
 
     def pack(self) -> None:
-        """From now on packed, in bfloat16."""
+        """From now on the product is packed (`PackedLinear`), in bfloat16."""
         self.windows, self._weight = packed(self.windows), self._weight[:0]
 
     def quantize(self) -> None:
-        """From now on in int8."""
+        """From now on the product is in int8 (`Int8Linear`)."""
         if self._direct:
             self.windows = Linear(self._weight.transpose(1, 2).flatten(1), self._bias)
         self.windows, self._direct = int8(self.windows), False
@@ -105,36 +105,23 @@ class Conv:
             return F.conv1d(x.to(self._weight.dtype).transpose(1, 2), self._weight, self._bias).transpose(1, 2)
         n_batch, n, d = x.shape
         windows = x.flatten(1).unfold(1, self.kernel * d, d)
-        # As plain rows: a product of overlapping windows would be taken batch by batch.
+        # Copied to plain rows: a product of overlapping windows would run for each batch entry by itself.
         return self.windows(windows.reshape(-1, self.kernel * d)).view(n_batch, n - self.kernel + 1, -1)
 
-    def causal(self, x: Tensor, lefts: Sequence[list[Tensor]] | Batch | None, slot: int) -> Tensor:
-        """[S * B, T, C_in] -> [S * B, T, C_out]; S streams continue from their left[slot] [B, kernel - 1, C_in] and put
-        the next one there.
-
-        The context is cloned: a view of it would keep the whole chunk alive.
-        """
-        n_left = self.kernel - 1
-        if lefts is None:
-            return self(F.pad(x, (0, 0, n_left, 0)))
-        if isinstance(lefts, Batch):
-            return self(lefts.continued(x, slot))
-        before = lefts[0][slot] if len(lefts) == 1 else torch.cat([left[slot] for left in lefts])
-        x = torch.cat([before, x], dim=1)
-        for left, last in zip(lefts, x[:, -n_left:].chunk(len(lefts)), strict=True):
-            left[slot] = last.clone()
-        return self(x)
+    def causal(self, x: Tensor, context: ConvolutionContext, slot: int) -> Tensor:
+        """x [B, T, C_in] -> [B, T, C_out], behind the left context number `slot` of the streams in the batch."""
+        return self(context.continued(x, slot, self.kernel - 1))
 
 
 def mish(x: Tensor) -> Tensor:
-    """x tanh(log(1 + e^x)), in float32 as the reference computes it, to the bit."""
+    """x tanh(log(1 + e^x)). In float32 it is the reference's operation, with the same bits."""
     return quick_mish(x) if x.device.type == "cpu" and x.dtype == torch.bfloat16 else F.mish(x)
 
 
 def quick_mish(x: Tensor, most: float = MISH_IS_LINEAR, log2_e: float = LOG2_E) -> Tensor:
-    """The same as x n / (n + 2) with n = e^x (e^x + 2), a third of the time on a CPU.
+    """mish(x) as x n / (n + 2) with n = e^x (e^x + 2). It takes a third of the time on a CPU.
 
-    Constants are arguments because TorchScript sees no others.
+    `most` and `log2_e` are arguments because TorchScript does not see a module's constants.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     power = (wide.clamp(max=most) * log2_e).exp2_()

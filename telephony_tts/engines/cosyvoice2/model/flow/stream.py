@@ -1,104 +1,140 @@
-"""What a voice and an utterance hold of the flow, and the blocks under way (specification 8)."""
+"""The state of the flow for a voice and for an utterance, and the blocks under way (specification 8)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache, nbytes
-from telephony_tts.engines.cosyvoice2.model.flow.decoder import Trajectory
-from telephony_tts.engines.cosyvoice2.model.flow.encoder_pages import PagedCache
-from telephony_tts.engines.cosyvoice2.model.flow.pages import Past
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
 
 MOST_OPEN = 2
-"""Blocks of a stream that may be under way at once: as many as two lanes can use, and each holds its frames."""
+"""Blocks of a stream that may be under way at once. Two lanes can use no more, and each block holds its frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowPrompt:
-    """A voice, ready to speak; read-only and shared. The caches hold its first `encoder.n` tokens."""
+    """A voice that is ready to speak. All of its streams share it, and none of them writes to it."""
 
     spk: Tensor
     """[1, 80]"""
     tail_tokens: Tensor
-    """[1, P - encoder.n] prompt tokens that go with a stream's first chunk"""
+    """[1, P - table.n_tokens]: prompt tokens that each stream computes with its first block."""
     tail_mel: Tensor
-    """[1, 2 * (P - encoder.n), 80]"""
-    encoder: Cache | PagedCache
-    steps: tuple[Cache | Past, ...]
-
-    def nbytes(self) -> int:
-        return nbytes([self.encoder, *self.steps])
+    """[1, 2 * (P - table.n_tokens), 80]"""
+    table: PageTable
+    """The prompt's whole blocks."""
 
 
 @dataclass(slots=True)
 class FlowStream:
-    """One utterance. It belongs to one caller; dropping it frees what `nbytes` counts, the prompt's part stays."""
+    """One utterance. Dropping it and its blocks frees its own pages; the prompt's pages stay."""
 
     prompt: FlowPrompt
-    encoder: Cache | PagedCache
-    steps: list[Cache | Past]
+    table: PageTable
     tail_tokens: Tensor
-    """[1, n] of the prompt, empty after the first chunk"""
+    """[1, n]: tokens of the prompt for the first block; empty after it."""
+    n_steps: int
     n_emitted: int = 0
-    """Tokens whose frames have been given out."""
+    """Tokens of the blocks that are done."""
     finished: bool = False
+    """No block can be begun: the last one has been, or a step has failed."""
     failed: bool = False
-    """Its steps hold different frames: nothing goes on from there."""
+    """A step has failed. The steps have seen different frames, so the stream cannot go on."""
     steps_done: list[int] = field(default_factory=list)
-    """Of each block that was begun; each goes no further than the one before it has gone."""
+    """Euler steps of each block that was begun. A block takes step k only after the block before has taken it."""
 
     @property
     def n_open(self) -> int:
         """Blocks under way."""
-        return sum(k < len(self.steps) for k in self.steps_done[-MOST_OPEN:])
+        return sum(k < self.n_steps for k in self.steps_done[-MOST_OPEN:])
 
-    def nbytes(self) -> int:
-        """Bytes of its own, without those of the prompt it shares."""
-        return nbytes([self.encoder, *self.steps])
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """The next block of a stream: its ids, and the three ids after them. `ahead` is None for the last block."""
+
+    stream: FlowStream
+    new: Sequence[int]
+    ahead: Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInput:
+    """A block of a stream or of a voice, as the encoder is given it."""
+
+    table: PageTable
+    spk: Tensor
+    """[1, 80]"""
+    prompt_ids: Tensor
+    """int64 [m] on the flow's device: the block's first ids."""
+    new_ids: Sequence[int]
+    """The ids after them. Without `is_last`, the last three of all ids are only looked ahead at."""
+    mel: Tensor
+    """[1, F, 80]: the prompt's mel, for the block's first frames."""
+    n_tokens: int
+    is_last: bool
 
 
 @dataclass(slots=True, eq=False)
-class Solve(Trajectory):
-    """One block under way, of a stream or of a voice's prompt. Dropping it and its stream frees all they hold."""
+class FlowBlock:
+    """One block under way from noise to mel, of a stream or of a voice: `k` of its Euler steps are done."""
 
+    x: Tensor
+    """[1, T, 80] float32, so that it is not rounded to half precision ten times on its way."""
+    mu: Tensor
+    """[1, T, 80]; like `spk` [1, 80] and `cond` [1, T, 80] in the weights' dtype"""
+    spk: Tensor
+    cond: Tensor
+    n_steps: int
+    past: tuple[KeptPage, ...] | None
+    """Pages of the tokens before. None: the block is a whole sentence, and all of its frames see all others."""
+    new: tuple[KeptPage, ...] = ()
+    """Pages that each step fills. None on a device if the block is the last: nothing will read them."""
+    k: int = 0
     n_hidden: int = 0
-    """Frames at its beginning that are the prompt's and are given to nobody."""
+    """Frames at its beginning that belong to the prompt and are not part of the mel."""
     n_tokens: int = 0
+    """New tokens of the stream, without those of the prompt."""
     stream: FlowStream | None = None
     index: int = 0
-    """Among the stream's blocks."""
+    """Its number among the stream's blocks."""
     voice: FlowPrompt | None = None
+    """The voice that becomes ready when the block is done."""
     stopped: bool = False
     """A step of it has failed."""
 
+    @property
+    def done(self) -> bool:
+        return self.k == self.n_steps
+
     def mel(self) -> Tensor:
-        """[1, 80, 2n] float32. Raises ValueError before it is done."""
+        """[1, 80, 2n] float32. Raises ValueError before the block is done."""
         self._check_done()
         return self.x[:, self.n_hidden :].transpose(1, 2)
 
     def prompt(self) -> FlowPrompt:
-        """What `begin_prompt` was asked for. Raises ValueError before it is done."""
+        """The voice of `Flow.begin_prompt`. Raises ValueError before the block is done."""
         self._check_done()
         if self.voice is None:
-            raise ValueError("a stream's block makes no prompt: ask what begin_prompt gave")
+            raise ValueError("a stream's block makes no prompt: call prompt() on the block of begin_prompt")
         return self.voice
 
     @property
     def failed(self) -> bool:
-        """It goes no further."""
+        """It cannot go on."""
         return self.stopped or (self.stream is not None and self.stream.failed)
 
     @property
     def may_step(self) -> bool:
-        """Whether the next step has what it sees: that of the block before it."""
+        """Whether the next step can run: the block before has taken it, so its frames are there to be seen."""
         if self.done or self.failed:
             return False
         return self.stream is None or self.index == 0 or self.stream.steps_done[self.index - 1] > self.k
 
     def follows(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
-        """It is the stream's next block: `n_hidden` frames of the prompt, and those of `n_tokens` new tokens."""
+        """Make it the stream's next block: `n_hidden` frames of the prompt, then those of `n_tokens` new tokens."""
         stream.finished = is_last
         stream.tail_tokens = stream.tail_tokens[:, :0]
         self.stream, self.n_hidden, self.n_tokens = stream, n_hidden, n_tokens
@@ -106,14 +142,17 @@ class Solve(Trajectory):
         stream.steps_done.append(self.k)
 
     def stepped(self) -> None:
-        """Steps were made: tell the stream, which may end with this block done."""
+        """Call after each step: tells the stream how far the block is."""
         if self.stream is not None:
             self.stream.steps_done[self.index] = self.k
             if self.done:
                 self.stream.n_emitted += self.n_tokens
+        if self.done:
+            # What was replaced or not shared is free, even if the frames are kept.
+            self.past, self.new = (), ()
 
     def fail(self) -> None:
-        """It goes no further, and neither does its stream: the steps hold different frames."""
+        """Neither it nor its stream can go on: the steps have seen different frames."""
         self.stopped = True
         if self.stream is not None:
             self.stream.finished = self.stream.failed = True

@@ -1,4 +1,4 @@
-"""The flow on a CPU in bfloat16: weights laid out for it, and a step in one call."""
+"""The flow on a CPU in bfloat16: packed weights, and an Euler step as one TorchScript call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from test_flow_steps import CALLS, N_STEPS, alone
 
 from telephony_tts.engines.cosyvoice2.model import linear
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import quick as flow_quick
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Conv
+from telephony_tts.engines.cosyvoice2.model.flow import torchscript_step
+from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
 from telephony_tts.engines.cosyvoice2.model.linear import Linear, PackedLinear, packs
 
 needs_packing = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not know bfloat16"
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16"
 )
 
 
@@ -35,7 +36,7 @@ def test_a_packed_linear_has_the_bits_of_a_plain_one() -> None:
 def test_a_packed_convolution_has_the_bits_of_a_plain_one() -> None:
     g = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(48, 32, 3, generator=g).bfloat16(), torch.randn(48, generator=g).bfloat16()
-    plain, packed = Conv(weight, bias), Conv(weight, bias)
+    plain, packed = FlowConv(weight, bias), FlowConv(weight, bias)
     packed.pack()
     x = torch.randn(2, 50, 32, generator=g).bfloat16()
     assert torch.equal(packed(x), plain(x))
@@ -43,22 +44,23 @@ def test_a_packed_convolution_has_the_bits_of_a_plain_one() -> None:
 
 @needs_packing
 @pytest.mark.parametrize("call", CALLS[:3])
-def test_in_one_call_a_step_is_what_it_is_in_many(
+def test_a_torchscript_step_equals_a_step_layer_by_layer(
     call: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As TorchScript and as Python to the bit, as layers of their own up to bfloat16, and all of them near float32."""
+    """TorchScript and Python have the same bits. Layer by layer is as near as bfloat16 is; all are near float32."""
     n_prompt, n_blocks, seed = call
     runs: list[int] = []
-    quick, compiled = flow_quick.velocity, flow_quick.compiled()
+    quick, compiled = torchscript_step.velocity, torchscript_step.compiled()
     assert compiled is not quick
-    monkeypatch.setattr(flow_quick, "compiled", lambda: lambda *args: (runs.append(1), compiled(*args))[1])
+    monkeypatch.setattr(torchscript_step, "compiled", lambda: lambda *args: (runs.append(1), compiled(*args))[1])
     scripted = alone(small_flow(torch.bfloat16), n_prompt, n_blocks, seed)
-    # Steps of the prompt, of two chunks and of the end.
+    # The steps of the prompt, of two chunks and of the end.
     assert len(runs) == N_STEPS * (3 + (n_prompt >= BLOCK_TOKENS + LOOKAHEAD_TOKENS))
-    monkeypatch.setattr(flow_quick, "compiled", lambda: quick)
+    monkeypatch.setattr(torchscript_step, "compiled", lambda: quick)
     assert torch.equal(alone(small_flow(torch.bfloat16), n_prompt, n_blocks, seed), scripted)
     flow = small_flow(torch.bfloat16)
-    flow.decoder.estimator.quick = None
+    assert isinstance(flow.backend, HostBackend)
+    flow.backend.velocity = flow.decoder.estimator.velocity
     in_layers, exact = alone(flow, n_prompt, n_blocks, seed), alone(small_flow(), n_prompt, n_blocks, seed)
     size = exact.square().mean().sqrt()
     errors = [float((mel - exact).square().mean().sqrt() / size) for mel in (scripted, in_layers)]
@@ -67,8 +69,8 @@ def test_in_one_call_a_step_is_what_it_is_in_many(
 
 
 @needs_packing
-def test_a_new_shape_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where something else in the process wants TorchScript optimised, it still is."""
+def test_a_new_shape_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchScript of other parts of the process is still optimised."""
     wanted = torch._C._get_graph_executor_optimize()
     seen = []
     script = torch.jit.ScriptFunction.__call__
@@ -77,20 +79,20 @@ def test_a_new_shape_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> No
         "__call__",
         lambda *args: (seen.append(torch._C._get_graph_executor_optimize()), script(*args))[1],
     )
-    flow_quick.compiled.cache_clear()
+    torchscript_step.compiled.cache_clear()
     alone(small_flow(torch.bfloat16), 27, 1, 1)
-    flow_quick.compiled.cache_clear()
+    torchscript_step.compiled.cache_clear()
     assert seen and not any(seen) and torch._C._get_graph_executor_optimize() == wanted
 
 
-def test_without_torchscript_and_packed_weights_bfloat16_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_runs_without_torchscript_and_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise RuntimeError("no longer part of torch")
 
     monkeypatch.setattr(torch.jit, "script", gone)
-    flow_quick.compiled.cache_clear()
-    assert flow_quick.compiled() is flow_quick.velocity
-    flow_quick.compiled.cache_clear()
+    torchscript_step.compiled.cache_clear()
+    assert torchscript_step.compiled() is torchscript_step.velocity
+    torchscript_step.compiled.cache_clear()
     monkeypatch.setattr(linear, "PackedLinear", gone)
     packs.cache_clear()
     assert not packs()

@@ -1,11 +1,11 @@
-"""The estimator on a CPU in bfloat16: an Euler step of one stream in a single call that does not hold the interpreter.
+"""An Euler step's velocity on a CPU in bfloat16, as one call that does not hold Python's interpreter lock.
 
-The same function as `Estimator.velocity`, by the same products of the same weights. What is added to a product is
-added before the product is rounded.
+It is the same function as `Estimator.velocity`, with the same products of the same packed weights, for one stream whose
+past is a `HostPass`. It rounds less often: a residual is added to a product before the product is rounded.
 
-`velocity` is ordinary Python over tensors. `compiled` makes TorchScript of the same text, whose two thousand operations
-need no interpreter between them, so that another thread can have it. Both give the same bits; where there is no
-TorchScript any more, the ordinary function does.
+`velocity` is ordinary Python over tensors. `compiled` turns its text into TorchScript. The interpreter is not needed
+between its two thousand operations, so other threads can run meanwhile. Both give the same bits. Without
+TorchScript the ordinary function runs.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
-from telephony_tts.engines.cosyvoice2.model.flow.attention import block_mask, unshifted
-from telephony_tts.engines.cosyvoice2.model.flow.cache import Cache
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Norm, quick_mish
+from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.flow.attention import unshifted
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
+from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass
+from telephony_tts.engines.cosyvoice2.model.flow.layers import LayerNorm, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EstimatorContext
 from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, PackedLinear
 
-if TYPE_CHECKING:
-    from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
-
-Velocity = Callable[..., tuple[Tensor, list[Tensor]]]
+TensorFunction = Callable[..., tuple[Tensor, list[Tensor]]]
 
 
 def added(x: Tensor, to: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -50,7 +48,7 @@ def causal_conv(x: Tensor, left: Tensor, weight: Tensor, bias: Tensor) -> tuple[
 
 
 def causal_block(x: Tensor, left: Tensor, weights: list[Tensor], eps: float) -> tuple[Tensor, Tensor]:
-    """A `CausalBlock`: weight and bias of its convolution, weight and bias of its norm."""
+    """A `CausalConvBlock`: weight and bias of its convolution, weight and bias of its norm."""
     y, left = causal_conv(x, left, weights[0], weights[1])
     return quick_mish(torch.layer_norm(y, [y.shape[2]], weights[2], weights[3], eps)), left
 
@@ -73,7 +71,7 @@ def attention(qkv: Tensor, pieces: list[Tensor], mask: Tensor | None, n_heads: i
 def layer(
     x: Tensor, weights: list[Tensor], pieces: list[Tensor], mask: Tensor | None, n_heads: int, eps: float
 ) -> Tensor:
-    """A `Transformer`. x [B, N, C] -> the same."""
+    """A `TransformerBlock`. x [B, N, C] -> the same."""
     width = [x.shape[2]]
     h = torch.layer_norm(x, width, weights[0], weights[1], eps)
     qkv = torch.ops.mkldnn._linear_pointwise(h, weights[2], None, "none", [], "")
@@ -99,7 +97,8 @@ def velocity(
 ) -> tuple[Tensor, list[Tensor]]:
     """x [B, N, C_in], times [n_stages, 1, C] -> [B, N, 80], and the convolution contexts `lefts` of what comes next.
 
-    Weights of every stage's `Resnet`, of every `Transformer`, and of what is at the ends; `pieces` of every layer.
+    The weights are those of every stage's `ResnetBlock`, of every `TransformerBlock`, and of the layers around them.
+    `pieces` are those of every attention layer, see `attention`.
     """
     n_stages = len(resnets)
     n_blocks = len(layers) // n_stages
@@ -127,18 +126,18 @@ def velocity(
 
 
 @functools.cache
-def compiled() -> Velocity:
-    """`velocity` without the interpreter between its operations."""
+def compiled() -> TensorFunction:
+    """`velocity` as TorchScript, or `velocity` itself if TorchScript cannot compile it."""
     try:
         with warnings.catch_warnings():
-            # Deprecated; where it is gone the ordinary function does.
+            # It is deprecated. Without it the ordinary function runs.
             warnings.simplefilter("ignore")
-            script: Velocity = torch.jit.script(velocity)
+            script: TensorFunction = torch.jit.script(velocity)
     except (AttributeError, OSError, RuntimeError):
         return velocity
 
     def run(*args: object) -> tuple[Tensor, list[Tensor]]:
-        # Otherwise it is compiled once more for each new shape, which takes seconds.
+        # Otherwise TorchScript compiles it again for each new shape, which takes seconds.
         before = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
@@ -149,10 +148,11 @@ def compiled() -> Velocity:
     return run
 
 
-class OneCall:
-    """`Estimator.velocity` of one stream with a cache, by `velocity` here. Its weights must be packed."""
+class TorchScriptVelocity:
+    """`Estimator.velocity` of one stream, by `velocity` of this module."""
 
     def __init__(self, estimator: Estimator) -> None:
+        """Raises TypeError unless the estimator's weights are packed."""
         linear, norm = _of_linear, _of_norm
         self._n_heads, self._eps = estimator.config.n_heads, estimator.final.norm.eps
         self._run = compiled()
@@ -183,23 +183,25 @@ class OneCall:
             *linear(estimator.projection.windows),
         ]
 
-    def __call__(self, features: Tensor, times: Tensor, cache: Cache) -> Tensor:
-        n = features.shape[1]
-        mask = block_mask(cache.n, n, BLOCK_FRAMES, features.device)
-        pieces = [kv.reserve(n) for kv in cache.kv]
-        v, left = self._run(
-            features, times, self._resnets, self._layers, self._ends, pieces, cache.left, mask, self._n_heads, self._eps
+    def __call__(self, features: Tensor, times: Tensor, past: EstimatorContext) -> Tensor:
+        """features [2, T, 320], times [n_stages, 1, C] -> [2, T, 80]."""
+        assert isinstance(past, HostPass)
+        mask = past.mask(features.shape[1], FRAMES_PER_TOKEN)
+        pieces = [past.reserve(layer) for layer in range(len(self._layers))]
+        weights = self._resnets, self._layers, self._ends
+        v, past.contexts = self._run(
+            features, times, *weights, pieces, past.contexts, mask, self._n_heads, self._eps
         )
-        cache.commit(n, left)
+        past.commit()
         return v
 
 
 def _of_linear(linear: LinearMap) -> list[Tensor]:
-    """Packed weight, and bias if it has one. Raises TypeError for a linear of another kind."""
+    """The packed weight, and the bias if there is one. Raises TypeError for any other kind of linear."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"{type(linear).__name__} is not packed")
     return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
 
 
-def _of_norm(norm: Norm) -> list[Tensor]:
+def _of_norm(norm: LayerNorm) -> list[Tensor]:
     return [norm.weight, norm.bias]

@@ -1,0 +1,65 @@
+"""How the flow runs on a CPU: each stream by itself, so that its bits do not depend on other streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import cast
+
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder, Velocity
+from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
+from telephony_tts.engines.cosyvoice2.model.flow.host_pages import (
+    ENCODER_PIECE,
+    STEP_PIECE,
+    HostPage,
+    HostPass,
+    PassStorage,
+    next_page,
+)
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
+from telephony_tts.engines.cosyvoice2.model.flow.torchscript_step import TorchScriptVelocity
+from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
+
+
+class HostBackend:
+    """Several threads may use it at once, for different streams or for different blocks of one stream."""
+
+    def __init__(self, encoder: FlowEncoder, decoder: FlowDecoder) -> None:
+        estimator = decoder.estimator
+        weights = estimator.time_1.weight
+        self._decoder = decoder
+        self._n_steps = len(decoder.times)
+        self._encoder_storage = PassStorage(encoder.layout(), encoder.tokens, encoder.tokens.dtype, ENCODER_PIECE)
+        self._step_storage = PassStorage(estimator.layout(), weights, estimator.dtype, STEP_PIECE)
+        self.velocity: Velocity = TorchScriptVelocity(estimator) if estimator.is_packed else estimator.velocity
+        """How a step computes the velocity, of blocks that have a past."""
+
+    def take(self, table: PageTable, n_tokens: int, *, is_last: bool) -> tuple[KeptPage, ...]:
+        return (next_page(table, n_tokens, self._n_steps),) if n_tokens else ()
+
+    def encoder_batch_key(self, block: BlockInput) -> Hashable:
+        return id(block)
+
+    def encoder_context(
+        self, tables: Sequence[PageTable], new: Sequence[tuple[KeptPage, ...]], n_tokens: int
+    ) -> EncoderContext:
+        ((table,), ((page,),)) = tables, new
+        past, page = cast("tuple[HostPage, ...]", table.pages), cast(HostPage, page)
+        sizes = table.n_tokens, page.n_copied, n_tokens
+        return HostPass(self._encoder_storage, [each.encoder for each in past], page.encoder, sizes)
+
+    def step_batches(self, blocks: Sequence[FlowBlock]) -> list[list[FlowBlock]]:
+        return []
+
+    def step(self, blocks: Sequence[FlowBlock]) -> None:
+        for block in blocks:
+            k = block.k
+            past, (page,) = cast("tuple[HostPage, ...]", block.past), cast("tuple[HostPage]", block.new)
+            sizes = sum(each.n_tokens for each in past), page.n_copied, page.n_tokens - page.n_copied
+            context = HostPass(self._step_storage, [each.steps[k] for each in past], page.steps[k], sizes)
+            block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context, self.velocity)
+            block.k += 1
+
+    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
+        """A CPU needs no warm-up."""
