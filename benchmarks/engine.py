@@ -40,7 +40,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPage
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt, FlowStream
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, PROFILES, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES, Precision
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
@@ -287,7 +288,7 @@ def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.
                 mel = next(mels)
                 flow_s += time.perf_counter() - at
                 n_frames += mel.shape[2]
-                joint.push(mel, last=n_frames == n_tokens * FRAMES_PER_TOKEN)
+                push_chunks([joint], [mel], [n_frames == n_tokens * FRAMES_PER_TOKEN], _raise)
             both[name].append(time.perf_counter() - begun)
             flow[name].append(flow_s)
     found: dict[str, Any] = {
@@ -324,8 +325,8 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     n_start, vocoder = _kept_nbytes(stream.table), 0
     for known, offset, last in DEFAULT.plan(features.speech_tokens.numel(), n_tokens):
         mel = _next_mel(model.flow, stream, tokens, (offset, known), last=last)
-        joint.push(mel, last=last)
-        vocoder = max(vocoder, joint.n_bytes)
+        push_chunks([joint], [mel], [last], _raise)
+        vocoder = max(vocoder, _held_bytes(joint))
     held_kib = resident_kib(os.getpid()) - before_kib
     n_flow = _kept_nbytes(stream.table)
     seconds = n_tokens / TOKENS_PER_S
@@ -347,6 +348,16 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
         "process, bytes per second": round(held_kib * 1024 / seconds),
         "process, bytes left afterwards": left_kib * 1024,
     }
+
+
+def _held_bytes(joint: ContinuousJoint) -> int:
+    """Bytes that the joint holds between chunks, but for the phases and voicing of its sines."""
+    tensors = [tensor for tensor in (joint._mel, joint._source, joint._tail) if tensor is not None]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _raise(_: int, error: Exception) -> None:
+    raise error
 
 
 def _kept_per_second(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor) -> int:

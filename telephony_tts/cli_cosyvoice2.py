@@ -1,4 +1,4 @@
-"""The commands `voices` and `models`: what there is to speak with, and how it gets there."""
+"""The commands `voices` and `models`: manage CosyVoice2 voices and model directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Run = Callable[[argparse.Namespace], int]
 Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
-"""Adds a command: its name, what it does, examples, and the function that does it."""
+"""Adds a command from its name, description, examples and function."""
 
 VOICES_EXAMPLES = """examples:
   telephony-tts voices                                      every voice of every engine
@@ -32,12 +32,12 @@ VOICES_EXAMPLES = """examples:
 """
 _ADD_EXAMPLES = """examples:
   telephony-tts voices add anna --wav anna.wav --text "Hello, how can I help you?" --model /data/CosyVoice2-0.5B
-  telephony-tts voices add anna --wav anna.flac --model /data/CosyVoice2-0.5B       another language than is spoken
+  telephony-tts voices add anna --wav anna.flac --model /data/CosyVoice2-0.5B       to speak other languages
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/CosyVoice2-0.5B --voice anna
 
-The recording: one person, 3 to 30 s (5 to 15 are best), no noise, no echo, 16 kHz or more. With --text the voice takes
-the manner of the recording too (zero-shot); without, only its sound (cross-lingual). Have the speaker's consent.
-A transcript is never cut: nothing tells which of its words belong to a part of the recording.
+The recording: one person, 3 to 30 s (5 to 15 s are best), no noise, no echo, 16 kHz or more. With --text the voice has
+the manner of the recording too (zero-shot). Without --text it has only its sound (cross-lingual). Ask the speaker for
+consent. A transcript is never cut, because it is unknown which words belong to a part of the recording.
 """
 _REMOVE_EXAMPLES = """examples:
   telephony-tts voices remove anna --model /data/CosyVoice2-0.5B
@@ -46,10 +46,10 @@ _IMPORT_EXAMPLES = """examples:
   telephony-tts voices import spk2info.pt --model /data/CosyVoice2-0.5B             every voice in it
   telephony-tts voices import spk2info.pt --only anna ben --replace --model /data/CosyVoice2-0.5B
 
-Any of the three layouts that are about is read. The file is not executed.
+Reads any of the three known layouts. The file is not executed.
 """
 MODELS_EXAMPLES = """examples:
-  telephony-tts models pull /data/CosyVoice2-0.5B           fetch the official model (3.1 GB); again to go on
+  telephony-tts models pull /data/CosyVoice2-0.5B           fetch the official model (3.1 GB); repeat to continue
   telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
   telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
@@ -60,14 +60,14 @@ _PULL_EXAMPLES = """examples:
   HF_ENDPOINT=https://hub.example telephony-tts models pull /data/CosyVoice2-0.5B   a mirror
   telephony-tts models pull /data/ours --repo our-team/CosyVoice2-ours              a fine-tuned one
 
-Broken off, it goes on where it was. Every file is compared with the hub's own SHA-256; one that is there and right is
-not fetched again, one that differs is replaced. The parts this engine has no use for stay behind.
+An interrupted pull continues when it is repeated. Every file is compared with the hub's own SHA-256. A file that is
+right is not fetched again, and a file that differs is replaced. Files that this engine does not use are not fetched.
 """
 _CHECK_EXAMPLES = """examples:
   telephony-tts models check /data/CosyVoice2-0.5B
 
-Every file is opened and every tensor's name and shape is looked at; nothing is executed. The exit status is 0 where all
-is well, else 1 with a line per problem and what to do.
+Opens every file and checks the name and shape of every tensor. Nothing is executed. The exit status is 0 if there is no
+problem, else 1 with one line for each problem and one that says what to do.
 """
 _RANDOM_EXAMPLES = """examples:
   telephony-tts models random /data/tiny                    6 MB, at once
@@ -85,22 +85,22 @@ def add_voices(command: Commands) -> None:
     action = _adder(actions)
     listing = action("list", "list the voices of the installed engines (also without ACTION)", VOICES_EXAMPLES, _list)
     listing.add_argument("--json", action="store_true", help="as JSON")
-    adding = action("add", "make a CosyVoice2 voice of a recording, in seconds", _ADD_EXAMPLES, _add)
-    adding.add_argument("name", metavar="NAME", help="what the voice is to be called")
+    adding = action("add", "make a CosyVoice2 voice from a recording, in seconds", _ADD_EXAMPLES, _add)
+    adding.add_argument("name", metavar="NAME", help="the name of the voice")
     adding.add_argument("--wav", metavar="FILE", required=True, help="the recording: WAV, FLAC, OGG or MP3")
     adding.add_argument(
-        "--text", metavar="TRANSCRIPT", help="what is said in it, all of it and no more; at most 1000 characters"
+        "--text", metavar="TRANSCRIPT", help="exactly the words of the recording; at most 1000 characters"
     )
     adding.add_argument(
-        "--trim", action="store_true", help="keep the beginning of a recording of more than 30 s; not with --text"
+        "--trim", action="store_true", help="keep only the beginning of a recording of more than 30 s; not with --text"
     )
-    adding.add_argument("--replace", action="store_true", help="in place of a voice of that name")
+    adding.add_argument("--replace", action="store_true", help="replace a voice of this name")
     removing = action("remove", "remove a stored CosyVoice2 voice", _REMOVE_EXAMPLES, _remove)
     removing.add_argument("name", metavar="NAME", help="the voice")
     importing = action("import", "store the voices of a spk2info.pt", _IMPORT_EXAMPLES, _import)
     importing.add_argument("file", metavar="FILE", help="the spk2info.pt")
-    importing.add_argument("--only", metavar="NAME", nargs="+", default=[], help="these voices of it")
-    importing.add_argument("--replace", action="store_true", help="in place of voices of these names")
+    importing.add_argument("--only", metavar="NAME", nargs="+", default=[], help="only these voices")
+    importing.add_argument("--replace", action="store_true", help="replace voices of the same names")
     for sub in (listing, adding, removing, importing):
         config_flags(sub)
         sub.add_argument("--model", metavar="DIR", help="model directory (engines.cosyvoice2.model)")
@@ -110,7 +110,7 @@ def add_voices(command: Commands) -> None:
 
 
 def _adder(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Commands:
-    """Adds actions to a command, each with a description and examples."""
+    """A function that adds an action, with its description and examples, to a command."""
 
     def action(name: str, help_text: str, examples: str, run: Run) -> argparse.ArgumentParser:
         sub = actions.add_parser(
@@ -124,7 +124,7 @@ def _adder(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Comm
 
 
 def with_action(arguments: list[str]) -> list[str]:
-    """`voices` and `voices --flags` are `voices list`: flags of one name in two parsers would hide each other."""
+    """Makes `voices` and `voices --flags` into `voices list`: the same flag in two parsers would hide itself."""
     if arguments[:1] != ["voices"] or arguments[1:2] in (["-h"], ["--help"]):
         return arguments
     return arguments if arguments[1:] and not arguments[1].startswith("-") else ["voices", "list", *arguments[1:]]
@@ -135,10 +135,11 @@ def add_models(command: Commands) -> None:
     parser = command("models", "fetch, check or make a CosyVoice2 model directory", MODELS_EXAMPLES, _check)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = _adder(actions)
-    pulling = action("pull", "fetch a model from a hub, or go on fetching it, and check it", _PULL_EXAMPLES, _pull)
+    pulling = action("pull", "fetch a model from a hub, or continue to fetch it, and check it", _PULL_EXAMPLES, _pull)
     checking = action("check", "tell whether a model directory is complete and compatible", _CHECK_EXAMPLES, _check)
-    in_words = "write random weights in the official layout: noises, for tests"
-    making = action("random", in_words, _RANDOM_EXAMPLES, _random)
+    making = action(
+        "random", "write random weights in the official layout: noises, for tests", _RANDOM_EXAMPLES, _random
+    )
     for sub in (pulling, checking, making):
         sub.add_argument("dir", metavar="DIR", help="the model directory")
     pulling.add_argument("--source", choices=("huggingface", "modelscope"), default="huggingface", help="the hub")
@@ -159,7 +160,7 @@ def _settings(arguments: argparse.Namespace) -> Config:
 
 
 def _store(settings: Config) -> VoiceStore:
-    """The folder of stored voices. Raises ConfigError where no setting tells which."""
+    """The folder of stored voices. Raises ConfigError if no setting names it."""
     from telephony_tts import app
 
     directory = app.voice_directory(settings)
@@ -199,7 +200,7 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.text is not None:
         transcript = _spoken(arguments.text)
         if not transcript:
-            raise ConfigError("--text says nothing: give the words of the recording, or leave it out")
+            raise ConfigError("--text has no words: give the words of the recording, or leave it out")
     store = _store(settings)
     from telephony_tts.engines.cosyvoice2.voices.enrolment import enrol
 
@@ -219,7 +220,7 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _spoken(text: str) -> str:
-    """A transcript in words, as the model was trained on it (specification 3.4), or "" if nothing in it is spoken."""
+    """A transcript in words, as in the training of the model (specification 3.4), or "" if it has no words."""
     from telephony_tts.engines.words import is_speakable
     from telephony_tts.text.normalizer import normalize
 
@@ -230,7 +231,7 @@ def _spoken(text: str) -> str:
 def _explained(mode: str) -> str:
     if mode == "zero-shot":
         return "zero-shot: it speaks in the manner of the recording"
-    return "cross-lingual: the sound of the voice only, as there is no --text"
+    return "cross-lingual: only the sound of the voice, because there is no --text"
 
 
 def _remove(arguments: argparse.Namespace) -> int:
@@ -239,7 +240,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from telephony_tts.engines.cosyvoice2.voices.enrolment import remove_voice
 
     remove_voice(arguments.name, store, None if model is None else Path(model))
-    print(f"{arguments.name}: removed from {store.directory}; a running server has it until it starts again")
+    print(f"{arguments.name}: removed from {store.directory}; a running server keeps it until it restarts")
     return 0
 
 
@@ -275,7 +276,7 @@ def _need_torch() -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Exit status 0 if the directory is good, 1 with one line per problem and one of what to do."""
+    """Exit status 0 if the directory is good, else 1 with one line for each problem and one that says what to do."""
     _need_torch()
     from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, how_to_mend
 
@@ -295,28 +296,29 @@ def _random(arguments: argparse.Namespace) -> int:
     from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
     if arguments.seed < 0:
-        raise ConfigError(f"--seed is {arguments.seed}; expected a whole number from 0 on")
+        raise ConfigError(f"--seed is {arguments.seed}; expected a whole number of 0 or more")
     write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed)
-    print(f"{arguments.dir}: a random {arguments.size} checkpoint; it babbles, and is for tests and measurements")
+    print(f"{arguments.dir}: a random {arguments.size} checkpoint; it makes noises, for tests and measurements")
     return 0
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    """Exit status 0 if the directory is complete and good, 130 if broken off by Ctrl-C."""
-    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, ProgressLine, pull
+    """Exit status 0 if the directory is complete and good, 130 after Ctrl-C."""
+    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, DownloadProgress, pull
     from telephony_tts.engines.cosyvoice2.checkpoint.hubs import open_hub
 
     directory = Path(arguments.dir)
     repo = arguments.repo or OFFICIAL_REPOS[arguments.source]
     try:
-        with ProgressLine(sys.stderr) as progress:
+        with DownloadProgress(sys.stderr) as progress:
             pulled = pull(directory, open_hub(arguments.source), repo, arguments.revision, progress)
     except KeyboardInterrupt:
-        print("telephony-tts: broken off; the same command goes on from here", file=sys.stderr)
+        print("telephony-tts: interrupted; repeat the command to continue", file=sys.stderr)
         return 130
     for warning in pulled.warnings:
         print(f"telephony-tts: {warning}", file=sys.stderr)
-    print(f"{directory}: {repo} at {pulled.revision}, {pulled.n_fetched} files fetched, {pulled.n_kept} were there")
+    counts = f"{pulled.n_fetched} files fetched, {pulled.n_kept} were already there"
+    print(f"{directory}: {repo} at {pulled.revision}, {counts}")
     if importlib.util.find_spec("torch") is None:
         print(f"not checked further: pip install -e '.[cosyvoice]', then telephony-tts models check {directory}")
         return 0

@@ -129,7 +129,8 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
-    from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK, check_model_directory, how_to_mend
+    from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, how_to_mend
+    from telephony_tts.engines.cosyvoice2.model.file_names import RANDOM_MARK
     from telephony_tts.engines.cosyvoice2.settings import how_to_add_a_voice
     from telephony_tts.engines.cosyvoice2.voices.enrolment import list_voices
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore

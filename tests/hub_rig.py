@@ -1,4 +1,4 @@
-"""A model hub on the loopback that speaks to the real clients of both hubs, and can misbehave."""
+"""A model hub on the loopback for the real clients of both hubs. It can misbehave."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """`files` are one repository's. What it was asked for is in `requests`: (path of the file, Range or "")."""
+    """A hub with one repository. `requests` lists the requested files: (path of the file, Range or "")."""
 
     repo: str
     files: dict[str, bytes]
     git_files: frozenset[str] = frozenset()
-    """Kept in git itself: the hub tells their git hash instead of a SHA-256."""
+    """Files in git itself, for which the hub gives a git hash instead of a SHA-256"""
     wrong: set[str] = field(default_factory=set)
-    """Sent with a byte changed."""
+    """Files that are sent with one changed byte"""
     cut: dict[str, int] = field(default_factory=dict)
-    """Of these the connection breaks after so many bytes of the file, once."""
+    """By file: bytes after which the connection breaks, once"""
     stall: dict[str, int] = field(default_factory=dict)
-    """Of these nothing comes after so many bytes."""
+    """By file: bytes after which nothing more is sent"""
     failing: dict[str, int] = field(default_factory=dict)
-    """Of these so many requests are answered with HTTP status 503."""
+    """By file: requests that get HTTP status 503"""
     ignores_range: bool = False
     redirects: bool = False
-    """Files are elsewhere, as behind a content network: on another host name."""
+    """Redirects files to another host name, as a content network does"""
     tells_no_hash: bool = False
     requests: list[tuple[str, str]] = field(default_factory=list)
     stalled: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
     tokens: list[str] = field(default_factory=list)
-    """Authorization headers that came with the requests for files; "" for none."""
+    """Authorization headers of the requests for files; "" if there was none"""
     url: str = ""
 
     def fetched(self, name: str) -> list[str]:
-        """The ranges asked of a file."""
+        """The requested ranges of a file."""
         return [asked for path, asked in self.requests if path == name]
 
     def sha256(self, name: str) -> str:
@@ -56,7 +56,7 @@ class FakeHub:
 
 @contextmanager
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
-    """Serve until the block ends; `hub.url` is the endpoint for either client."""
+    """Serves until the block ends. `hub.url` is the endpoint for both clients."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -74,7 +74,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
 
 class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
-    protocol_version = "HTTP/1.0"  # one request a connection: nothing outlives the server
+    protocol_version = "HTTP/1.0"  # one request per connection: no connection outlives the server
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, name: str) -> None:
         hub, asked = self.hub, self.headers.get("Range", "")
         if "gzip" in self.headers.get("Accept-Encoding", ""):
-            self._json(406, {"error": "of a compressed file an offset would mean nothing"})
+            self._json(406, {"error": "an offset has no meaning in a compressed file"})
             return
         hub.requests.append((name, asked))
         hub.tokens.append(self.headers.get("Authorization", ""))

@@ -67,7 +67,7 @@ def test_what_is_no_directory_is_named_with_what_to_do(tmp_path: Path, capsys: p
     (tmp_path / "a file").touch()
     assert main(["models", "check", str(tmp_path / "a file")]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{tmp_path}/a file: it is a file and no directory" and "the name of a new one" in lines[1]
+    assert lines[0] == f"{tmp_path}/a file: it is a file, not a directory" and "the name of a new one" in lines[1]
 
 
 def test_a_damaged_model_is_told_in_a_line_and_how_to_mend_it(
@@ -155,7 +155,7 @@ def test_a_voice_of_the_model_itself_cannot_be_removed_and_that_is_said(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("README.md", "no plain file of tensors"), ("llm.pt", "holds no speakers by name"), ("cut.pt", "cut off")],
+    [("README.md", "not a plain file of tensors"), ("llm.pt", "does not hold speakers by name"), ("cut.pt", "cut off")],
 )
 def test_what_is_no_file_of_speakers_is_refused_in_a_line(
     name: str, words: str, model: Path, capsys: pytest.CaptureFixture[str]
@@ -163,7 +163,7 @@ def test_what_is_no_file_of_speakers_is_refused_in_a_line(
     (model / "cut.pt").write_bytes((model / "spk2info.pt").read_bytes()[:20_000])
     assert main(["voices", "import", str(model / name), "--model", str(model)]) == 2
     error = told(capsys)
-    assert f"{model}/{name} " in error and words in error and "no spk2info.pt" in error
+    assert f"{model}/{name} " in error and words in error and "not a spk2info.pt" in error
     assert "weights_only" not in error and "PyTorch" not in error and len(error) < 250 + len(str(model))
 
 

@@ -27,7 +27,7 @@ UNWANTED = ("CosyVoice-BlankEN/model.safetensors", "flow.decoder.estimator.fp32.
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A repository with the official names: a tiny model, and what is not to be fetched."""
+    """A repository with the official names: a tiny model, and files that must not be fetched."""
     path = tmp_path_factory.mktemp("model")
     write_random_checkpoint(path)
     there = [name for name in (*NEEDED, "spk2info.pt") if (path / name).exists()]
@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the clients keep for themselves goes into a folder of the test's."""
+    """The caches of the clients go into a temporary folder."""
     folder = tmp_path_factory.mktemp("home")
     for name in ("HF_HOME", "MODELSCOPE_HOME", "MODELSCOPE_CACHE"):
         monkeypatch.setenv(name, str(folder / name))
@@ -57,7 +57,7 @@ def hub(
 
 
 def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both clients at this endpoint, and no pause between attempts."""
+    """Makes both clients use this endpoint, without a pause between attempts."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
@@ -90,14 +90,14 @@ def test_a_model_is_fetched_checked_and_speaks(
     told = capsys.readouterr()
     assert contents(model) == wanted(hub)
     assert told.out.splitlines()[-1] == f"{model}: complete and compatible"
-    assert f"{len(wanted(hub))} files fetched, 0 were there" in told.out
+    assert f"{len(wanted(hub))} files fetched, 0 were already there" in told.out
     assert "llm.pt (3.8 MB) fetched and verified" in told.err.splitlines()
-    assert "\r" not in told.err, "no moving line where nobody looks"
+    assert "\r" not in told.err, "no bar outside a terminal"
     say = ["say", "Hi.", str(tmp_path / "a.wav"), "--engine", "cosyvoice2", "--model", str(model)]
     assert main([*say, "--set", "engines.cosyvoice2.isolation=thread"]) == 0
 
 
-def test_what_is_there_and_right_is_not_fetched_again(
+def test_a_right_file_is_not_fetched_again(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "pull", str(tmp_path / "m"), *source_of(hub)]) == 0
@@ -112,7 +112,7 @@ def test_what_is_there_and_right_is_not_fetched_again(
     told = capsys.readouterr()
     assert sorted(name for name, _ in hub.requests) == ["campplus.onnx", "cosyvoice2.yaml", "hift.pt"]
     assert "hift.pt differs from the hub's and is replaced" in told.err
-    assert f"3 files fetched, {len(wanted(hub)) - 3} were there" in told.out
+    assert f"3 files fetched, {len(wanted(hub)) - 3} were already there" in told.out
     assert contents(tmp_path / "m") == wanted(hub)
 
 
@@ -125,7 +125,7 @@ def test_a_revision_is_fetched_by_name(hub: FakeHub, tmp_path: Path, capsys: pyt
 # ------------------------------------------------------------------------ interruption
 
 
-def test_a_broken_connection_is_gone_on_with(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_download_continues_after_a_broken_connection(hub: FakeHub, tmp_path: Path) -> None:
     hub.cut = {"llm.pt": 1_000_000}
     assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 0
     first, second = hub.fetched("llm.pt")
@@ -134,7 +134,7 @@ def test_a_broken_connection_is_gone_on_with(hub: FakeHub, tmp_path: Path) -> No
     assert contents(tmp_path) == wanted(hub)
 
 
-def test_behind_a_content_network_the_range_goes_along_and_the_token_does_not(
+def test_a_redirect_gets_the_range_and_not_the_token(
     files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = FakeHub(OFFICIAL_REPOS["huggingface"], dict(files), redirects=True, cut={"llm.pt": 1_000_000})
@@ -146,17 +146,17 @@ def test_behind_a_content_network_the_range_goes_along_and_the_token_does_not(
     assert set(hub.tokens) == {""} and contents(tmp_path) == wanted(hub)
 
 
-def test_a_hub_that_knows_no_ranges_begins_anew(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_hub_without_ranges_starts_again(hub: FakeHub, tmp_path: Path) -> None:
     hub.cut, hub.ignores_range = {"llm.pt": 1_000_000}, True
     assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 0
     assert contents(tmp_path) == wanted(hub)
 
 
-def test_a_line_that_is_dead_ends_the_pull_and_the_next_goes_on(
+def test_a_dead_line_ends_the_pull_and_the_next_pull_continues(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Deaf(dict[str, int]):
-        """From its first break on, the file is cut at once."""
+        """After its first break the file is cut at once, each time."""
 
         def pop(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
             if name != "llm.pt":
@@ -181,7 +181,7 @@ def test_a_line_that_is_dead_ends_the_pull_and_the_next_goes_on(
 def test_ctrl_c_leaves_a_directory_that_the_next_pull_continues(
     source: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """In a process of its own, which finds the hub by its environment."""
+    """The pull runs in a separate process, which gets the hub's address from the environment."""
     hub = FakeHub(OFFICIAL_REPOS[source], dict(files), stall={"llm.pt": 2_000_000})
     command = [sys.executable, "-m", "telephony_tts.cli", "models", "pull", str(tmp_path), "--source", source]
     with serving(hub):
@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_a_directory_that_the_next_pull_continues(
         finally:
             pull.kill()
             pull.wait()
-        assert pull.returncode == 130 and error.splitlines()[-1].endswith("the same command goes on from here")
+        assert pull.returncode == 130 and error.splitlines()[-1].endswith("repeat the command to continue")
         assert not (tmp_path / "llm.pt").exists()
         hub.stall.clear()
         hub.requests.clear()
@@ -207,7 +207,7 @@ def test_ctrl_c_leaves_a_directory_that_the_next_pull_continues(
 
 
 def wait_for_part(folder: Path) -> None:
-    """Until most of what was sent is on the disk."""
+    """Waits until most of the bytes that were sent are on the disk."""
     for _ in range(200):
         if any(part.stat().st_size > 1_000_000 for part in folder.glob(".llm.pt.*.part")):
             return
@@ -229,7 +229,7 @@ def test_without_torch_it_is_fetched_and_not_checked(
 # ------------------------------------------------------------------------------- wrong
 
 
-def test_wrong_bytes_are_removed_and_said(
+def test_wrong_bytes_are_removed_and_reported(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.wrong = {"flow.pt"}
@@ -242,7 +242,7 @@ def test_wrong_bytes_are_removed_and_said(
     assert contents(tmp_path) == wanted(hub)
 
 
-def test_a_wrong_file_of_git_is_seen_too(
+def test_a_wrong_git_file_is_found_too(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.wrong = {"cosyvoice2.yaml"}
@@ -253,7 +253,7 @@ def test_a_wrong_file_of_git_is_seen_too(
     assert not list(tmp_path.glob("*cosyvoice2.yaml*"))
 
 
-def test_what_the_hub_says_no_hash_of_is_held_against_the_known_one(
+def test_without_a_hash_from_the_hub_the_known_hash_counts(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hub.repo.startswith("iic"):
@@ -286,7 +286,7 @@ def test_another_release_is_a_warning(
         (["--repo", "no such"], ["no such"]),
     ],
 )
-def test_a_repository_that_is_not_there(
+def test_a_repository_that_does_not_exist(
     flags: list[str], words: list[str], hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "pull", str(tmp_path / "m"), *source_of(hub), *flags]) == 1
@@ -295,13 +295,13 @@ def test_a_repository_that_is_not_there(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_repository_of_something_else(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repository_of_another_model(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     del hub.files["flow.pt"], hub.files["speech_tokenizer_v2.onnx"]
     assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 1
     assert "lacks flow.pt, speech_tokenizer_v2.onnx" in capsys.readouterr().err and contents(tmp_path) == {}
 
 
-def test_a_busy_hub_is_asked_again_and_not_for_ever(
+def test_a_busy_hub_is_asked_again_a_few_times(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.failing = {"flow.pt": 2}
@@ -326,7 +326,7 @@ def test_no_network(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_disk_that_is_too_small_is_told_before(
+def test_a_disk_that_is_too_small_is_reported_first(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -336,20 +336,20 @@ def test_a_disk_that_is_too_small_is_told_before(
     assert hub.requests == [] and not (tmp_path / "m").exists()
 
 
-def test_a_disk_that_fills_up_is_not_taken_for_the_network(
+def test_a_full_disk_is_not_reported_as_a_network_error(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: object, data: bytes) -> int:
         self.failure = OSError(28, "No space left on device")  # type: ignore[attr-defined]
         raise self.failure  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(download._Counted, "write", fails)
+    monkeypatch.setattr(download._CountedSink, "write", fails)
     assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 2
     assert "cannot be written to (No space left on device)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "words"), [("file", "is no directory"), ("random", "or delete it")])
-def test_a_directory_that_is_something_else_is_left_alone(
+@pytest.mark.parametrize(("kind", "words"), [("file", "is not a directory"), ("random", "or delete it")])
+def test_another_directory_is_not_changed(
     kind: str, words: str, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if kind == "file":
@@ -364,7 +364,7 @@ def test_a_directory_that_is_something_else_is_left_alone(
 def test_two_pulls_do_not_mix(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "cosyvoice2.yaml"
     mark = hub.git_sha1(name) if hub.repo.startswith("Fun") else hub.sha256(name)
-    with download._alone(tmp_path / f".{name}.{mark[:12]}.part"):
+    with download._locked(tmp_path / f".{name}.{mark[:12]}.part"):
         assert main(["models", "pull", str(tmp_path), *source_of(hub)]) == 2
     assert "another pull" in capsys.readouterr().err
 
@@ -383,7 +383,7 @@ def test_a_missing_client_says_how_to_get_it(
 
 
 @pytest.mark.parametrize("action", [[], ["pull"], ["check"], ["random"]])
-def test_help_is_there(action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_usage(action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["models", *action, "--help"])
     assert ended.value.code == 0 and "usage: telephony-tts models" in capsys.readouterr().out

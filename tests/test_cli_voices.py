@@ -1,4 +1,4 @@
-"""`telephony-tts voices`: from a recording to a voice that speaks, and what is said when that cannot be."""
+"""`telephony-tts voices`: from a recording to a voice that speaks, and the errors on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. I
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real speech at 24 kHz, by the embedded voice."""
+    """Speech at 24 kHz from the embedded voice."""
     path = tmp_path_factory.mktemp("recording") / "anna.wav"
     assert main(["say", SAID, str(path), "--pcm", "--voice", "hibari/heart"]) == 0
     return path
@@ -47,7 +47,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(original: Path, tmp_path: Path) -> Path:
-    """A model directory of the test's own, with the files of the one that was made once."""
+    """A model directory for one test, with the files of `original`."""
     path = tmp_path / "model"
     (path / "CosyVoice-BlankEN").mkdir(parents=True)
     for file in original.rglob("*"):
@@ -91,7 +91,7 @@ def test_a_voice_is_added_speaks_is_listed_and_removed(
     assert main(["voices", "remove", "anna", *of_model]) == 0
     assert "anna: removed" in capsys.readouterr().out and stored(model) == []
     out.unlink()
-    # Once in a process of its own is enough: PyTorch is imported there for 3 s.
+    # In this process: a new one would import PyTorch for 3 s, and the call above did that already.
     assert main([*say, "--set", "engines.cosyvoice2.isolation=thread"]) == 1
     assert "no voice 'anna'" in capsys.readouterr().err and not out.exists()
 
@@ -111,7 +111,7 @@ def test_the_transcript_is_stored_in_words_and_without_one_the_voice_is_cross_li
     assert store.load("b").transcript == "" and store.load("b").transcript_ids == ()
 
 
-def test_what_is_stored_tells_where_it_is_from_and_is_the_same_in_every_process(
+def test_a_voice_file_has_its_origin_and_is_the_same_from_every_process(
     model: Path, recording: Path, tmp_path: Path
 ) -> None:
     for folder in "ab":
@@ -133,7 +133,7 @@ def test_adding_needs_no_weights_but_one_shape(model: Path, recording: Path) -> 
 
 
 @pytest.mark.parametrize("extension", ["flac", "ogg"])
-def test_other_kinds_of_files_are_read(model: Path, recording: Path, tmp_path: Path, extension: str) -> None:
+def test_other_audio_formats_are_read(model: Path, recording: Path, tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a.{extension}"
     soundfile.write(path, *speech(recording))
     assert main(["voices", "add", "a", "--wav", str(path), "--model", str(model)]) == 0
@@ -158,24 +158,24 @@ def test_the_folder_can_be_set_in_the_configuration(
 # ------------------------------------------------------------------------------- hints
 
 
-def test_replacing_a_voice_wants_to_be_asked_for(
+def test_a_voice_is_replaced_only_with_the_flag(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add = ["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]
     assert main(add) == 0
     assert main([*add, "--text", SAID]) == 2
     error = capsys.readouterr().err
-    assert "there is a voice anna already" in error and "--replace" in error
+    assert "already has a voice anna" in error and "--replace" in error
     assert VoiceStore(model / "voices").load("anna").mode == "cross-lingual"
     assert main([*add, "--text", SAID, "--replace"]) == 0
     assert VoiceStore(model / "voices").load("anna").mode == "zero-shot"
 
 
-def test_a_voice_that_hides_the_models_own_says_so(
+def test_hiding_a_voice_of_the_model_is_a_warning(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["voices", "add", "prompted", "--wav", str(recording), "--model", str(model)]) == 0
-    assert "takes the place of the voice prompted" in capsys.readouterr().err
+    assert "replaces the voice prompted" in capsys.readouterr().err
 
 
 def noisy(samples: np.ndarray, rate_hz: int) -> np.ndarray:
@@ -200,7 +200,7 @@ def from_a_telephone(samples: np.ndarray, rate_hz: int) -> np.ndarray:
     ],
     ids=["good", "noise", "telephone", "short", "few words", "many words", "hanzi", "few hanzi"],
 )
-def test_what_may_make_a_poor_voice_is_hinted_at(
+def test_a_poor_recording_is_a_warning(
     change: object, text: str, hint: str, model: Path, recording: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -245,7 +245,7 @@ def bad_recordings(recording: Path, folder: Path) -> dict[str, Path]:
         ("40s", ["should hold 3 to 30 s"]),
     ],
 )
-def test_a_recording_that_makes_no_voice_is_refused_with_what_to_do(
+def test_an_unusable_recording_is_refused_with_what_to_do(
     which: str, words: list[str], model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = bad_recordings(recording, tmp_path)[which]
@@ -261,21 +261,21 @@ def test_a_recording_that_makes_no_voice_is_refused_with_what_to_do(
     [
         (["add", "anna", "--wav", "{wav}"], 2, ["--model DIR", "models pull"]),
         (["add", "anna", "--wav", "{wav}", "--model", "{folder}/none"], 1, ["campplus.onnx", "models pull"]),
-        (["add", "../anna", "--wav", "{wav}", "--model", "{model}"], 2, ["cannot be a voice's name"]),
-        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "  "], 2, ["--text says nothing"]),
-        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "?!"], 2, ["--text says nothing"]),
+        (["add", "../anna", "--wav", "{wav}", "--model", "{model}"], 2, ["is not a valid name for a voice"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "  "], 2, ["--text has no words"]),
+        (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--text", "?!"], 2, ["--text has no words"]),
         (["add", "anna", "--wav", "{wav}", "--model", "{model}", "--voices", "{wav}/x"], 2, ["cannot be written to"]),
         (["remove", "prompted", "--model", "{model}"], 1, ["no voice prompted"]),
         (["remove", "anna"], 2, ["--model DIR or --voices DIR"]),
         (["remove", "../anna", "--model", "{model}"], 1, ["no voice ../anna"]),
         (["import", "{folder}/none.pt", "--model", "{model}"], 2, ["no file", "none.pt"]),
-        (["import", "{wav}", "--model", "{model}"], 2, ["cannot be read", "no spk2info.pt"]),
+        (["import", "{wav}", "--model", "{model}"], 2, ["cannot be read", "not a spk2info.pt"]),
         (["import", "{model}/spk2info.pt", "--model", "{model}", "--only", "anna"], 2, ["anna", "preset, prompted"]),
         (["import", "{model}/spk2info.pt", "--model", "{folder}/none"], 1, ["flow.pt", "no such file"]),
         (["list", "--model", "{folder}/none"], 1, ["flow.pt", "models check"]),
     ],
 )
-def test_wrong_use_is_told_in_a_line_and_leaves_nothing(
+def test_wrong_use_is_one_line_and_stores_nothing(
     arguments: list[str], code: int, words: list[str], model: Path, recording: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -287,7 +287,7 @@ def test_wrong_use_is_told_in_a_line_and_leaves_nothing(
     assert not (model / "voices").exists()
 
 
-def test_a_disk_that_fails_leaves_no_half_voice(
+def test_a_full_disk_leaves_no_partial_voice(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: Path, data: bytes) -> int:
@@ -300,14 +300,14 @@ def test_a_disk_that_fails_leaves_no_half_voice(
     assert "No space left on device" in capsys.readouterr().err and stored(model) == []
 
 
-def test_near_names_are_told(model: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_similar_names_are_listed(model: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["voices", "add", "anna", "--wav", str(recording), "--model", str(model)]) == 0
     assert main(["voices", "remove", "ana", "--model", str(model)]) == 1
-    assert "near it: anna" in capsys.readouterr().err
+    assert "similar: anna" in capsys.readouterr().err
 
 
 def resized(model: Path, n_embedding: int) -> None:
-    """Make flow.pt that of a model whose voices have so many numbers."""
+    """Makes flow.pt that of a model with this size of speaker embeddings."""
     state = torch.load(model / "flow.pt", weights_only=True)
     weight = state["spk_embed_affine_layer.weight"]
     state["spk_embed_affine_layer.weight"] = torch.zeros(weight.shape[0], n_embedding)
@@ -333,7 +333,7 @@ def test_a_voice_of_another_speaker_network_is_refused(
 def test_a_transcript_past_the_limit_is_refused_with_the_limit_and_nothing_is_stored(
     n_chars: int, code: int, model: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was stored with exit status 0, and `serve` left it out."""
+    """Pinned: such a voice was stored with exit status 0, and `serve` refused it."""
     text = ("speak " * 200)[: n_chars - 1] + "s"
     assert len(text) == n_chars
     add = ["voices", "add", "anna", "--wav", str(recording), "--text", text, "--model", str(model)]
@@ -380,11 +380,11 @@ def worded(text: str) -> dict[str, object]:
         ({"flow_prompt_speech_token": torch.full((1, 50), 6561)}, "not all in 0..6560"),
     ],
 )
-def test_whatever_serve_would_leave_out_is_not_stored(
+def test_a_voice_that_serve_would_refuse_is_not_stored(
     change: dict[str, object], problem: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Each rule of loading, on both sides of its border: import decides as the engine does when it starts."""
+    """Both sides of the limit of each rule: import decides as the engine does when it starts."""
     prompted = torch.load(model / "spk2info.pt", weights_only=True)["prompted"]
     entry = {} if "speech_token" in change else {k: v for k, v in prompted.items() if not k.endswith("_len")}
     torch.save({"odd": {**entry, **change}}, tmp_path / "spk.pt")
@@ -399,7 +399,7 @@ def test_whatever_serve_would_leave_out_is_not_stored(
         assert read_voices(load_model_directory(model), None) == {} and problem in caplog.text
 
 
-def test_a_voice_that_was_named_and_cannot_be_imported_is_a_failure(
+def test_a_named_voice_that_cannot_be_imported_is_a_failure(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = torch.load(model / "spk2info.pt", weights_only=True)
@@ -408,10 +408,10 @@ def test_a_voice_that_was_named_and_cannot_be_imported_is_a_failure(
     command = ["voices", "import", str(file), "--model", str(model), "--replace"]
     assert main([*command, "--only", "preset", "long"]) == 1
     assert "preset: imported" in capsys.readouterr().out and stored(model) == ["preset.safetensors"]
-    assert main(command) == 0, "of all, those that can be"
+    assert main(command) == 0, "without names the usable voices are imported"
 
 
-def test_a_long_recording_is_trimmed_only_when_that_is_asked_for_and_never_with_its_words(
+def test_a_long_recording_is_trimmed_only_with_the_flag_and_never_with_a_transcript(
     model: Path, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples, rate_hz = speech(recording)
@@ -423,7 +423,7 @@ def test_a_long_recording_is_trimmed_only_when_that_is_asked_for_and_never_with_
     assert main(add) == 1
     assert "should hold 3 to 30 s (without --text, --trim keeps its beginning)" in capsys.readouterr().err
     assert main([*add, "--trim", "--text", SAID]) == 2
-    assert "--trim does not go with --text" in capsys.readouterr().err and stored(model) == []
+    assert "--trim cannot be combined with --text" in capsys.readouterr().err and stored(model) == []
     assert main([*add, "--trim"]) == 0
     seconds = VoiceStore(model / "voices").load("anna").prompt_s
     last_pause_s = (len(four) - len(pause) / 2) / rate_hz
@@ -431,7 +431,7 @@ def test_a_long_recording_is_trimmed_only_when_that_is_asked_for_and_never_with_
     assert f"{seconds:.0f}." in capsys.readouterr().out
 
 
-def test_trim_leaves_a_recording_that_is_short_enough_as_it_is(model: Path, recording: Path) -> None:
+def test_trim_does_not_change_a_short_recording(model: Path, recording: Path) -> None:
     for name, flags in (("a", []), ("b", ["--trim"])):
         assert main(["voices", "add", name, "--wav", str(recording), "--model", str(model), *flags]) == 0
     first, second = ((model / "voices" / f"{name}.safetensors").read_bytes() for name in "ab")
@@ -441,7 +441,7 @@ def test_trim_leaves_a_recording_that_is_short_enough_as_it_is(model: Path, reco
 # ------------------------------------------------------------------------------ import
 
 
-def test_the_voices_of_a_file_are_imported_and_the_bad_ones_named(
+def test_the_voices_of_a_file_are_imported_and_unusable_ones_are_named(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = torch.load(model / "spk2info.pt", weights_only=True)
@@ -462,7 +462,7 @@ def test_the_voices_of_a_file_are_imported_and_the_bad_ones_named(
     ]
     assert "3 stored in" in told.out
     assert "bad: refused, the embedding is not finite or all zero" in told.err
-    assert "a name: refused" in told.err and "cannot be a voice's name" in told.err
+    assert "a name: refused" in told.err and "is not a valid name for a voice" in told.err
     assert VoiceStore(tmp_path / "own").names() == ["preset", "prompted", "third"]
     assert main([*command, "--only", "bad"]) == 1
     assert "no voice of" in capsys.readouterr().err
@@ -474,7 +474,7 @@ def test_the_voices_of_a_file_are_imported_and_the_bad_ones_named(
 # -------------------------------------------------------------------------------- list
 
 
-def test_the_list_is_what_the_engine_has_and_takes_no_weights(
+def test_the_list_equals_the_engines_and_needs_no_weights(
     model: Path, recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("anna", "prompted"):

@@ -1,4 +1,4 @@
-"""Hubs that mean harm or do not work: what they send is bounded, and so is how often they are asked."""
+"""Malicious and broken hubs: the bytes that they can send and the number of attempts are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hub_rig import FakeHub, serving
 
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint import download
-from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, ProgressLine, pull
+from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS, DownloadProgress, pull
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
@@ -24,18 +24,18 @@ Sender = Callable[[bytes, Sink, int], None]
 
 
 class Hub:
-    """Its files come whole but for one, which `send(content, sink, offset)` sends."""
+    """Sends every file completely, except the model, which `send(content, sink, offset)` sends."""
 
-    def __init__(self, send: Sender, n_bytes: int = 1_000_000, **said: object) -> None:
+    def __init__(self, send: Sender, n_bytes: int = 1_000_000, **described: object) -> None:
         self.contents = {name: name.encode() for name in NEEDED} | {MODEL: os.urandom(n_bytes)}
-        self._send, self._said = send, said
+        self._send, self._described = send, described
         self.n_asked = 0
 
     def listing(self, repo: str, revision: str | None) -> Listing:
         files: Mapping[str, HubFile] = {
             name: HubFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in self.contents.items()
         }
-        return Listing(repo, "main", {**files, MODEL: replace(files[MODEL], **self._said)})  # type: ignore[arg-type]
+        return Listing(repo, "main", {**files, MODEL: replace(files[MODEL], **self._described)})  # type: ignore[arg-type]
 
     def read(self, listing: Listing, file: HubFile, part: Sink, offset: int) -> None:
         data = self.contents[file.name]
@@ -46,11 +46,11 @@ class Hub:
         try:
             self._send(data, part, offset)
         except Exception as error:
-            raise EngineUnavailable(f"it broke off: {error}", retryable=True) from error
+            raise EngineUnavailable(f"the connection broke: {error}", retryable=True) from error
 
 
 def pulled(hub: Hub, directory: Path) -> None:
-    pull(directory, hub, "a/b", None, ProgressLine(io.StringIO()))
+    pull(directory, hub, "a/b", None, DownloadProgress(io.StringIO()))
 
 
 def whole(data: bytes, sink: Sink, offset: int) -> None:
@@ -58,7 +58,7 @@ def whole(data: bytes, sink: Sink, offset: int) -> None:
 
 
 def pieces(n_bytes: int, breaks: bool) -> Sender:
-    """So much at each connection, which then ends or breaks."""
+    """Sends `n_bytes` over each connection, which then ends or breaks."""
 
     def send(data: bytes, sink: Sink, offset: int) -> None:
         sink.write(data[offset : offset + n_bytes])
@@ -79,28 +79,28 @@ def endless(data: bytes, sink: Sink, offset: int) -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"size": None}], ids=["announced", "known"])
-def test_a_hub_that_sends_more_than_there_is_is_cut_off(
+def test_a_hub_that_sends_too_many_bytes_is_stopped(
     said: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = Hub(endless, **said)
     monkeypatch.setattr(download, "KNOWN", {MODEL: (1_000_000, "0" * 64)} if said else {})
     longest = 0
-    write = download._Counted.write
+    write = download._CountedSink.write
 
-    def watched(self: download._Counted, data: bytes) -> int:
+    def watched(self: download._CountedSink, data: bytes) -> int:
         nonlocal longest
         try:
             return write(self, data)
         finally:
             longest = max(longest, self.tell())
 
-    monkeypatch.setattr(download._Counted, "write", watched)
+    monkeypatch.setattr(download._CountedSink, "write", watched)
     with pytest.raises(EngineUnavailable, match=r"llm\.pt: the hub sends more than its 1000000 bytes; .*removed"):
         pulled(hub, tmp_path)
     assert hub.n_asked == 1 and longest == 1_000_000 and not list(tmp_path.glob("*llm.pt*"))
 
 
-def test_a_file_that_nobody_knows_the_size_of_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_unknown_size_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "KNOWN", {})
     monkeypatch.setattr(download, "UNANNOUNCED_BYTES", 1_500_000)
     with pytest.raises(EngineUnavailable, match="more than its 1500000 bytes"):
@@ -111,7 +111,7 @@ def test_a_file_that_nobody_knows_the_size_of_is_bounded_too(tmp_path: Path, mon
 
 @pytest.fixture(params=["huggingface", "modelscope"])
 def command(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A pull into `m` with a hub's own client, from a hub on the loopback."""
+    """A pull into `m` with each hub's own client, from a hub on the loopback."""
     import huggingface_hub.constants
 
     hub = FakeHub(OFFICIAL_REPOS[request.param], {name: name.encode() * 1000 for name in NEEDED})
@@ -127,7 +127,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield ["models", "pull", str(tmp_path / "m"), "--source", request.param]
 
 
-def test_the_hubs_own_clients_are_cut_off(
+def test_the_hubs_own_clients_are_stopped(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_sent = 0
@@ -176,34 +176,34 @@ def test_the_hubs_own_clients_are_given_up(
 
 @pytest.mark.parametrize("breaks", [True, False])
 @pytest.mark.parametrize("n_bytes", [0, 1, CHUNK_BYTES - 1])
-def test_a_hub_that_gives_next_to_nothing_at_a_time_is_given_up(tmp_path: Path, n_bytes: int, breaks: bool) -> None:
+def test_a_hub_that_sends_almost_nothing_at_a_time_is_given_up(tmp_path: Path, n_bytes: int, breaks: bool) -> None:
     hub = Hub(pieces(n_bytes, breaks))
-    with pytest.raises(EngineUnavailable, match=r"llm\.pt|broke off"):
+    with pytest.raises(EngineUnavailable, match=r"llm\.pt|connection broke"):
         pulled(hub, tmp_path)
     assert hub.n_asked == (1 if not breaks and not n_bytes else 3)
     assert not (tmp_path / MODEL).exists()
 
 
 @pytest.mark.parametrize("breaks", [True, False])
-def test_a_chunk_at_a_time_gets_there(tmp_path: Path, breaks: bool) -> None:
+def test_one_chunk_at_a_time_completes_the_file(tmp_path: Path, breaks: bool) -> None:
     hub = Hub(pieces(CHUNK_BYTES, breaks))
     pulled(hub, tmp_path)
     assert hub.n_asked == 16 and (tmp_path / MODEL).read_bytes() == hub.contents[MODEL]
 
 
-def test_the_end_may_be_shorter_than_a_chunk_and_two_poor_attempts_are_forgiven(tmp_path: Path) -> None:
+def test_the_end_may_be_shorter_than_a_chunk_and_two_fruitless_attempts_are_allowed(tmp_path: Path) -> None:
     sizes = iter([1, 1, 900_000, 10, 10, 1_000_000])
     hub = Hub(lambda data, sink, offset: pieces(next(sizes), True)(data, sink, offset))
     pulled(hub, tmp_path)
     assert hub.n_asked == 6 and (tmp_path / MODEL).read_bytes() == hub.contents[MODEL]
 
 
-def test_what_is_whole_is_right_though_the_connection_broke_after_it(tmp_path: Path) -> None:
+def test_a_complete_file_is_right_even_if_the_connection_broke_after_it(tmp_path: Path) -> None:
     def send(data: bytes, sink: Sink, offset: int) -> None:
         sink.write(data[offset:] if offset == 2 else data[offset : offset + 1])
         raise ConnectionError
 
-    hub = Hub(send, n_bytes=1000)  # at the third attempt, which alone would be one too poor
+    hub = Hub(send, n_bytes=1000)  # complete at the third attempt, which else would be one too many
     pulled(hub, tmp_path)
     assert hub.n_asked == 3 and (tmp_path / MODEL).read_bytes() == hub.contents[MODEL]
 
@@ -216,9 +216,9 @@ def test_what_is_whole_is_right_though_the_connection_broke_after_it(tmp_path: P
     [{"sha256": "../../../x"}, {"sha256": "A" * 64}, {"sha256": "*" * 64}, {"git_sha1": "/etc/x"}, {"size": -1}],
     ids=str,
 )
-def test_what_a_hub_says_cannot_name_other_files(tmp_path: Path, said: dict[str, object]) -> None:
+def test_a_description_from_a_hub_cannot_name_other_files(tmp_path: Path, said: dict[str, object]) -> None:
     hub = Hub(whole, **said)
-    with pytest.raises(EngineUnavailable, match=r"llm\.pt a size or hash that cannot be"):
+    with pytest.raises(EngineUnavailable, match=r"impossible size or hash for llm\.pt"):
         pulled(hub, tmp_path / "m")
     assert hub.n_asked == 0 and list(tmp_path.iterdir()) == []
 
@@ -252,7 +252,7 @@ def test_a_part_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert (tmp_path / MODEL).read_bytes() == hub.contents[MODEL]
 
 
-def test_a_part_that_is_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_part_that_is_a_folder_is_an_error(tmp_path: Path) -> None:
     hub = Hub(whole)
     part_of(hub, tmp_path).mkdir()
     with pytest.raises(ConfigError, match="cannot be written to"):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size, write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK
 from telephony_tts.engines.cosyvoice2.model.config import TOKENS_PER_S
+from telephony_tts.engines.cosyvoice2.model.file_names import RANDOM_MARK
 from telephony_tts.engines.cosyvoice2.text.generation import MAX_TOKENS_PER_TEXT
 from telephony_tts.errors import ConfigError
 

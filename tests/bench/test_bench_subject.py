@@ -18,8 +18,9 @@ from telephony_tts.bench.subject import (
     real_text,
     spoken_seconds,
 )
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import TOKENIZER_DIR, check_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import EOS
+from telephony_tts.engines.cosyvoice2.model.file_names import TOKENIZER_DIR
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 from telephony_tts.errors import ConfigError

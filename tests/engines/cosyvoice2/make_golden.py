@@ -1,7 +1,7 @@
 """Writes reference vectors of any sizes, lengths and seeds, in the format that `parity.py` reads.
 
-The reference itself cannot be run here, so they come from the slow formulas beside this file. Features, tokenizer and
-text rules do not depend on a model's sizes: theirs are the reference's own, kept in `vectors/front`.
+The reference cannot run here, so the vectors come from the slow formulas beside this file. Features, tokenizer and text
+rules do not depend on the sizes of a model: their vectors are from the reference itself, in `vectors/front`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EOS, N_ROWS = 6561, 6564
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a directory is of. Lengths in tokens; `chunk_ends` tokens emitted after each streaming chunk."""
+    """The contents of a directory. Lengths are in tokens. `chunk_ends`: tokens emitted after each streaming chunk."""
 
     config: ModelConfig
     seed: int
@@ -129,7 +129,7 @@ class Maker:
         return bias
 
     def write_interleaved(self, before: list[int], speech: list[int]) -> None:
-        """A voice with a prompt, none, fills that the model chooses, and one that fails on an id with no place."""
+        """With a prompt, without one, with fills that the model chooses, and a run that fails on an unexpected id."""
         mix = self.config.lm.n_mix_text, self.config.lm.n_mix_speech
         text = self._ids(4 * mix[0] + 3, self.config.lm.n_text_rows)
         n_most = 3 * mix[1] + 5
@@ -157,7 +157,7 @@ class Maker:
         self._save("llm_bistream", **arrays)
 
     def write_sampling(self) -> None:
-        """A third of the cases have the likeliest id among the last ones, another third just outside."""
+        """In a third of the cases the likeliest id is among the last ones, in another third just outside of them."""
         s, n = self.config.sampling, self.recipe.n_ras
         log_p = (3 * self._normal(n, N_ROWS)).log_softmax(1)
         width = s.window + 6
@@ -224,7 +224,7 @@ class Maker:
         self._save("flow_noprompt", token=token[None], embedding=embedding, mel=made)
 
     def write_estimator(self) -> None:
-        """Two rows, one of them padded."""
+        """Two rows, the second with padding."""
         n, lengths, t = 63, (63, 41), (0.3, 0.8)
         x, mu, cond = (self._normal(2, 80, n) for _ in range(3))
         spks, mask = self._normal(2, 80), torch.zeros(2, 1, n)
@@ -285,7 +285,7 @@ class Maker:
         self._save("crossfade", new=new, prev_tail=tail, window=window, out=fade(new, tail, window))
 
     def write_end_to_end(self) -> None:
-        """Streamed, not streamed, too short to stream; and the schedule of one that came after others."""
+        """Streamed, not streamed, and too short to stream; and the schedule of a later utterance."""
         r, streaming = self.recipe, self.sizes["streaming"]
         ids, mel, embedding = self.voice
         tokens = self.tokens
@@ -324,7 +324,7 @@ class Maker:
 
 
 def drive(n_prompt: int, n_tokens: int, hop: int, streaming: dict[str, int]) -> list[tuple[int, int, bool, bool]]:
-    """The reference's loop (specification 7): tokens known, tokens given out before, `stream`, `finalize`."""
+    """The reference's loop (specification 7): known tokens, tokens emitted before, `stream`, `finalize`."""
     calls, offset = [], 0
     pad = math.ceil(n_prompt / hop) * hop - n_prompt
     while True:
@@ -343,7 +343,7 @@ def n_samples(end: int, offset: int, last: bool) -> int:
 
 
 def sizes(recipe: Recipe) -> dict[str, Any]:
-    """tiny_config.json."""
+    """The contents of tiny_config.json."""
     lm, encoder, decoder, hift = (
         getattr(recipe.config, part) for part in ("lm", "flow_encoder", "flow_decoder", "vocoder")
     )

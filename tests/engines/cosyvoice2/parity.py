@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         return 2
     directory = Path(arguments[0])
     if not directory.is_dir():
-        print(f"{directory} is no directory: give one with reference vectors", file=sys.stderr)
+        print(f"{directory} is not a directory: give one with reference vectors", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     n_good = n_missed = n_skipped = 0

@@ -1,4 +1,4 @@
-"""Checkpoint sizes, prompt features, tokenizer and text rules against a directory of reference vectors."""
+"""Compares checkpoint sizes, prompt features, tokenizer and text rules with a directory of reference vectors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from parity_rows import EXACT, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import byte_letters
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import TOKENIZER_DIR, tensor_problems
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import tensor_problems
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
     BLOCK_TOKENS,
@@ -29,6 +29,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     TOKENS_PER_S,
     ModelConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.file_names import TOKENIZER_DIR
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import UPSTREAM_FRAMES, UPSTREAM_SAMPLES
 from telephony_tts.engines.cosyvoice2.text import text_rules
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
@@ -52,7 +53,7 @@ def check_golden(directory: Path) -> Iterator[Row]:
 
 
 def check_constants(directory: Path) -> Iterator[Row]:
-    """What every CosyVoice2 has alike, and this engine takes as given."""
+    """Constants of every CosyVoice2, on which this engine relies."""
     found = read_json(directory / "tiny_config.json")
     given: dict[str, object] = {
         "sample_rate": SAMPLE_RATE_HZ,
@@ -82,18 +83,24 @@ def check_constants(directory: Path) -> Iterator[Row]:
 
 
 def at(settings: Any, path: str) -> Any:
-    """The value at "a.b.c"; None where there is none."""
+    """The value at "a.b.c", None if there is none."""
     for name in path.split("."):
         settings = settings.get(name) if isinstance(settings, Mapping) else None
     return settings
 
 
 def check_sizes(directory: Path) -> Iterator[Row]:
-    """Sizes read from the tensors give the very names and shapes of the files."""
+    """The sizes that are read from the tensors must give exactly the names and shapes of the files."""
     states = read_states(directory)
-    shapes = checkpoint_shapes(read_config(directory, states))
-    for name, state in states.items():
-        problems = tensor_problems({key: value for key, value in state.items() if key != LM_HEAD}, shapes[name])
+    config = read_config(directory, states)
+    lm, flow, hift = states["llm.pt"], states["flow.pt"], states["hift.pt"]
+    outlines = {
+        "llm.pt": lm_outline(config.lm, lm),
+        "flow.pt": flow_outline(config.flow_encoder, config.flow_decoder, flow),
+        "hift.pt": vocoder_outline(config.vocoder, hift),
+    }
+    for name, outline in outlines.items():
+        problems = tensor_problems(outline, states[name])
         yield Stage("; ".join([f"sizes of {name}", *problems]), float(len(problems)), EXACT)
 
 
@@ -102,7 +109,7 @@ def read_states(directory: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def read_config(directory: Path, states: Mapping[str, Mapping[str, Tensor]]) -> ModelConfig:
-    """`tiny_config.json` says what cosyvoice2.yaml and the tokenizer's config.json say, in other places."""
+    """`tiny_config.json` has the settings of cosyvoice2.yaml and of the tokenizer's config.json in other places."""
     found: dict[str, Any] = read_json(directory / "tiny_config.json")
     flow, hift = found["flow"], found["hift"]
     settings = {
@@ -123,7 +130,7 @@ def check_features(directory: Path) -> Iterator[Row]:
     want = Arrays(directory / "features.npz")
 
     def resampled(given: str, expected: str, from_hz: int, to_hz: int) -> float:
-        """Against all of the expected samples, which may be the first ones only."""
+        """Compares with all expected samples, which may be only the first ones of the signal."""
         reference = want[expected][0]
         return error(resample(want[given][0].float(), from_hz, to_hz)[: len(reference)], reference)
 
@@ -154,7 +161,7 @@ def check_features(directory: Path) -> Iterator[Row]:
 
 
 def check_tokenizer(directory: Path) -> Iterator[Row]:
-    """With the directory's vocabulary, else with one made so that the reference's ids can come out."""
+    """Uses the directory's vocabulary, else one that is made to give the reference's ids."""
     golden = read_json(directory / "tokenizer_ids.json")
     special: dict[str, int] = golden["special"]
     every: list[tuple[str, list[int]]] = [(text, ids) for text, ids in golden["encodings"]]
@@ -224,11 +231,11 @@ def write_vocabulary(
 
 
 Case = tuple[object, bool, Callable[[], object]]
-"""What the reference says, whether it failed, and ours."""
+"""The reference's text, whether the reference failed, and our text"""
 
 
 def check_text(directory: Path) -> Iterator[Row]:
-    """Where the reference fails (`error`), ours must not; what it says there is ours to choose."""
+    """If the reference fails (`error`), our rules must not fail; their result is then not compared."""
     golden = read_json(directory / "text_frontend.json")
     rules: dict[str, Callable[[str], object]] = {
         "contains_chinese": text_rules.contains_chinese,
@@ -255,7 +262,7 @@ def check_text(directory: Path) -> Iterator[Row]:
 
 
 def judged(title: str, cases: Sequence[Case]) -> Iterator[Row]:
-    """How many differ from the reference, and of those that it fails on, how many ours fails on too."""
+    """Counts texts that differ from the reference, and texts on which both the reference and our rules fail."""
     common = [(want, ours) for want, fails, ours in cases if not fails]
     handled = [ours for _, fails, ours in cases if fails]
     if common:
@@ -282,7 +289,7 @@ def is_failure(want: object) -> bool:
 
 
 def n_stub_tokens(text: str) -> int:
-    """The tokenizer that the reference's English cases were made with."""
+    """The tokenizer with which the reference's English cases were made."""
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 

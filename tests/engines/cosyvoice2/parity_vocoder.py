@@ -1,4 +1,4 @@
-"""The vocoder against a directory of reference vectors: stage by stage, the joints, and all chunks end to end."""
+"""Compares the vocoder with a directory of reference vectors: stage by stage, chunk by chunk, and end to end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from parity_rows import EXACT, Absent, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
+from reference_vocoder import push
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -22,16 +23,16 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, Vocode
 Check = Row
 F0_TOLERANCE, SOURCE_TOLERANCE, TOLERANCE, AUDIO_TOLERANCE = 1e-2, 2e-3, 1e-4, 1e-3
 STEADY_FRAMES = 50
-"""Up to here the source in exact arithmetic is within SOURCE_TOLERANCE of the reference's, which adds up its phase in
-float32 and so drifts with the length (specification 6.3)."""
+"""Up to this length the source in exact arithmetic is within SOURCE_TOLERANCE of the reference. The reference sums its
+phase in float32, so it drifts with the length (specification 6.3)."""
 ROUNDING_HZ = 2e-4
-"""By how much the pitch in float32 was seen to differ between two CPUs, and between each and float64: the last layer is
-a sum of 64 or more products, and each CPU adds them up in its own order."""
+"""The measured difference of the float32 pitch between two CPUs, and between each of them and float64. The last layer
+is a sum of 64 or more products, and each CPU sums them in another order."""
 N_ROUNDINGS = 4
 
 
 def read_config(directory: Path) -> VocoderConfig:
-    """Raises ValueError for residual blocks of different dilations, which this engine does not have."""
+    """Raises ValueError for residual blocks with different dilations, which this engine does not support."""
     sizes: dict[str, Any] = read_json(directory / "tiny_config.json")["hift"]
     dilations = [*sizes["resblock_dilation_sizes"], *sizes.get("source_resblock_dilation_sizes", [])]
     if any(item != dilations[0] for item in dilations):
@@ -61,7 +62,7 @@ def read_vocoder(directory: Path) -> Vocoder:
 
 
 class RoundedOtherwise(Vocoder):
-    """The vocoder on a CPU that adds up in another order: the exact pitch and a random part of ROUNDING_HZ."""
+    """A vocoder on a CPU that sums in another order: the exact pitch plus a random part of ROUNDING_HZ."""
 
     exact: Vocoder
     random: torch.Generator
@@ -79,7 +80,7 @@ class RoundedOtherwise(Vocoder):
 
 
 def roundings(vocoder: Vocoder, directory: Path) -> list[Vocoder]:
-    """Other CPUs' vocoders, to compare with `vocoder`: so far may the audio be from the reference's, and no further.
+    """Vocoders of other CPUs. Their distance from `vocoder` is the tolerance for the audio of the reference.
 
     The audio of a mel goes through the pitch, whose rounding no two CPUs share, and a network can make much of it: the
     reference's small random one moves by 0.02 of full scale. What is compared from a given source or pitch on needs
@@ -90,17 +91,17 @@ def roundings(vocoder: Vocoder, directory: Path) -> list[Vocoder]:
 
 
 class Compared:
-    """Chunks of one utterance, mel to audio, against the reference's."""
+    """Compares the chunks of one utterance, mel to audio, with the reference."""
 
     def __init__(self, vocoder: Vocoder, others: list[Vocoder], noise: Noise) -> None:
         self._joint = UpstreamJoint(vocoder, noise)
         self._others = [UpstreamJoint(other, noise) for other in others]
 
     def push(self, name: str, mel: Tensor, want: Callable[[], Tensor], tolerance: float, *, last: bool) -> Row:
-        """The next chunk. Raises what the joint does; what `want` raises is of this row alone."""
-        got = self._joint.push(mel, last=last)
-        moved = max(error(other.push(mel, last=last), got) for other in self._others)
-        # Twice: the reference is one more CPU, and so few of them do not show the furthest.
+        """The next chunk. Raises the errors of the joint. An error of `want` belongs to this row only."""
+        got = push(self._joint, mel, last=last)
+        moved = max(error(push(other, mel, last=last), got) for other in self._others)
+        # Twice, because the reference is one more CPU, and a few CPUs do not show the largest distance.
         return measure(name, lambda: error(got, want()), tolerance + 2 * moved)
 
 
@@ -109,7 +110,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def table_noise(table: Tensor) -> Noise:
-    """The table's rows from its first on, wherever the call stands in the utterance: so the vectors were made."""
+    """The first rows of the table for every call, because the vectors were made so."""
 
     def noise(first: int, n: int) -> Tensor:
         return table[:, :n].float()
@@ -123,7 +124,7 @@ def check_offline(vocoder: Vocoder, others: list[Vocoder], want: Arrays) -> Iter
     yield measure("vocoder f0 (Hz)", lambda: error(f0, want["f0"]), F0_TOLERANCE)
 
     def voiced() -> float:
-        """Frames whose pitch lies on the threshold, as far as the pitch's tolerance goes, may be either."""
+        """Frames whose pitch is at the threshold, within the tolerance of the pitch, may be voiced or not."""
         limit = vocoder.config.voiced_above_hz
         clear = ((want["f0"] - limit).abs() > F0_TOLERANCE)[:, :, None]
         return error((f0 > limit).float()[:, :, None] * clear, want["uv_frames"].float() * clear)
@@ -155,7 +156,7 @@ def check_offline(vocoder: Vocoder, others: list[Vocoder], want: Arrays) -> Iter
 
 
 def check_given_source(vocoder: Vocoder, want: Arrays) -> Iterator[Row]:
-    """From here on the reference's own source, so that the pitch's rounding does not count."""
+    """The stages after the source, from the reference's own source: the rounding of the pitch has no effect."""
     mel, source = want["mel"], want["source"]
 
     def spectrum() -> float:
@@ -195,7 +196,7 @@ def check_cross_fade(want: Arrays) -> Iterator[Row]:
 
 
 def check_sample_counts(vocoder: Vocoder, schedule: dict[str, Any]) -> Iterator[Row]:
-    """The recorded calls, replayed with silent mels of the recorded lengths: samples out of each must agree."""
+    """Replays the recorded calls with silent mels of the recorded lengths. Their numbers of samples must agree."""
     for name, run in schedule.items():
 
         def worst(calls: list[dict[str, Any]] = run["calls"]) -> float:
@@ -204,7 +205,7 @@ def check_sample_counts(vocoder: Vocoder, schedule: dict[str, Any]) -> Iterator[
             for call in calls:
                 held = 0 if call["finalize"] else LOOKAHEAD_TOKENS
                 n_frames = (call["n_tok"] - held - call["offset"]) * FRAMES_PER_TOKEN
-                audio = joint.push(torch.zeros(1, vocoder.config.d_mel, n_frames), last=call["finalize"])
+                audio = push(joint, torch.zeros(1, vocoder.config.d_mel, n_frames), last=call["finalize"])
                 differences.append(abs(audio.shape[1] - call["samples"]))
             return float(max(differences))
 
@@ -212,7 +213,7 @@ def check_sample_counts(vocoder: Vocoder, schedule: dict[str, Any]) -> Iterator[
 
 
 def check_joint(vocoder: Vocoder, directory: Path) -> Iterator[Row]:
-    """Chunks before the last from the reference's own mels, where the two files are of one utterance."""
+    """Chunks before the last one, from the reference's own mels, if both files are of one utterance."""
     flow, whole = read_arrays(directory / "flow_streaming.npz"), read_arrays(directory / "e2e_streaming.npz")
     table = read_arrays(directory / "hift_noise_table.npz")["noise"]
     n = flow["token"].shape[1]
@@ -239,12 +240,12 @@ def check_joint(vocoder: Vocoder, directory: Path) -> Iterator[Row]:
 
 
 MelOf = Callable[[Arrays, dict[str, Any]], Tensor]
-"""The flow's part: arrays of e2e_streaming.npz and one call of the schedule -> the frames of the first `n_tok` tokens,
+"""Runs the flow: arrays of e2e_streaming.npz and one call of the schedule -> the frames of the first `n_tok` tokens
 with the call's `stream` and `finalize`, [1, 80, 2 n_tok or 6 fewer]."""
 
 
 def check_end_to_end(vocoder: Vocoder, mel_of: MelOf, directory: Path) -> Iterator[Row]:
-    """All recorded runs, tokens to audio, called as the reference's driver called its networks."""
+    """All recorded runs, tokens to audio, with the calls of the reference's driver."""
     want = read_arrays(directory / "e2e_streaming.npz")
     table = read_arrays(directory / "hift_noise_table.npz")["noise"]
     others = roundings(vocoder, directory)
@@ -273,7 +274,7 @@ def check_run(joint: Compared, mel_of: MelOf, want: Arrays, name: str, calls: li
 
 
 def check_golden(directory: Path) -> Iterator[Row]:
-    """Every stage that the directory has vectors for."""
+    """Every stage for which the directory has vectors."""
     yield from guarded("vocoder cross-fade", check_cross_fade_file(directory / "crossfade.npz"))
     yield from guarded("vocoder", check_loaded(directory))
 

@@ -1,4 +1,4 @@
-"""HiFT once more, by torch's own parts: its weight norm, its STFT, its interpolation (specification 6).
+"""A plain HiFT from torch's own parts (weight norm, STFT, interpolation; specification 6), and calls for tests.
 
 The pitch and the phase are float32 like the reference's: a phase grows with the time, and its rounding is heard.
 """
@@ -14,13 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, push_chunks
+from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, Vocoder
+
 HOP = 480
 CACHE = 8
 
 
 @dataclass
 class Parts:
-    """What the vectors keep of one run."""
+    """Intermediate values of one run, for the vectors."""
 
     by_name: dict[str, Tensor] = field(default_factory=dict)
 
@@ -108,7 +111,7 @@ class SlowHift:
 
 
 class SlowStream:
-    """Chunks as the reference joins them (specification 6.1); each call takes its noise from the table's first row."""
+    """Joins chunks as the reference does (specification 6.1). Each call takes the first rows of the noise table."""
 
     def __init__(self, hift: SlowHift, table: Tensor) -> None:
         self.hift, self.table = hift, table
@@ -136,3 +139,38 @@ def fade(new: Tensor, tail: Tensor, window: np.ndarray) -> Tensor:
     out = new.numpy().copy()
     out[:, :n] = new.numpy()[:, :n] * window[:n] + tail.numpy() * window[n:]
     return torch.from_numpy(out)
+
+
+def raise_failure(_: int, error: Exception) -> None:
+    """For `push_chunks` where no chunk may fail."""
+    raise error
+
+
+def push(joint: Joint, mel: Tensor, *, last: bool = False) -> Tensor:
+    """The next chunk of one utterance, mel [1, 80, n] -> audio [1, samples]."""
+    (audio,) = push_chunks([joint], [mel], [last], raise_failure)
+    assert audio is not None
+    return audio
+
+
+def n_bytes(joint: ContinuousJoint) -> int:
+    """Bytes that the joint holds between chunks, except the phases and voicing of its sines."""
+    tensors = [joint._mel, joint._source] + ([joint._tail] if joint._tail is not None else [])
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+@torch.inference_mode()
+def whole_audio(vocoder: Vocoder, mel: Tensor, noise: Noise) -> Tensor:
+    """A whole utterance without chunks: [B, 80, L] -> [B, 480 L]."""
+    if not mel.shape[2]:
+        return mel.new_zeros(mel.shape[0], 0, dtype=torch.float32)
+    source, _ = vocoder.excite(vocoder.f0(mel), 0, None, noise, last=True)
+    return vocoder.decode(mel, source, 0, mel.shape[2])
+
+
+def stretch_mel(mel: Tensor, speed: float) -> Tensor:
+    """A whole utterance `speed` times as fast: [B, 80, L] -> [B, 80, int(L / speed)], linear (specification 6.1)."""
+    n_frames = int(mel.shape[2] / speed)
+    if speed == 1 or not n_frames:
+        return mel[:, :, :n_frames]
+    return F.interpolate(mel, size=n_frames, mode="linear")

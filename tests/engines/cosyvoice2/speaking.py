@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from plain_flow import recomputed
+from reference_vocoder import whole_audio
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
@@ -31,7 +32,8 @@ from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import Decoding, LmFeed
@@ -123,7 +125,7 @@ class Rig:
             streaming=True,
             finalize=True,
         )
-        return model.vocoder.vocode(mel, CounterNoise(seed, model.vocoder.config.n_harmonics + 1))[0]
+        return whole_audio(model.vocoder, mel, CounterNoise(seed, model.vocoder.config.n_harmonics + 1))[0]
 
 
 class Watched(Runner):
@@ -157,9 +159,9 @@ class Watched(Runner):
         self.calls.append(("flow", tuple(self._slots[id(block)] for block in of_pieces)))
         super().flow(blocks)
 
-    def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
+    def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         self.calls.append(("vocode", tuple(track.slot for track in tracks)))
-        return super().vocode(tracks)
+        return super().vocode(tracks, on_failure)
 
 
 class Stepped:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from plain_flow import recomputed
+from reference_vocoder import push
 from speaking import NEIGHBOUR, SENTENCE, Rig, Stepped, spoken
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, CounterNoise, UpstreamJoint
+from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
@@ -75,7 +77,7 @@ def audio_by_plan(rig: Rig, voice: str, profile: Profile, seed: int) -> Tensor:
             streaming=profile.causal_finish or not is_last,
             finalize=is_last,
         )
-        parts.append(joint.push(mel[:, :, 2 * n_out :], last=is_last)[0])
+        parts.append(push(joint, mel[:, :, 2 * n_out :], last=is_last)[0])
     assert len(parts) >= 3
     return torch.cat(parts)
 

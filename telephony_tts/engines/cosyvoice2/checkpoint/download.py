@@ -1,7 +1,7 @@
-"""Fetching a model directory: only what the engine reads, resumable, and every file compared with its hash.
+"""Downloads a model directory: only the files that the engine reads, resumable, each compared with its hash.
 
-A file is fetched into a `.part` beside it that is named by its hash, and takes its place when it is whole and right. So
-whatever breaks off, the directory holds only right files and the next pull goes on.
+A file is fetched into a `.part` beside it, which is named after its hash, and is renamed when it is complete and right.
+So the directory never holds a wrong file, and an interrupted pull continues.
 """
 
 from __future__ import annotations
@@ -15,34 +15,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
-from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 OFFICIAL_REPOS = {"huggingface": "FunAudioLLM/CosyVoice2-0.5B", "modelscope": "iic/CosyVoice2-0.5B"}
 
 NEEDED = (
-    "cosyvoice2.yaml",
-    "CosyVoice-BlankEN/config.json",
-    "CosyVoice-BlankEN/generation_config.json",
-    "CosyVoice-BlankEN/merges.txt",
-    "CosyVoice-BlankEN/tokenizer_config.json",
-    "CosyVoice-BlankEN/vocab.json",
-    "campplus.onnx",
-    "hift.pt",
-    "flow.pt",
-    "speech_tokenizer_v2.onnx",
-    "llm.pt",
-)
-IF_THERE = ("spk2info.pt",)
-DISPENSABLE = ("CosyVoice-BlankEN/generation_config.json", "CosyVoice-BlankEN/tokenizer_config.json")
-"""Part of the official directory, but one speaks without them: a fine-tuned repository may lack them."""
+    SETTINGS_NAMES[0],
+    *(f"{TOKENIZER_DIR}/{name}" for name in (
+        "config.json", "generation_config.json", "merges.txt", "tokenizer_config.json", "vocab.json"
+    )),
+    SPEAKER_ONNX,
+    VOCODER_FILE,
+    FLOW_FILE,
+    TOKENS_ONNX,
+    LM_FILE,
+)  # fmt: skip
+IF_THERE = (SPEAKERS_FILE,)
+DISPENSABLE = (f"{TOKENIZER_DIR}/generation_config.json", f"{TOKENIZER_DIR}/tokenizer_config.json")
+"""Files that the official directory has and a fine-tuned repository may lack: speech does not need them."""
 
-# Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, the one in use since 2025. Sizes and hashes of the
-# .pt and .onnx files are those of the hub's LFS metadata as several public lock files quote them (read 2026-11-20);
-# those of the small files were computed by the owners of such lock files and agree among at least two of them.
+# Revision eec1ae6c79877dbd9379285cf8789c9e0879293d on Hugging Face, in use since 2025. Sizes and hashes of the .pt and
+# .onnx files are from the hub's LFS metadata, as several public lock files quote them (read 2026-11-20). Those of the
+# small files were computed by the owners of such lock files; at least two of them agree.
 KNOWN_REVISION = "eec1ae6c79877dbd9379285cf8789c9e0879293d"
 KNOWN: dict[str, tuple[int, str]] = {
     "cosyvoice2.yaml": (7_330, "0af2c0d010c477187c39f3e8fd5f1ae2e4e6f90ad03ba37c10ed6c6a87b05959"),
@@ -64,22 +72,21 @@ KNOWN: dict[str, tuple[int, str]] = {
     "llm.pt": (2_023_316_821, "b144ef55b51ce8cfb79a73c90dbba0bdaba4e451c0ebcfab20f769264f84a608"),
 }
 
-RANDOM_MARK = "random.json"
 SPARE_BYTES = 50_000_000
-"""Disk space that is to be left over."""
+"""Disk space that a pull leaves free."""
 READ_BYTES = 1 << 20
 MAX_NAMED = 4
 MAX_FRUITLESS = 3
-"""Attempts in a row that bring less than a chunk, and not the end, before a file is given up. One that brings more is
-free, so the longest file has a bounded number of them."""
+"""Attempts in a row that bring less than a chunk and not the end, after which a file is given up. Attempts that bring
+more do not count, but the size of the file bounds their number."""
 UNANNOUNCED_BYTES = 1_000_000_000
-"""The most that is taken of a file whose size nobody knows."""
+"""The most bytes of a file whose size is unknown."""
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What came of a pull."""
+class PullResult:
+    """The result of a pull."""
 
     revision: str
     n_fetched: int
@@ -87,14 +94,14 @@ class Pulled:
     warnings: tuple[str, ...]
 
 
-def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: ProgressLine) -> Pulled:
-    """Make `directory` hold the files of the repository that the engine needs.
+def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> PullResult:
+    """Fetches the files of the repository that the engine needs into `directory`.
 
-    Raises ConfigError for a directory that cannot be used, EngineUnavailable where the hub lacks something, cannot be
-    reached or gives other bytes than it says.
+    Raises ConfigError for a directory that cannot be used. Raises EngineUnavailable if the hub lacks a file, cannot be
+    reached or sends other bytes than it announced.
     """
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is no directory: give the name of a new one")
+        raise ConfigError(f"{directory} is not a directory: give the name of a new one")
     if (directory / RANDOM_MARK).exists():
         raise ConfigError(f"{directory} holds a random checkpoint: give another directory, or delete it")
     listing = hub.listing(repo, revision)
@@ -110,29 +117,29 @@ def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: P
             f"{directory} cannot be written to ({error.strerror or error}): make it writable or give another"
         ) from error
     warnings = _unlike_known(directory, files, is_official=repo in OFFICIAL_REPOS.values())
-    return Pulled(listing.revision, len(missing), len(kept), tuple(warnings))
+    return PullResult(listing.revision, len(missing), len(kept), tuple(warnings))
 
 
 def _wanted(listing: Listing) -> list[HubFile]:
-    """The files to fetch, small ones first: what is wrong with a repository shows before gigabytes have come."""
+    """The files to fetch, small ones first: a wrong repository shows before gigabytes are fetched."""
     absent = [name for name in NEEDED if name not in listing.files and name not in DISPENSABLE]
     if absent:
         raise EngineUnavailable(
-            f"{listing.repo} at {listing.revision} is no CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
+            f"{listing.repo} at {listing.revision} is not a CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
         )
     files = [listing.files[name] for name in (*NEEDED, *IF_THERE) if name in listing.files]
     for file in files:
         said = [digest for digest in (file.sha256, file.git_sha1) if digest is not None]
         if (file.size is not None and file.size < 0) or not all(_HASH.fullmatch(digest) for digest in said):
             raise EngineUnavailable(
-                f"the hub says of {file.name} a size or hash that cannot be ({file.size}, {', '.join(said)[:80]}): "
+                f"the hub gives an impossible size or hash for {file.name} ({file.size}, {', '.join(said)[:80]}): "
                 "use another --source"
             )
     return sorted(files, key=lambda file: file.size or 0)
 
 
 def _check_space(directory: Path, missing: list[HubFile]) -> None:
-    """Raises ConfigError where the disk is too small for what is still to come."""
+    """Raises ConfigError if the disk is too small for the bytes that are still to be fetched."""
     parts = [_part_path(directory, file) for file in missing]
     there = sum(part.stat().st_size for part in parts if part.is_file() and not part.is_symlink())
     needed = sum(file.size or 0 for file in missing) - there + SPARE_BYTES
@@ -150,16 +157,16 @@ def _check_space(directory: Path, missing: list[HubFile]) -> None:
 # ------------------------------------------------------------------------------- fetch
 
 
-def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: ProgressLine) -> None:
-    """Fetch one file, going on where an earlier pull broke off, and put it in its place if it is right."""
+def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: DownloadProgress) -> None:
+    """Fetches one file, continuing an earlier pull, and puts it in its place if it is right."""
     path, part = directory / file.name, _part_path(directory, file)
     if path.exists():
         progress.note(f"{file.name} differs from the hub's and is replaced")
     part.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(part) as opened:
+    with _locked(part) as opened:
         if file.size is None or part.stat().st_size > file.size:
             opened.truncate(0)
-        sink = _Counted(opened, progress, _most(file))
+        sink = _CountedSink(opened, progress, _most(file))
         progress.start(file.name, file.size, part.stat().st_size)
         _read_all(hub, listing, file, sink)
         opened.flush()
@@ -168,22 +175,22 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     if problem:
         part.unlink()
         raise EngineUnavailable(
-            f"{file.name}: {problem}; what came was removed. Pull again, and if it happens again use another --source"
+            f"{file.name}: {problem}; the file was removed. Pull again, and if it happens again use another --source"
         )
     part.replace(path)
     for stale in path.parent.glob(f".{path.name}.*.part"):
-        stale.unlink()  # of other releases
+        stale.unlink()  # a part of another release
     is_verified = file.sha256 or file.git_sha1 or file.name in KNOWN
     progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched" + (" and verified" if is_verified else ""))
 
 
 def _most(file: HubFile) -> int:
-    """Bytes a file may have: what its hub says, or else the known release."""
+    """The most bytes of a file: its size in the hub, else in the known release."""
     known = KNOWN.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
     return file.size if file.size is not None else known
 
 
-def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None:
+def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _CountedSink) -> None:
     fruitless = 0
     while file.size is None or sink.tell() < file.size:
         before = sink.tell()
@@ -202,16 +209,16 @@ def _read_all(hub: Hub, listing: Listing, file: HubFile, sink: _Counted) -> None
             return
         if fruitless >= MAX_FRUITLESS or (failure is not None and not failure.retryable):
             raise failure or EngineUnavailable(
-                f"{file.name} could not be fetched: the hub ends it after a few bytes each time; pull again later, or "
+                f"{file.name} could not be fetched: the hub stops after a few bytes each time; pull again later or "
                 "use another --source"
             )
 
 
 @contextmanager
-def _alone(part: Path) -> Iterator[BinaryIO]:
-    """The part, open at its end. What is no file of its own, such as a link to another, is removed and not written to.
+def _locked(part: Path) -> Iterator[BinaryIO]:
+    """The part, open for appending and locked. If it is not a plain file, for example a link, it is removed first.
 
-    Raises ConfigError where another pull writes it.
+    Raises ConfigError if another pull has locked it.
     """
     if part.is_symlink() or (part.exists() and not part.is_file()):
         part.unlink()
@@ -219,15 +226,14 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{part.parent} is being fetched by another pull: wait for it") from None
+            raise ConfigError(f"another pull is fetching {part.parent}: wait for it") from None
         yield file
 
 
-class _Counted:
-    """A file being appended to, as far as the hubs' clients need one; remembers whether the disk failed them, and
-    whether they sent more than `most` bytes: those are not written."""
+class _CountedSink:
+    """A `Sink`. It keeps the error of a failed write, and refuses and notes more than `most` bytes."""
 
-    def __init__(self, file: BinaryIO, progress: ProgressLine, most: int) -> None:
+    def __init__(self, file: BinaryIO, progress: DownloadProgress, most: int) -> None:
         self._file, self._progress, self._most = file, progress, most
         self.failure: OSError | None = None
         self.overflowed = False
@@ -251,7 +257,7 @@ class _Counted:
         return self._file.seek(offset)
 
     def truncate(self) -> int:
-        """Cut at the position: the hub begins anew, whatever was asked of it."""
+        """Cuts the file at the position: the hub starts again instead of continuing."""
         self._progress.restart()
         return self._file.truncate()
 
@@ -259,12 +265,12 @@ class _Counted:
 # ------------------------------------------------------------------------------ verify
 
 
-def _is_right(path: Path, file: HubFile, progress: ProgressLine) -> bool:
+def _is_right(path: Path, file: HubFile, progress: DownloadProgress) -> bool:
     return path.is_file() and not _problem(path, file, progress)
 
 
-def _problem(path: Path, file: HubFile, progress: ProgressLine) -> str:
-    """How a file on disk differs from what the hub, or else the known release, says of it; "" where it does not."""
+def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
+    """How a file on disk differs from the hub's description or, without one, from the known release; "" if equal."""
     known_size, known_sha256 = KNOWN.get(file.name, (None, None))
     size = file.size if file.size is not None else known_size
     n = path.stat().st_size
@@ -283,7 +289,7 @@ def _problem(path: Path, file: HubFile, progress: ProgressLine) -> str:
 
 
 def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> list[str]:
-    """One warning that names what is right by its hub but of another release than the one this engine was made for."""
+    """One warning that names the files that the hub has in another release than the one this engine was made for."""
     unlike = []
     for file in files:
         if file.name in KNOWN:
@@ -294,11 +300,11 @@ def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> l
     if not unlike:
         return []
     names = ", ".join(unlike) if len(unlike) <= MAX_NAMED else f"{len(unlike)} of {len(files)} files differ"
-    hint = f"; --source huggingface --revision {KNOWN_REVISION} is that one" if is_official else ""
-    return [f"another release than the one this was made for: {names}{hint}"]
+    hint = f"; --source huggingface --revision {KNOWN_REVISION} gets that one" if is_official else ""
+    return [f"another release than the one that this engine was made for: {names}{hint}"]
 
 
-def _sha256(path: Path, progress: ProgressLine | None = None) -> str:
+def _sha256(path: Path, progress: DownloadProgress | None = None) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(READ_BYTES):
@@ -309,7 +315,7 @@ def _sha256(path: Path, progress: ProgressLine | None = None) -> str:
 
 
 def _part_path(directory: Path, file: HubFile) -> Path:
-    """Named by the content, so that two releases are never mixed."""
+    """Named after the content, so that two releases are never mixed."""
     mark = (file.sha256 or file.git_sha1 or "unknown")[:12]
     path = directory / file.name
     return path.with_name(f".{path.name}.{mark}.part")
@@ -318,64 +324,74 @@ def _part_path(directory: Path, file: HubFile) -> Path:
 # ---------------------------------------------------------------------------- progress
 
 
-class ProgressLine:
-    """On a terminal one line that moves; else a line per file, of a large one also when it begins and at each tenth."""
+class DownloadProgress:
+    """On a terminal, tqdm's bar for the current file. Elsewhere one line per file.
 
-    LARGE = 100_000_000
+    Elsewhere a large file also has a line when it begins and one for each tenth, so that a log shows progress.
+    """
+
+    LARGE_BYTES = 100_000_000
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._moves = stream.isatty()
-        self._name, self._verb, self._size = "", "", 0
-        self._n, self._n_start, self._start_ns, self._step = 0, 0, 0, -1
+        self._is_terminal = stream.isatty()
+        self._bar: Any = None
+        self._name, self._size, self._n, self._n_tenths = "", 0, 0, 0
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> DownloadProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self._close_bar()
 
     def start(self, name: str, size: int | None, n: int, verb: str = "fetching") -> None:
-        self._name, self._verb, self._size = name, verb, size or 0
-        self._n = self._n_start = n
-        self._start_ns, self._step = monotonic_ns(), -1
-        if not self._moves and self._size >= self.LARGE:
-            going_on = f", going on at {_size(n)}" if n else ""
-            self._line(f"{verb} {name} ({_size(self._size)}){going_on}")
+        """A new file of `size` bytes, of which `n` are there already."""
+        self._close_bar()
+        self._name, self._size, self._n = name, size or 0, n
+        self._n_tenths = self._tenths()
+        if self._is_terminal:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=f"{verb} {name}", total=size, initial=n, unit="B", unit_scale=True, leave=False,
+                file=self._stream, dynamic_ncols=True,
+            )  # fmt: skip
+        elif self._size >= self.LARGE_BYTES:
+            continued = f", continued from {_size(n)}" if n else ""
+            self._line(f"{verb} {name} ({_size(self._size)}){continued}")
 
     def advance(self, n: int) -> None:
+        """`n` more bytes."""
         self._n += n
-        share = self._n / self._size if self._size else 0.0
-        step = int(share * (200 if self._moves else 10))
-        if step == self._step:
-            return
-        self._step = step
-        if self._moves:
-            n_full = int(30 * share)
-            seconds = max((monotonic_ns() - self._start_ns) / 1e9, 1e-3)
-            speed = f"{(self._n - self._n_start) / seconds / 1e6:.0f} MB/s"
-            bar = "█" * n_full + "·" * (30 - n_full)
-            self._clear()
-            self._stream.write(f"  {bar} {share:4.0%} of {_size(self._size)}  {self._verb} {self._name}  {speed}")
-            self._stream.flush()
-        elif self._size >= self.LARGE and 0 < step < 10:
-            self._line(f"  {self._name} {10 * step} %")
+        if self._bar is not None:
+            self._bar.update(n)
+        elif self._size >= self.LARGE_BYTES and self._tenths() != self._n_tenths:
+            self._n_tenths = self._tenths()
+            if self._n_tenths < 10:
+                self._line(f"  {self._name} {10 * self._n_tenths} %")
 
     def restart(self) -> None:
-        self._n = self._n_start = 0
+        """The file begins again at its first byte."""
+        self._n = self._n_tenths = 0
+        if self._bar is not None:
+            self._bar.reset()
 
     def note(self, text: str) -> None:
-        self._clear()
+        """A line that stays."""
+        self._close_bar()
         self._line(text)
+
+    def _tenths(self) -> int:
+        return 10 * self._n // self._size if self._size else 0
 
     def _line(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
-    def _clear(self) -> None:
-        if self._moves:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 def _size(n: int) -> str:

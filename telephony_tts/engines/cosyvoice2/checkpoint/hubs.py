@@ -1,7 +1,7 @@
-"""The two hubs that carry CosyVoice2, as what a download asks of one: which files there are, and the rest of a file.
+"""The two hubs that offer CosyVoice2. A download asks a hub for a list of files, and for a file from an offset on.
 
-The hubs' own clients know endpoints, mirrors, proxies and tokens. They are asked for bytes from an offset on, because
-what they do with files by themselves differs: one throws away a file that broke off, the other keeps it elsewhere.
+The hubs' own clients handle endpoints, mirrors, proxies and tokens. They are not asked for whole files, because they
+treat an interrupted file differently: one deletes it, the other keeps it in another place.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, Protocol
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
 CHUNK_BYTES = 1 << 16
-"""Written at a time. What is received of an unfinished chunk is lost when the connection breaks: on a line that breaks
-often, large chunks never get on."""
+"""Bytes that are written at a time. An unfinished chunk is lost when the connection breaks, so large chunks would never
+arrive over a line that breaks often."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """What a hub says of a file; None where it says nothing. Hashes are in small hexadecimal letters."""
+    """What a hub says about a file; None if it does not say it. Hashes are lower-case hexadecimal."""
 
     name: str
     size: int | None = None
     sha256: str | None = None
     git_sha1: str | None = None
-    """Of a small file that is kept in git itself: SHA-1 over "blob", the length, a zero byte and the content."""
+    """For a small file that is in git itself: SHA-1 over "blob", the length, a zero byte and the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a repository at one revision: a commit where the hub tells it, so that all are of one release."""
+    """The files of a repository at one revision, a commit if the hub tells it: all files are of one release."""
 
     repo: str
     revision: str
@@ -40,7 +40,7 @@ class Listing:
 
 
 class Sink(Protocol):
-    """As much of a file as a hub's client needs to append to it."""
+    """The methods of a file that a hub's client needs to append to it."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -52,17 +52,19 @@ class Sink(Protocol):
 
 
 class Hub(Protocol):
-    """Where models come from. All errors are EngineUnavailable, `retryable` where trying again may help."""
+    """A source of models. Every error is EngineUnavailable, and `retryable` if another attempt may succeed."""
 
     def listing(self, repo: str, revision: str | None) -> Listing: ...
 
     def read(self, listing: Listing, file: HubFile, part: Sink, offset: int) -> None:
-        """Append the file from `offset` on to `part`, which holds what is before it. What came stays when it breaks
-        off. A hub that does not know offsets truncates `part` and begins anew."""
+        """Appends the file from `offset` on to `part`, which holds the bytes before it.
+
+        Received bytes stay in `part` after an error. A hub without offsets truncates `part` and starts again.
+        """
 
 
 def open_hub(source: str) -> Hub:
-    """The hub of a name on the command line. Raises ConfigError where its client is not installed."""
+    """The hub of a name on the command line. Raises ConfigError if its client is not installed."""
     hubs: dict[str, tuple[str, type[HuggingFace] | type[ModelScope]]] = {
         "huggingface": ("huggingface_hub", HuggingFace),
         "modelscope": ("modelscope_hub", ModelScope),
@@ -80,16 +82,16 @@ class HuggingFace:
         from huggingface_hub import HfApi, constants
         from huggingface_hub.utils import disable_progress_bars
 
-        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES  # 10 MB by itself
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES  # its default is 10 MB
         disable_progress_bars()
-        # It tells of each broken connection; the reader sees that it goes on.
+        # It logs each broken connection, but the download continues.
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         self._api = HfApi()
 
     def listing(self, repo: str, revision: str | None) -> Listing:
         try:
             info = self._api.model_info(repo, revision=revision, files_metadata=True, timeout=30.0)
-        except Exception as error:  # the client's, and those of the HTTP library that this release of it uses
+        except Exception as error:  # the client's errors, and those of the HTTP library that it uses in this release
             raise self._failure(error, repo, revision) from error
         files = {}
         for sibling in info.siblings or []:
@@ -104,7 +106,7 @@ class HuggingFace:
         from huggingface_hub.utils import build_hf_headers
 
         url = hf_hub_url(listing.repo, file.name, revision=listing.revision, endpoint=self._api.endpoint)
-        # Of a compressed answer an offset would mean nothing.
+        # An offset has no meaning in a compressed response.
         headers = {**build_hf_headers(library_name="telephony-tts"), "Accept-Encoding": "identity"}
         try:
             http_get(url, part, resume_size=offset, headers=headers, expected_size=file.size)
@@ -122,7 +124,7 @@ class HuggingFace:
 
         at = f"{self._api.endpoint} has no"
         if isinstance(error, GatedRepoError):
-            return EngineUnavailable(f"{repo} is given out on request only: ask for it on its page, then set HF_TOKEN")
+            return EngineUnavailable(f"{repo} needs permission: ask for it on its page, then set HF_TOKEN")
         if isinstance(error, RepositoryNotFoundError):
             return EngineUnavailable(f"{at} model {repo}, or it is private and HF_TOKEN is not set: see --repo")
         if isinstance(error, RevisionNotFoundError):
@@ -130,7 +132,7 @@ class HuggingFace:
         if isinstance(error, EntryNotFoundError):
             return EngineUnavailable(f"{at} file {file} in {repo} at {revision}")
         if isinstance(error, HFValidationError):
-            return EngineUnavailable(f"{repo!r} is no repository: expected OWNER/NAME")
+            return EngineUnavailable(f"{repo!r} is not a repository: expected OWNER/NAME")
         hint = "HF_ENDPOINT names a mirror, --source modelscope another hub"
         return _broken_off(error, self._api.endpoint, file, hint)
 
@@ -179,7 +181,7 @@ class ModelScope:
         if isinstance(error, (NotExistError, PermissionDeniedError)):
             return EngineUnavailable(f"{self._endpoint} has no {what}{at}, or it is private: see --repo and --revision")
         if isinstance(error, InvalidParameter):
-            return EngineUnavailable(f"{repo!r} is no repository: expected OWNER/NAME")
+            return EngineUnavailable(f"{repo!r} is not a repository: expected OWNER/NAME")
         hint = "MODELSCOPE_ENDPOINT names another address, --source huggingface another hub"
         return _broken_off(error, self._endpoint, file, hint)
 
@@ -187,13 +189,13 @@ class ModelScope:
 def _broken_off(error: Exception, endpoint: str, file: str, hint: str) -> EngineUnavailable:
     status: Any = getattr(getattr(error, "response", error), "status_code", None)
     reason = f"HTTP status {status}" if status else _reason(error)
-    doing = f"{file} could not be fetched" if file else "it could not be asked"
+    doing = f"{file} could not be fetched" if file else "it could not be reached"
     may_pass = not status or status == 429 or status >= 500
     return EngineUnavailable(f"{endpoint}: {doing} ({reason}); is there a network? {hint}", retryable=may_pass)
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said at the bottom of it, such as "Connection refused"; else the first line of the error."""
+    """The system's message at the root of the error, such as "Connection refused", else the error's first line."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

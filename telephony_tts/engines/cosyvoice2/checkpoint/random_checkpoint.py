@@ -1,7 +1,7 @@
-"""Random checkpoints in the official layout: for tests, and for measuring speed without the official weights.
+"""Writes random checkpoints in the official layout, for tests and for measurements without the official weights.
 
-The sizes are the official ones or tiny ones; the weights are noise of a scale that keeps every activation finite, the
-pitch near 150 Hz and the audio near -20 dBFS. What such a model says is noise, and the directory says so itself.
+The sizes are the official ones or tiny ones. The scale of the random weights keeps every activation finite, the pitch
+near 150 Hz and the audio near -20 dBFS. Such a model makes noises, and the directory says so.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, WEIGHT_G, WEIGHT_V, Shape, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.standin_onnx import speaker_graph, token_graph
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import RANDOM_MARK, SPEAKER_ONNX, TOKENIZER_DIR, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.model.config import (
     EOS,
     FILL,
@@ -29,6 +28,20 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelConfig,
     VocoderConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
+from telephony_tts.engines.cosyvoice2.model.state import Shape
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS
 from telephony_tts.errors import ConfigError
 
@@ -45,15 +58,15 @@ SIZES: dict[Size, ModelConfig] = {
 }
 
 EOS_BIAS = 3.2
-"""Logits are near N(0, 1): with this the end of speech comes after some 2 s on average, once it is allowed."""
+"""Logits are near N(0, 1). With this bias speech ends about 2 s after it may end, on average."""
 NEVER = -20.0
 NEVER_AT_ALL = -1e4
-"""Not in any number of draws. float16 has such a number."""
+"""So low that no number of draws reaches it. float16 has this number."""
 F0_HZ, F0_SPREAD_HZ = 150.0, 5.0
 LOG_MAGNITUDE = -0.5
 LOG_MEL = -5.0
 PROMPT_TOKENS = 87
-"""3.5 s, the length of the official demonstration's prompt."""
+"""3.5 s, as long as the prompt of the official demonstration."""
 
 README = """# A random checkpoint
 
@@ -66,31 +79,31 @@ The tokenizer and the two ONNX graphs are small stand-ins. Fetch the official mo
 def write_random_checkpoint(
     path: Path, size: Size = "tiny", seed: int = 0, *, endless: bool = False, prompt_tokens: int = PROMPT_TOKENS
 ) -> None:
-    """Write a model directory, 6 MB (tiny) or 2.6 GB (full); the same seed gives the same weights.
+    """Writes a model directory of 6 MB (tiny) or 2.6 GB (full). The same seed gives the same weights.
 
-    An `endless` one never ends its speech, so that it is as long as its text allows: for measurements. The voice
-    `prompted` has a prompt of `prompt_tokens`; without any there is `preset` alone.
-    Raises ConfigError where the directory holds something else than a random checkpoint.
+    `endless`, for measurements: the model never ends its speech by itself, so it is as long as its text allows.
+    `prompt_tokens` is the length of the prompt of the voice `prompted`. If it is 0, `preset` is the only voice.
+    Raises ConfigError if the directory holds anything but a random checkpoint.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not (path / RANDOM_MARK).is_file():
-        raise ConfigError(f"{path} is not empty and no random checkpoint: give a new directory")
+        raise ConfigError(f"{path} is not empty and is not a random checkpoint: give a new directory")
     config = SIZES[size]
     (path / TOKENIZER_DIR).mkdir(parents=True, exist_ok=True)
     special = {"endless": True, "prompt_tokens": prompt_tokens} if endless else {}
     _write_json(path / RANDOM_MARK, {"random": True, "size": size, "seed": seed, **special})
     (path / "README.md").write_text(README.format(size=size, seed=seed), encoding="utf-8")
-    (path / "cosyvoice2.yaml").write_text(_settings(config), encoding="utf-8")
+    (path / SETTINGS_NAMES[0]).write_text(_settings(config), encoding="utf-8")
     write_tokenizer(path / TOKENIZER_DIR, config.lm)
     (path / SPEAKER_ONNX).write_bytes(speaker_graph(seed))
     (path / TOKENS_ONNX).write_bytes(token_graph(seed))
-    torch.save(_speakers(config, seed, prompt_tokens), path / "spk2info.pt")
+    torch.save(_speakers(config, seed, prompt_tokens), path / SPEAKERS_FILE)
     for name, shapes in checkpoint_shapes(config).items():
         torch.save(random_state(name, shapes, seed, endless=endless), path / name)
 
 
 def random_state(file: str, shapes: dict[str, Shape], seed: int, *, endless: bool = False) -> dict[str, Tensor]:
-    """The tensors of one file. Each has its own stream of numbers, so none depends on which others there are."""
+    """The tensors of one file. Each has a generator of its own, so its values do not depend on the other tensors."""
     state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         state[name] = _random_tensor(name, shape, _generator(seed, f"{file}/{name}"))
@@ -98,14 +111,14 @@ def random_state(file: str, shapes: dict[str, Shape], seed: int, *, endless: boo
         if name.endswith(WEIGHT_G):
             direction = state[name.removesuffix(WEIGHT_G) + WEIGHT_V]
             state[name] = direction.flatten(1).norm(dim=1)[:, None, None]
-    if file == "llm.pt":
-        state[LM_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, and in the official file too
-        state["llm_decoder.weight"][EOS] *= 0.1  # so that the bias decides when to end
+    if file == LM_FILE:
+        state[TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, as in the official file
+        state["llm_decoder.weight"][EOS] *= 0.1  # so that the bias decides when speech ends
         stops = [NEVER_AT_ALL] * 3 if endless else [EOS_BIAS, NEVER, NEVER]
         state["llm_decoder.bias"][[EOS, UNUSED_STOP, FILL]] = torch.tensor(stops)
-    if file == "flow.pt":
+    if file == FLOW_FILE:
         state["decoder.estimator.final_proj.bias"] += LOG_MEL
-    if file == "hift.pt":
+    if file == VOCODER_FILE:
         state["conv_post.bias"][: len(state["conv_post.bias"]) // 2] = LOG_MAGNITUDE
         state["f0_predictor.classifier.bias"][:] = F0_HZ
     return state
@@ -131,7 +144,7 @@ def _fan_in(name: str, shape: Shape) -> int:
 
 
 def _gain(name: str) -> float:
-    """Residual branches are damped, so that depth does not add up; a network's end gets the scale of its unit."""
+    """Damps residual branches, whose sum would grow with depth. The last layers get the scale of their unit."""
     if name == "f0_predictor.classifier.weight":
         return 4.0 * F0_SPREAD_HZ
     if name == "m_source.l_linear.weight":
@@ -149,8 +162,8 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _speakers(config: ModelConfig, seed: int, n_prompt: int) -> dict[str, dict[str, Tensor]]:
-    """A preset speaker and, if `n_prompt` is not 0, one with a prompt: layouts (a) and (b) of specification 3.4."""
-    random = _generator(seed, "spk2info.pt")
+    """A preset speaker, and a speaker with a prompt if `n_prompt` is not 0: layouts (a) and (b) (specification 3.4)."""
+    random = _generator(seed, SPEAKERS_FILE)
     embedding = torch.randn(1, config.flow_encoder.d_speaker, generator=random)
     tokens = torch.randint(N_SPEECH_TOKENS, (1, n_prompt), generator=random, dtype=torch.int32)
     feat = torch.randn(1, 2 * n_prompt, config.flow_encoder.d_out, generator=random).mul_(2.0).sub_(5.0)
@@ -180,7 +193,7 @@ _HAN = "你好的是一我在有不人这他们来了上个大中为到说时请
 
 
 def byte_letters() -> dict[int, str]:
-    """The printable letter that stands for each byte in a byte-level vocabulary, in the order of the official ids."""
+    """The printable letter for each byte in a byte-level vocabulary, in the order of the official ids."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {byte: chr(byte) for byte in printable}
     others = [byte for byte in range(256) if byte not in letters]
@@ -188,7 +201,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def write_tokenizer(directory: Path, config: LmConfig) -> None:
-    """Bytes, and some merges that make words and characters single tokens."""
+    """Writes a vocabulary of all bytes, and merges that make some words and characters single tokens."""
     letters = byte_letters()
     vocabulary = {letter: i for i, letter in enumerate(letters.values())}
     merges: list[str] = []
@@ -230,7 +243,7 @@ def _write_json(path: Path, data: object) -> None:
 
 
 def _settings(config: ModelConfig) -> str:
-    """cosyvoice2.yaml with the keys and tags of the official one, as far as they matter for speaking."""
+    """cosyvoice2.yaml with the official keys and tags, as far as speech depends on them."""
     lm, encoder, decoder, hift = config.lm, config.flow_encoder, config.flow_decoder, config.vocoder
     dilations = [list(hift.res_dilations)] * len(hift.res_kernels)
     return f"""# Random weights: see README.md

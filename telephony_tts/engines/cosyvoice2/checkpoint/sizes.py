@@ -1,7 +1,7 @@
-"""Sizes of a checkpoint: what a tensor's shape tells is read from the tensor, the rest from the directory's settings.
+"""The sizes of a checkpoint, from the shapes of its tensors and, where these do not tell, from its settings.
 
-`cosyvoice2.yaml` is HyperPyYAML: tags that build objects, draw seeds and refer to other values. It is read as plain
-data: a tag never builds anything, `!ref <name>` becomes the value it names (specification 1.1).
+`cosyvoice2.yaml` is HyperPyYAML, whose tags build objects, draw seeds and refer to other values. It is read as plain
+data: no tag builds anything, and `!ref <name>` becomes the value of that name (specification 1.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import WEIGHT_V
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
@@ -30,24 +29,24 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     SamplingConfig,
     VocoderConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_V
 
 Settings = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
-
 MAX_SETTINGS_BYTES = 200_000
-"""Of a file of settings. The official ones have 7 kB."""
+"""The largest settings file that is read. The official one has 7 kB."""
 MAX_SETTINGS_NODES = 20_000
-"""Values in it, those an alias stands for counted each time. The official one has about 300."""
+"""The most values in it. An aliased value counts each time. The official file has about 300."""
 MAX_FACTORS = 4
 MAX_SHOWN = 80
-"""Characters of a wrong value in a message."""
+"""Characters of a wrong value that a message shows."""
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """A SafeLoader to which !new:x, !name:x, !ref and !apply:x are only the data below them.
+    """A SafeLoader that reads !new:x, !name:x, !ref and !apply:x as the plain data below them.
 
-    Aliases are allowed as long as what they stand for stays small and none stands for what holds it.
+    Aliases are allowed up to MAX_SETTINGS_NODES values, but not inside the value that they stand for.
     """
 
     def __init__(self, stream: str) -> None:
@@ -60,10 +59,10 @@ class _PlainLoader(yaml.SafeLoader):
         before = self._n_nodes
         node = super().compose_node(parent, index)
         if alias and id(node) not in self._sizes:
-            raise yaml.YAMLError("an alias stands for a value that it is a part of")
+            raise yaml.YAMLError("an alias is inside the value that it stands for")
         self._n_nodes += self._sizes[id(node)] if alias else 1
         if self._n_nodes > MAX_SETTINGS_NODES:
-            raise yaml.YAMLError(f"it has more than {MAX_SETTINGS_NODES} values, with what its aliases stand for")
+            raise yaml.YAMLError(f"it has more than {MAX_SETTINGS_NODES} values, counting its aliases")
         self._sizes[id(node)] = self._n_nodes - before
         return node
 
@@ -82,20 +81,20 @@ _PlainLoader.add_multi_constructor("!", _as_plain)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """cosyvoice2.yaml as plain data, references resolved. Raises ValueError if it cannot be read."""
+    """cosyvoice2.yaml as plain data with its references resolved. Raises ValueError if it cannot be read."""
     try:
         data = yaml.load(settings_text(path), Loader=_PlainLoader)
         resolved = {key: _resolved(value, data) for key, value in data.items()} if isinstance(data, dict) else None
-    except Exception as error:  # for odd values PyYAML raises KeyError, AttributeError and others
+    except Exception as error:  # PyYAML raises KeyError, AttributeError and others for odd values
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise ValueError(f"cannot be read, it is cut off, damaged or no YAML: {reason}") from error
+        raise ValueError(f"cannot be read, it is cut off, damaged or not YAML: {reason}") from error
     if resolved is None:
-        raise ValueError("holds no settings")
+        raise ValueError("does not hold settings")
     return resolved
 
 
 def settings_text(path: Path) -> str:
-    """A file of settings. Raises ValueError where it is far too large for one, OSError where it cannot be read."""
+    """The text of a settings file. Raises ValueError if the file is too large, OSError if it cannot be read."""
     size = path.stat().st_size
     if size > MAX_SETTINGS_BYTES:
         raise ValueError(f"it has {size} bytes and should have at most {MAX_SETTINGS_BYTES}")
@@ -106,7 +105,7 @@ _REFERENCE = re.compile(r"<(\w+)>")
 
 
 def _resolved(value: Any, names: Settings) -> Any:
-    """`<a>` and `<a> * <b>` become the values of a and b. One level deep, so nothing can go round in a circle."""
+    """Replaces `<a>` and `<a> * <b>` by the values of a and b. One level deep, so there can be no endless loop."""
     if isinstance(value, dict):
         return {key: _resolved(item, names) for key, item in value.items()}
     if isinstance(value, list):
@@ -123,7 +122,7 @@ def _resolved(value: Any, names: Settings) -> Any:
 
 
 def setting(settings: Settings, path: str, default: Any) -> Any:
-    """The value at "a.b.c", of the kind the default is. Raises ValueError where it is of another or not finite."""
+    """The value at "a.b.c" in the type of the default. Raises ValueError for another type or a value not finite."""
     value: Any = settings
     for name in path.split("."):
         if not isinstance(value, Mapping) or value.get(name) is None:
@@ -131,7 +130,7 @@ def setting(settings: Settings, path: str, default: Any) -> Any:
         value = value[name]
     try:
         if isinstance(default, tuple):
-            if value and isinstance(value[0], Sequence):  # one list of dilations per kernel, all alike
+            if value and isinstance(value[0], Sequence):  # one list of dilations for each kernel, all equal
                 if any(item != value[0] for item in value):
                     raise ValueError("differs from block to block")
                 value = value[0]
@@ -148,8 +147,7 @@ def setting(settings: Settings, path: str, default: Any) -> Any:
 
 
 def lacking_sections(settings: Settings) -> list[str]:
-    """Sections that are not there, as in a file that was cut off. What is read of the settings comes before the last.
-    """
+    """Sections that are missing, as in a file that was cut off. All settings that are read come before the last one."""
     lacking = [name for name in ("llm", "flow", "hift") if not isinstance(settings.get(name), Mapping)]
     if not lacking and "f0_predictor" not in settings["hift"]:
         lacking = ["hift.f0_predictor"]
@@ -157,7 +155,7 @@ def lacking_sections(settings: Settings) -> list[str]:
 
 
 def constant_problems(settings: Settings) -> list[str]:
-    """What the settings say otherwise than CosyVoice2 is, in what this engine takes as given."""
+    """The settings that contradict a constant of CosyVoice2 on which this engine relies."""
     given = {
         "sample_rate": SAMPLE_RATE_HZ,
         "token_frame_rate": BLOCK_TOKENS,
@@ -169,12 +167,12 @@ def constant_problems(settings: Settings) -> list[str]:
     for path, value in given.items():
         found = setting(settings, path, value)
         if found != value:
-            problems.append(f"{path} is {found}, and CosyVoice2 has {value}")
+            problems.append(f"{path} is {found} and should be {value} for CosyVoice2")
     return problems
 
 
 def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
-    """Sizes of llm.pt. `qwen` is CosyVoice-BlankEN/config.json. Raises ValueError."""
+    """Sizes of llm.pt. `qwen` is CosyVoice-BlankEN/config.json. Raises ValueError if they contradict each other."""
     n_text_rows, d_model = _shape(state, "llm.model.model.embed_tokens.weight", 2)
     _expect("llm_decoder.weight", _shape(state, "llm_decoder.weight", 2)[0], N_SPEECH_ROWS)
     d_ff = _shape(state, "llm.model.model.layers.0.mlp.gate_proj.weight", 2)[0]
@@ -195,7 +193,7 @@ def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
         n_mix_speech=mix[1],
     )
     if config.n_heads < 1 or d_model % config.n_heads or config.n_kv_heads < 1 or config.n_heads % config.n_kv_heads:
-        raise ValueError(f"{config.n_heads} heads, {config.n_kv_heads} of keys, do not divide a width of {d_model}")
+        raise ValueError(f"{config.n_heads} heads with {config.n_kv_heads} key heads do not divide the width {d_model}")
     return config
 
 
@@ -210,7 +208,7 @@ def sampling_config(settings: Settings) -> SamplingConfig:
 
 
 def encoder_config(state: State, settings: Settings) -> FlowEncoderConfig:
-    """Sizes of the encoder in flow.pt. Raises ValueError."""
+    """Sizes of the encoder in flow.pt. Raises ValueError if they contradict each other."""
     n_tokens, d_model = _shape(state, "input_embedding.weight", 2)
     d_out, d_speaker = _shape(state, "spk_embed_affine_layer.weight", 2)
     _expect("input_embedding.weight", n_tokens, N_SPEECH_TOKENS)
@@ -230,7 +228,7 @@ def encoder_config(state: State, settings: Settings) -> FlowEncoderConfig:
 
 
 def decoder_config(state: State, settings: Settings) -> FlowDecoderConfig:
-    """Sizes of the estimator in flow.pt. Raises ValueError."""
+    """Sizes of the estimator in flow.pt. Raises ValueError if they contradict each other."""
     official = FlowDecoderConfig()
     stage = "decoder.estimator.down_blocks.0"
     n_channels, d_in, _ = _shape(state, f"{stage}.0.block1.block.0.weight", 3)
@@ -252,7 +250,7 @@ def decoder_config(state: State, settings: Settings) -> FlowDecoderConfig:
 
 
 def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
-    """Sizes of hift.pt, whose weight norm has today's names. Raises ValueError."""
+    """Sizes of hift.pt with today's names of weight norm. Raises ValueError if they contradict each other."""
     official = VocoderConfig()
     d_base, d_mel, _ = _shape(state, f"conv_pre{WEIGHT_V}", 3)
     n_stages = _count(state, r"ups\.(\d+)\.")
@@ -261,7 +259,7 @@ def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
         raise ValueError(f"{n_blocks} blocks and a width of {d_base} do not fit {n_stages} stages")
     up_rates = setting(settings, "hift.upsample_rates", official.up_rates)
     res_dilations = setting(settings, "hift.resblock_dilation_sizes", official.res_dilations)
-    _expect("hift.upsample_rates, in number", len(up_rates), n_stages)
+    _expect("the number of hift.upsample_rates", len(up_rates), n_stages)
     return VocoderConfig(
         d_mel=d_mel,
         d_base=d_base,
@@ -287,7 +285,7 @@ def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
 
 
 def model_config(lm: State, flow: State, hift: State, settings: Settings, qwen: Settings) -> ModelConfig:
-    """All sizes at once, for states that are whole. Raises ValueError with the first thing that does not fit."""
+    """All sizes of complete states. Raises ValueError for the first contradiction."""
     return ModelConfig(
         lm=lm_config(lm, settings, qwen),
         sampling=sampling_config(settings),
@@ -300,20 +298,20 @@ def model_config(lm: State, flow: State, hift: State, settings: Settings, qwen: 
 def _shape(state: State, name: str, n_dims: int) -> tuple[int, ...]:
     tensor = state.get(name)
     if tensor is None:
-        raise ValueError(f"{name} is missing, and with it the sizes of the rest")
+        raise ValueError(f"{name} is missing, and the sizes of other tensors are read from it")
     if tensor.dim() != n_dims:
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, and {n_dims} dimensions were expected")
+        raise ValueError(f"{name} has the shape {list(tensor.shape)} and should have {n_dims} dimensions")
     return tuple(tensor.shape)
 
 
 def _count(state: State, pattern: str) -> int:
-    """One more than the largest index the pattern finds. Raises ValueError where there cannot be so many."""
+    """One more than the largest index that the pattern finds. Raises ValueError if it exceeds the number of tensors."""
     count = max((int(match[1]) + 1 for match in map(re.compile(pattern).match, state) if match), default=0)
     if count > len(state):
-        raise ValueError(f"a tensor has the index {count - 1}, and there are {len(state)} tensors in all")
+        raise ValueError(f"a tensor has the index {count - 1}, but there are only {len(state)} tensors")
     return count
 
 
 def _expect(what: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise ValueError(f"{what} is {found}, and {wanted} was expected")
+        raise ValueError(f"{what} is {found} and should be {wanted}")

@@ -1,7 +1,8 @@
 """Two small ONNX graphs with the inputs and outputs of the official ones, for random checkpoints.
 
-They are written byte by byte: a model file is one protobuf message, and the package that writes them is no dependency
-of ours. Field numbers are those of onnx.proto3, operator set 13.
+A model file is one protobuf message, and these functions write it byte by byte. The package `onnx` would do it too. But
+`models random` and the benchmarks are commands for users, which would then need its wheel (9 MB) and protobuf for these
+two files. The tests run both graphs in onnxruntime. Field numbers are those of onnx.proto3, operator set 13.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ IR_VERSION, OPERATOR_SET = 8, 13
 
 N_MELS, N_EMBEDDING = 80, 192
 N_TOKEN_MELS, N_DIGITS = 128, 8
-"""The codebook: 8 digits of three levels are 6561 tokens (specification 1)."""
+"""The codebook: 8 digits of three levels each make 6561 tokens (specification 1)."""
 FRAMES_PER_TOKEN = 4
 
 Dims = Sequence[int | str]
 
 
 def speaker_graph(seed: int) -> bytes:
-    """campplus.onnx: log-mel features [B, T, 80] to an embedding [B, 192]: a projection of their mean squares."""
+    """campplus.onnx: log-mel features [B, T, 80] -> embedding [B, 192], a projection of their mean squares."""
     random = np.random.default_rng([seed, 1])
     projection = (random.standard_normal((N_MELS, N_EMBEDDING)) / np.sqrt(N_MELS)).astype(np.float32)
     nodes = [
-        _node("Mul", ["input", "input"], ["squares"]),  # the features have no mean over time left
+        _node("Mul", ["input", "input"], ["squares"]),  # the mean over time was removed from the features
         _node("ReduceMean", ["squares"], ["energy"], _ints("axes", [1]), _int("keepdims", 0)),
         _node("MatMul", ["energy", "projection"], ["output"]),
     ]
@@ -37,7 +38,7 @@ def speaker_graph(seed: int) -> bytes:
 
 
 def token_graph(seed: int) -> bytes:
-    """speech_tokenizer_v2.onnx: Whisper log-mel [1, 128, T] and its length [1] to tokens [1, floor(T / 4)]."""
+    """speech_tokenizer_v2.onnx: Whisper log-mel [1, 128, T] and its length [1] -> tokens [1, floor(T / 4)]."""
     random = np.random.default_rng([seed, 2])
     projection = random.standard_normal((N_TOKEN_MELS, N_DIGITS)).astype(np.float32)
     places = (3.0 ** np.arange(N_DIGITS)).astype(np.float32)[:, None]
@@ -115,7 +116,7 @@ def _value(name: str, kind: int, dims: Dims) -> bytes:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    """A length-delimited field: strings, bytes and messages."""
+    """A length-delimited field, which holds a string, bytes or a message."""
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 

@@ -1,9 +1,9 @@
-"""Reading a CosyVoice2 model directory (specification 1.1 and 2). Nothing in it is executed.
+"""Reads a CosyVoice2 model directory (specification 1.1 and 2). Nothing in it is executed.
 
-`check_model_directory` names what is wrong with one, `load_model_directory` reads it or raises one error that names it
-all. Both read the same way, so what the check passes also loads. The check alone opens what is needed only later: the
-two ONNX graphs, the tokenizer and the preset speakers. It alone looks for weights that are not finite, at the cost of
-reading all of them.
+`check_model_directory` lists its problems. `load_model_directory` reads it, or raises one error that lists them all.
+Both read the same way, so a directory that passes the check also loads. Only the check opens the files that are needed
+later: the two ONNX graphs, the tokenizer and the preset speakers. Only the check looks for weights that are not finite,
+because that reads all of them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import (
-    LM_HEAD,
-    WEIGHT_G,
-    WEIGHT_V,
-    Shape,
-    flow_shapes,
-    hift_shapes,
-    lm_shapes,
-)
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     constant_problems,
     decoder_config,
@@ -41,6 +33,21 @@ from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     vocoder_config,
 )
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    RANDOM_MARK,
+    SETTINGS_NAMES,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENIZER_DIR,
+    TOKENIZER_FILES,
+    TOKENS_ONNX,
+    VOCODER_FILE,
+)
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
+from telephony_tts.engines.cosyvoice2.model.state import StateReader
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
 from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
@@ -49,29 +56,21 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 T = TypeVar("T")
 Look = Callable[[], object]
 
-SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-"""Today's name and that of the first months (December 2024 to April 2025)."""
-TOKENIZER_DIR = "CosyVoice-BlankEN"
-TOKENIZER_FILES = ("config.json", "merges.txt", "vocab.json")
-SPEAKER_ONNX = "campplus.onnx"
-TOKENS_ONNX = "speech_tokenizer_v2.onnx"
-SPEAKERS_FILE = "spk2info.pt"
-RANDOM_MARK = "random.json"
-"""Present where the weights are random: the model makes noises, not speech."""
-
 _OTHERS = {
     "cosyvoice3.yaml": "CosyVoice3",
     "speech_tokenizer_v3.onnx": "CosyVoice3",
     "speech_tokenizer_v1.onnx": "CosyVoice 1",
 }
+_TRAINING_STATE = ("epoch", "step")
+"""Entries of a vocoder that was trained further, beside its tensors."""
 _MAX_NAMED = 4
-"""Tensors named per kind of problem; the rest is a number."""
+"""Tensors that are named for each kind of problem. The others are counted."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model directory in memory. The states have the official names of today and hold tensors only."""
+    """A model directory in memory. The states use today's official names and hold tensors only."""
 
     config: ModelConfig
     lm: dict[str, Tensor]
@@ -94,49 +93,54 @@ class Checkpoint:
 
     @property
     def spk2info(self) -> Path | None:
-        """Preset speakers, where the directory has some."""
+        """The file of preset speakers, None if the directory has none."""
         path = self.directory / SPEAKERS_FILE
         return path if path.is_file() else None
 
 
 def load_model_directory(path: Path, look: Look = lambda: None) -> Checkpoint:
-    """Read a model directory. Raises EngineUnavailable with every problem it has and what to do, and the EngineError
-    that `look` raises: it is called for each tensor."""
+    """Reads a model directory. `look` is called for each tensor, and the EngineError that it raises ends the loading.
+
+    Raises EngineUnavailable that lists every problem of the directory and says what to do.
+    """
     checkpoint, problems = _read(Path(path), checking=False, look=look)
     if checkpoint is None or problems:
         raise EngineUnavailable(
-            f"{path} is no complete CosyVoice2 model directory:\n"
+            f"{path} is not a complete CosyVoice2 model directory:\n"
             + "".join(f"  - {problem}\n" for problem in problems)
-            + f"{how_to_mend(Path(path))}; look again with: telephony-tts models check {shlex.quote(str(path))}"
+            + f"{how_to_mend(Path(path))}; then check again with: telephony-tts models check {shlex.quote(str(path))}"
         )
     return checkpoint
 
 
 def check_model_directory(path: Path) -> list[str]:
-    """What is missing, foreign or of a wrong shape in a model directory, in words; empty where all is well."""
+    """The problems of a model directory, one description each. Empty if there are none."""
     directory = Path(path)
     problems = _read(directory, checking=True)[1]
     return [*problems, *_later_problems(directory)] if directory.is_dir() else problems
 
 
 def how_to_mend(directory: Path) -> str:
-    """What to do about the problems of a directory: a pull leaves a random checkpoint alone, so it is written anew."""
+    """What to do about the problems of a directory. A pull refuses a random checkpoint: that is written again."""
     name = shlex.quote(str(directory))
     if directory.exists() and not directory.is_dir():
         return "give a directory, or the name of a new one to telephony-tts models pull"
     if (directory / RANDOM_MARK).is_file():
         return (
-            f"telephony-tts models random {name} writes this random checkpoint anew (--size as it was); for the "
+            f"telephony-tts models random {name} writes this random checkpoint again (give the same --size); for the "
             "official model give telephony-tts models pull another directory"
         )
     return f"telephony-tts models pull {name} fetches what is missing or damaged"
 
 
 def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[Checkpoint | None, list[str]]:
-    """`checking`: only problems are wanted, so the files are mapped and each weight is looked at once. A model that
-    speaks from a mapped file dies when that is replaced."""
+    """The checkpoint, None if its sizes are unknown, and its problems.
+
+    `checking` maps the files into memory and reads each weight once. Loading does not map them: a process that uses a
+    mapped file dies when the file is replaced.
+    """
     if not directory.is_dir():
-        return None, ["it is a file and no directory" if directory.exists() else "there is no such directory"]
+        return None, ["it is a file, not a directory" if directory.exists() else "there is no such directory"]
     problems: list[str] = []
     problems += [f"{name} belongs to {what}" for name, what in _OTHERS.items() if (directory / name).exists()]
     settings = _settings(directory, problems)
@@ -144,26 +148,26 @@ def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[C
     for name in (SPEAKER_ONNX, TOKENS_ONNX):
         problems += _file_problems(directory / name, name)
 
-    lm = _state(directory / "llm.pt", checking, problems, look)
-    flow = _state(directory / "flow.pt", checking, problems, look)
-    hift = _vocoder_names(_state(directory / "hift.pt", checking, problems, look))
-    lm.pop(LM_HEAD, None)
+    lm = _state(directory / LM_FILE, checking, problems, look)
+    flow = _state(directory / FLOW_FILE, checking, problems, look)
+    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, look))
+    lm.pop(TEXT_HEAD, None)
 
     if settings is None:
-        return None, problems  # what does not fit the defaults is no problem of the other files
+        return None, problems  # without settings the sizes are unknown, so the tensors cannot be judged
     lm_sizes = None
     if qwen is not None:
-        lm_sizes = _sized("llm.pt", lm, lambda: lm_config(lm, settings, qwen), lm_shapes, checking, problems)
+        lm_sizes = _sized(LM_FILE, lm, lambda: lm_config(lm, settings, qwen), lm_outline, checking, problems)
     sampling = _noted(SETTINGS_NAMES[0], lambda: sampling_config(settings), problems)
     flow_sizes = _sized(
-        "flow.pt",
+        FLOW_FILE,
         flow,
         lambda: (encoder_config(flow, settings), decoder_config(flow, settings)),
-        lambda sizes: flow_shapes(*sizes),
+        lambda sizes, state: flow_outline(*sizes, state),
         checking,
         problems,
     )
-    vocoder = _sized("hift.pt", hift, lambda: vocoder_config(hift, settings), hift_shapes, checking, problems)
+    vocoder = _sized(VOCODER_FILE, hift, lambda: vocoder_config(hift, settings), vocoder_outline, checking, problems)
     if lm_sizes is None or sampling is None or flow_sizes is None or vocoder is None:
         return None, problems
     config = ModelConfig(lm_sizes, sampling, flow_sizes[0], flow_sizes[1], vocoder)
@@ -174,7 +178,7 @@ def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[C
 
 
 def _later_problems(directory: Path) -> list[str]:
-    """What is wrong with the files that `_read` only looks for. Those it has told of already are left out."""
+    """Problems inside the files of which `_read` only checks that they exist. Skips the files that it reported."""
     problems = []
     for name, n_inputs in ((SPEAKER_ONNX, SPEAKER_INPUTS), (TOKENS_ONNX, TOKENS_INPUTS)):
         problem = "" if _file_problems(directory / name, name) else graph_problem(directory / name, n_inputs)
@@ -184,7 +188,7 @@ def _later_problems(directory: Path) -> list[str]:
         try:
             problem = tokenizer_problem(tokenizer)
         except RecursionError:
-            problem = "vocab.json or tokenizer_config.json is nested too deeply: it is damaged"
+            problem = "vocab.json or tokenizer_config.json is damaged: it is nested too deeply"
         problems += [f"{TOKENIZER_DIR}/{problem}"] if problem else []
     if (directory / SPEAKERS_FILE).exists():
         try:
@@ -192,13 +196,12 @@ def _later_problems(directory: Path) -> list[str]:
             problems += [f"{SPEAKERS_FILE}: {each} (the model speaks without this voice)" for each in left_out]
         except ConfigError as error:
             problem = error.message.removeprefix(f"{directory}/")
-            problems.append(f"{problem} (the model speaks without it: fetch it anew, or delete it)")
+            problems.append(f"{problem} (the model speaks without it: fetch it again, or delete it)")
     return problems
 
 
 def _settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
-    """None where there are none or not all, as of a file that was cut off; the values left would be the official ones.
-    """
+    """The settings, None if they are missing or incomplete. Defaults would hide that a file was cut off."""
     name = next((name for name in SETTINGS_NAMES if (directory / name).exists()), None)
     if name is None:
         problems.append(f"{SETTINGS_NAMES[0]} is missing")
@@ -216,7 +219,7 @@ def _settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
 
 
 def _tokenizer_settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
-    """The language model's config.json; None where it cannot be read."""
+    """The language model's config.json, None if it cannot be read."""
     missing = False
     for name in TOKENIZER_FILES:
         found = _file_problems(directory / TOKENIZER_DIR / name, f"{TOKENIZER_DIR}/{name}")
@@ -244,16 +247,16 @@ def _file_problems(path: Path, name: str) -> list[str]:
     if not start:
         return [f"{name} is empty: its download broke off"]
     if start.startswith(b"version https://git-lfs"):
-        return [f"{name} is a Git LFS pointer and not the file itself: run `git lfs pull` there, or pull it anew"]
+        return [f"{name} is a Git LFS pointer and not the file itself: run `git lfs pull` there, or pull it again"]
     return []
 
 
 def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[str, Tensor]:
-    """The tensors of one .pt file; what else it holds (epoch, step) is dropped. Empty where it cannot be read."""
+    """The tensors of one .pt file, without its other entries (epoch, step). Empty if it cannot be read."""
     missing = _file_problems(path, path.name)
     if missing:
         if path.name == "flow.pt" and path.with_name("flow.cache.pt").exists():
-            missing.append("flow.cache.pt cannot stand in for flow.pt: it was trained for one chunk of context")
+            missing.append("flow.cache.pt cannot replace flow.pt: it was trained for one chunk of context")
         problems += missing
         return {}
 
@@ -273,10 +276,10 @@ def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[st
     if isinstance(data, Mapping):
         tensors = {name: value for name, value in data.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
-        problems.append(f"{path.name} holds no tensors by name")
+        problems.append(f"{path.name} does not hold tensors by name")
     odd = [name for name, value in tensors.items() if not is_plain(value)]
     if odd:
-        problems.append(f"{path.name}: {_named(odd, 'tensors hold no plain numbers')}")
+        problems.append(f"{path.name}: {_named(odd, 'tensors do not hold plain numbers')}")
         return {}
     return tensors
 
@@ -284,14 +287,19 @@ def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[st
 # ------------------------------------------------------------------------------ names
 
 
-def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """hift.pt under today's names: GAN checkpoints prefix the vocoder and add discriminators, older torch wrote
-    weight_g and weight_v, and exports fold the two into one weight (specification 2.3)."""
+def vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of hift.pt under today's names (specification 2.3).
+
+    GAN checkpoints prefix the vocoder's names and add discriminators. Older versions of torch wrote weight_g and
+    weight_v. Exports fold these two into one weight.
+    """
     prefix = "generator."
     if any(name.startswith(prefix) for name in state):
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     named: dict[str, Tensor] = {}
     for name, value in state.items():
+        if name in _TRAINING_STATE:
+            continue
         if name.endswith(".weight_g"):
             named[name.removesuffix(".weight_g") + WEIGHT_G] = value
         elif name.endswith(".weight_v"):
@@ -304,7 +312,7 @@ def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         ):
             length = value.flatten(1).norm(dim=1)[:, None, None]
             named[name.removesuffix(".weight") + WEIGHT_G] = length
-            # A direction of no length is 0 / 0 when folded again, so a dead channel gets any other.
+            # Folding divides by the length of the direction, so a channel of zeros gets another direction.
             named[name.removesuffix(".weight") + WEIGHT_V] = torch.where(length == 0, torch.ones_like(value), value)
         else:
             named[name] = value
@@ -317,7 +325,7 @@ def _vocoder_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _noted(name: str, read: Callable[[], T], problems: list[str]) -> T | None:
     try:
         return read()
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         problems.append(f"{name}: {error}")
         return None
 
@@ -326,47 +334,43 @@ def _sized(
     name: str,
     state: Mapping[str, Tensor],
     sizes: Callable[[], T],
-    shapes: Callable[[T], Mapping[str, Shape]],
+    outline: Callable[[T, Mapping[str, Tensor]], StateReader],
     checking: bool,
     problems: list[str],
 ) -> T | None:
-    """The sizes of a network whose file was read, and what in the file does not fit them."""
+    """The sizes of a network whose file was read. Reports the tensors that do not fit them."""
     if not state:
         return None
     config = _noted(name, sizes, problems)
-    if config is not None:
-        wanted = shapes(config)
-        problems += [f"{name}: {problem}" for problem in tensor_problems(state, wanted)]
-        endless = [item for item in wanted if item in state and not _is_finite(state[item])] if checking else []
-        problems += [f"{name}: {_named(endless, 'tensors hold values that are not finite')}"] if endless else []
+    if config is None:
+        return None
+    reader = _noted(name, lambda: outline(config, state), problems)
+    if reader is None:
+        return None
+    problems += [f"{name}: {problem}" for problem in tensor_problems(reader, state)]
+    infinite = [item for item in state if item in reader.shapes and not _is_finite(state[item])] if checking else []
+    problems += [f"{name}: {_named(infinite, 'tensors hold values that are not finite')}"] if infinite else []
     return config
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Whether all values are numbers. By the extremes, which a NaN becomes too: a mask would take as much memory."""
+    """Whether all values are finite. Looks at the extremes, which a NaN spreads to: a mask would double the memory."""
     if not value.numel() or not value.is_floating_point():
         return True
     low, high = (value if value.dtype in _FLOATS else value.float()).aminmax()
     return math.isfinite(float(low)) and math.isfinite(float(high))
 
 
-def tensor_problems(state: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> list[str]:
-    """Missing, foreign and mis-shaped tensors, and such that are no floating point numbers."""
-    missing = [name for name in shapes if name not in state]
-    foreign = [name for name in state if name not in shapes]
-    misshaped = [
-        f"{name} is {list(state[name].shape)} and should be {list(shape)}"
-        for name, shape in shapes.items()
-        if name in state and tuple(state[name].shape) != shape
-    ]
-    kinds = [name for name in shapes if name in state and not state[name].is_floating_point()]
+def tensor_problems(reader: StateReader, state: Mapping[str, Tensor]) -> list[str]:
+    """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other number types."""
+    not_floating = [name for name in reader.shapes if name in state and not state[name].is_floating_point()]
     return [
         _named(names, what)
         for names, what in (
-            (missing, "tensors are missing"),
-            (foreign, "tensors are not of CosyVoice2"),
-            (misshaped, "tensors have a wrong shape"),
-            (kinds, "tensors are not of floating point"),
+            (reader.missing, "tensors are missing"),
+            (reader.unexpected, "tensors are not of CosyVoice2"),
+            (reader.misshaped, "tensors have a wrong shape"),
+            (not_floating, "tensors are not of floating point"),
         )
         if names
     ]

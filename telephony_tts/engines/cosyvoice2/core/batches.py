@@ -51,11 +51,9 @@ class Batches:
         self._isolated(begun, partial(self._flow, blocks))
 
     def vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
-        """Vocoder state cannot be rolled back, so the runner reports failures per track and nothing is tried again."""
-        if not self._runner.together:
-            return [sound for job in jobs for sound in self._isolated([job], self._vocode)]
+        """Vocoder state cannot be rolled back. The runner reports failures per track, and nothing is tried again."""
         try:
-            sounds = self._runner.vocode_together(
+            sounds = self._runner.vocode(
                 [track_of(job) for job in jobs], lambda i, error: self._report(jobs[i], error)
             )
         except Exception as error:
@@ -124,9 +122,6 @@ class Batches:
         # A block without tokens is done before its first step.
         self._runner.flow([solve for solve in solves if not solve.done])
         return []
-
-    def _vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
-        return list(zip(jobs, self._runner.vocode([track_of(job) for job in jobs]), strict=True))
 
 
 def piece_of(job: Job) -> Piece:

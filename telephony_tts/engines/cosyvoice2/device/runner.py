@@ -27,8 +27,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, Flo
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_together
-from telephony_tts.engines.cosyvoice2.model.vocoder.work import Failed
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
@@ -60,17 +60,18 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """Audio on its way from the device, [n] in -1..1. `n_frames`: of mel that the piece has so far."""
+    """Audio of one track on its way from the device: samples begin .. end of `audio` [n], in -1..1."""
 
     audio: Returning
+    """Of all tracks that were vocoded in the same call."""
     n_frames: int
+    """Mel frames of the piece so far."""
     is_last: bool
-    begin: int = 0
-    end: int | None = None
-    """Where it lies, if others' audio is beside it."""
+    begin: int
+    end: int
 
     def read(self) -> Pcm | None:
-        """Waits for the device. None where the model's numbers are none."""
+        """Waits for the device. None if the audio is not finite."""
         audio = self.audio.read()[self.begin : self.end].numpy()
         if not np.isfinite(audio).all():
             return None
@@ -229,54 +230,51 @@ class Runner:
     # ------------------------------------------------------------------------ vocoder
 
     @torch.inference_mode()
-    def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
-        """The oldest mel of each, made audible."""
-        sounds = []
-        for track in tracks:
-            frames, is_last = self._next_frames(track)
-            audio = track.joint.push(frames, last=is_last)[0] if track.n_frames else frames.new_zeros(0)
-            sounds.append(Sound(Returning(audio), track.n_frames, is_last))
-        return sounds
+    def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
+        """Audio of the oldest mel of each track, which comes back from the device in one transfer.
 
-    @torch.inference_mode()
-    def vocode_together(self, tracks: Sequence[Track], failed: Failed) -> list[Sound | None]:
-        """The same with what is of equal shapes in one call of the network, and one transfer for all. None for a track
-        that cannot be voiced, of which `failed` is told."""
+        Vocoder state cannot be rolled back, so failures are reported per track: `on_failure` is called with the index
+        of a track that fails, and its sound is None.
+        """
         n = len(tracks)
         audio: list[Tensor | None] = [None] * n
-        frames: dict[int, Tensor] = {}
+        mels: dict[int, Tensor] = {}
         lasts = [False] * n
         for i, track in enumerate(tracks):
             try:
-                chunk, lasts[i] = self._next_frames(track)
+                mel, lasts[i] = self._next_frames(track)
                 if track.n_frames:
-                    frames[i] = chunk
+                    mels[i] = mel
                 else:
-                    audio[i] = chunk.new_zeros(1, 0, dtype=torch.float32)
+                    audio[i] = mel.new_zeros(1, 0, dtype=torch.float32)
             except Exception as error:
-                failed(i, error)
-        pushed = push_together(
-            [tracks[i].joint for i in frames],
-            list(frames.values()),
-            [lasts[i] for i in frames],
-            failed=lambda at, error: failed(list(frames)[at], error),
+                on_failure(i, error)
+        indices = list(mels)
+        pushed = push_chunks(
+            [tracks[i].joint for i in indices],
+            list(mels.values()),
+            [lasts[i] for i in indices],
+            lambda at, error: on_failure(indices[at], error),
         )
-        for i, of_track in zip(frames, pushed, strict=True):
+        for i, of_track in zip(indices, pushed, strict=True):
             audio[i] = of_track
-        if all(each is None for each in audio):
+        made = [each[0] for each in audio if each is not None]
+        if not made:
             return [None] * n
-        returning = Returning(torch.cat([each[0] for each in audio if each is not None]))
+        returning = Returning(torch.cat(made))
         sounds: list[Sound | None] = []
         begin = 0
         for i, each in enumerate(audio):
-            end = begin + (each.shape[1] if each is not None else 0)
-            sound = Sound(returning, tracks[i].n_frames, lasts[i], begin, end)
-            sounds.append(None if each is None else sound)
+            if each is None:
+                sounds.append(None)
+                continue
+            end = begin + each.shape[1]
+            sounds.append(Sound(returning, tracks[i].n_frames, lasts[i], begin, end))
             begin = end
         return sounds
 
     def _next_frames(self, track: Track) -> tuple[Tensor, bool]:
-        """[1, 80, n]: the oldest mel, stretched; and whether it is the last."""
+        """The oldest mel of the track, stretched [1, 80, n], and whether it is the last."""
         mel, is_last = track.mels.popleft()
         frames = track.stretch.push(mel, last=is_last)
         track.n_frames += frames.shape[2]

@@ -1,6 +1,6 @@
-"""Voices from the command line: a recording becomes a stored voice, a spk2info.pt several, and what there is is listed.
+"""Voices on the command line: adds a voice from a recording, imports a spk2info.pt, lists and removes voices.
 
-None of this loads the weights: a voice needs the two ONNX graphs of a model directory, and of `flow.pt` one shape.
+The weights are not loaded: a voice needs the two ONNX graphs of a model directory and one shape in `flow.pt`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from pathlib import Path
 
 import torch
 
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import SPEAKER_ONNX, SPEAKERS_FILE, TOKENS_ONNX
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FLOW_FILE,
+    LM_FILE,
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENS_ONNX,
+)
 from telephony_tts.engines.cosyvoice2.voices.voice import (
     SPEAKER_INPUTS,
     TOKENS_INPUTS,
@@ -35,26 +41,26 @@ from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
 GOOD_S = 5.0
-"""A shorter recording works, and holds few of a language's sounds."""
+"""A shorter recording works, but holds only few sounds of a language."""
 MIN_CONTRAST_DB = 20.0
-"""Between a voice's loud moments and the pauses of the same recording."""
+"""Between the loud moments and the pauses of a good recording."""
 PAUSE_SHARE = 0.1
 TELEPHONE_HZ = 4_200.0
 MIN_ABOVE_TELEPHONE = 1e-5
-"""Share of the energy above the telephone band, where a line and what was resampled from one have next to nothing."""
+"""Share of the energy above the telephone band. A recording from a telephone line has almost none there."""
 MIN_LETTERS_A_SECOND, MAX_LETTERS_A_SECOND = 4.0, 30.0
-"""People read 12 to 18 letters a second and never reach 30. Below 4, most of what is heard is not in the transcript."""
+"""People read 12 to 18 letters a second and never 30. Below 4, most of the speech is not in the transcript."""
 _LETTERS = (
     (re.compile(r"[\u3400-\u9fff\uac00-\ud7af]"), 3.5),
     (re.compile(r"[\u3040-\u30ff]"), 2.0),
     (re.compile(r"[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"), 1.0),
 )
-"""A Chinese character or a Korean syllable takes about as long as three or four letters, a kana as two."""
+"""Letters of equal duration: a Chinese character or a Korean syllable lasts about 3.5 letters, a kana 2."""
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
-    """A voice that was stored, and what may make it a poor one."""
+class EnrolledVoice:
+    """A stored voice, and warnings about its quality."""
 
     path: Path
     features: PromptFeatures
@@ -62,8 +68,8 @@ class Enrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A voice on disk: its features, or why it cannot be used."""
+class ListedVoice:
+    """A voice on disk: its features, or why it is not usable."""
 
     name: str
     features: PromptFeatures | None
@@ -71,12 +77,12 @@ class Listed:
 
     @property
     def description(self) -> str:
-        """The mode, the seconds of its prompt, and where it comes from, as far as it is known; "" without features."""
+        """The mode, the length of the prompt and, if known, the origin; "" without features."""
         if self.features is None:
             return ""
         seconds = f", {self.features.prompt_s:.1f} s" if self.features.prompt_s else ""
         source = self.features.provenance.get("source")
-        shown = "".join(letter if letter.isprintable() else "?" for letter in source or "")  # a file's own words
+        shown = "".join(letter if letter.isprintable() else "?" for letter in source or "")  # from a file
         return f"{self.features.mode}{seconds}" + (f" of {shown}" if shown else "")
 
 
@@ -90,32 +96,32 @@ def enrol(
     replace: bool = False,
     trim: bool = False,
     made_by: str = "",
-) -> Enrolled:
-    """Make a voice of a recording and store it. `transcript` is what is said in it, in words, or "".
+) -> EnrolledVoice:
+    """Makes a voice from a recording and stores it. `transcript` holds the words of the recording, or is "".
 
-    `trim`: of a recording that is too long, keep the beginning. It does not go with a transcript: nothing tells which
-    of the words are said in that beginning, and words that are not said leak into later speech.
-    Raises ConfigError for a name that cannot be or is taken, for a transcript that is too long, and for a folder that
-    cannot be written to; AudioError for a recording that cannot become a voice; EngineUnavailable for a model
-    directory that lacks what is needed.
+    `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
+    unknown which words the beginning holds, and words that are not in the audio leak into later speech.
+    Raises ConfigError for an invalid or existing name, a transcript that is too long, and a folder that cannot be
+    written to. Raises AudioError for a recording that cannot become a voice, and EngineUnavailable for an incomplete
+    model directory.
     """
     store.check_free(name, replace)
     if trim and transcript:
         raise ConfigError(
-            "--trim does not go with --text: nothing tells which of the words are said in the part that is kept; "
-            "cut the recording yourself and give the words of that part, or leave --text out"
+            "--trim cannot be combined with --text: it is unknown which words are in the part that is kept; cut the "
+            "recording yourself and give the words of that part, or leave --text out"
         )
     too_long = transcript_problems(transcript)
     if too_long:
         raise ConfigError(
-            f"voice {name} cannot be stored: {'; '.join(too_long)}, which is more than 30 s of speech hold. Give only "
-            "the words of the recording. The transcript is never cut: nothing tells which of its words to drop"
+            f"voice {name} cannot be stored: {'; '.join(too_long)}, and 30 s of speech have fewer. Give only the words "
+            "of the recording. The transcript is not cut, because it is unknown which words to drop"
         )
     for graph in (SPEAKER_ONNX, TOKENS_ONNX):
         if not (model_dir / graph).is_file():
             raise EngineUnavailable(
-                f"{model_dir} has no {graph}, which making a voice needs: fetch the model with telephony-tts models "
-                f"pull {model_dir}"
+                f"{model_dir} has no {graph}, which is needed to make a voice: fetch the model with telephony-tts "
+                f"models pull {model_dir}"
             )
     sizes = ModelSizes(model_dir)
     kept = prepared(read_recording(recording), trim)
@@ -132,23 +138,23 @@ def enrol(
     check_fit(name, features, sizes)
     warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
-        warnings.append(f"it takes the place of the voice {name} of the model's own {SPEAKERS_FILE}")
-    return Enrolled(store.save(name, features, replace), features, tuple(warnings))
+        warnings.append(f"it replaces the voice {name} of the model's own {SPEAKERS_FILE}")
+    return EnrolledVoice(store.save(name, features, replace), features, tuple(warnings))
 
 
 def import_speakers(
     path: Path, store: VoiceStore, sizes: VoiceSizes, only: tuple[str, ...] = (), replace: bool = False
-) -> Iterator[Listed]:
-    """Store the voices of a spk2info.pt, or those named, and tell of each whether it is in the store now.
+) -> Iterator[ListedVoice]:
+    """Stores the voices of a spk2info.pt, or those in `only`; yields each voice or why it was refused.
 
-    Raises ConfigError where the file cannot be read or lacks a voice that was named; then none is stored.
+    Raises ConfigError, and stores nothing, if the file cannot be read or lacks a voice in `only`.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     try:
         voices, problems = read_spk2info(path)
     except ConfigError as error:
-        raise ConfigError(f"{error.message}; it seems to be no spk2info.pt") from error
+        raise ConfigError(f"{error.message}; it is probably not a spk2info.pt") from error
     refused = _by_name(problems)
     there = [*voices, *(name for name in refused if name not in voices)]
     absent = [name for name in only if name not in there]
@@ -164,53 +170,56 @@ def _stored(
     store: VoiceStore,
     sizes: VoiceSizes,
     replace: bool,
-) -> Iterator[Listed]:
+) -> Iterator[ListedVoice]:
     for name in names:
         if name in refused:
-            yield Listed(name, None, refused[name])
+            yield ListedVoice(name, None, refused[name])
             continue
         try:
             check_fit(name, voices[name], sizes)
             store.save(name, voices[name], replace)
         except ConfigError as error:
-            yield Listed(name, None, error.message)
+            yield ListedVoice(name, None, error.message)
         else:
-            yield Listed(name, voices[name])
+            yield ListedVoice(name, voices[name])
 
 
 def remove_voice(name: str, store: VoiceStore, model_dir: Path | None) -> None:
-    """Remove a stored voice. Raises UnknownVoice where there is none, and says so where it is one of the model's own;
-    ConfigError where the folder cannot be written to."""
+    """Removes a stored voice.
+
+    Raises UnknownVoice if there is none; the message tells if the model itself has a voice of this name. Raises
+    ConfigError if the folder cannot be written to.
+    """
     if model_dir is not None and name not in store.names():
         voices, problems = _speakers(model_dir / SPEAKERS_FILE)
         if name in voices or name in _by_name(problems):
             raise UnknownVoice(
                 f"there is no voice {name} in {store.directory}: it is in the model's own {model_dir / SPEAKERS_FILE} "
-                "and cannot be removed here; a voice that is added under its name takes its place"
+                "and cannot be removed here; a voice that is added with its name replaces it"
             )
     store.remove(name)
 
 
-def list_voices(model_dir: Path | None, store: VoiceStore) -> list[Listed]:
-    """The model directory's own voices, then those of the store, which hide them; in the order the engine has them."""
-    found: dict[str, Listed] = {}
+def list_voices(model_dir: Path | None, store: VoiceStore) -> list[ListedVoice]:
+    """The model's own voices and those of the store, in the engine's order. A stored voice hides one of the model."""
+    found: dict[str, ListedVoice] = {}
     if model_dir is not None:
         voices, problems = _speakers(model_dir / SPEAKERS_FILE)
-        found = {name: Listed(name, features) for name, features in voices.items()}
-        found |= {name: Listed(name, None, problem) for name, problem in _by_name(problems).items()}
+        found = {name: ListedVoice(name, features) for name, features in voices.items()}
+        found |= {name: ListedVoice(name, None, problem) for name, problem in _by_name(problems).items()}
     for name in store.names():
         try:
-            found[name] = Listed(name, store.load(name))
+            found[name] = ListedVoice(name, store.load(name))
         except EngineError as error:
-            found[name] = Listed(name, None, error.message)
+            found[name] = ListedVoice(name, None, error.message)
     sizes = ModelSizes(model_dir)
     return [_fitting(listed, sizes) for listed in found.values()]
 
 
 class ModelSizes:
-    """What a voice must fit, read from a model directory's weights; None is the official model.
+    """`VoiceSizes` of a model directory, read from its weights. None is the official model.
 
-    Raises EngineUnavailable if flow.pt cannot be read; `n_text_rows` raises it if llm.pt cannot be read.
+    Raises EngineUnavailable if flow.pt cannot be read. `n_text_rows` raises it if llm.pt cannot be read.
     """
 
     def __init__(self, model_dir: Path | None) -> None:
@@ -218,19 +227,19 @@ class ModelSizes:
         if model_dir is None:
             self.n_embedding = ModelConfig().flow_encoder.d_speaker
         else:
-            self.n_embedding = _shape(model_dir, "flow.pt", "spk_embed_affine_layer.weight")[1]
+            self.n_embedding = _shape(model_dir, FLOW_FILE, "spk_embed_affine_layer.weight")[1]
 
     @cached_property
     def n_text_rows(self) -> int:
         if self._model_dir is None:
             return ModelConfig().lm.n_text_rows
-        return _shape(self._model_dir, "llm.pt", "llm.model.model.embed_tokens.weight")[0]
+        return _shape(self._model_dir, LM_FILE, "llm.model.model.embed_tokens.weight")[0]
 
 
 def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:
     path = model_dir / file
     try:
-        # Memory-mapped: only names and shapes are read, not gigabytes. Files of torch before 1.6 cannot be mapped.
+        # A mapped file is read for names and shapes only. Files of torch before 1.6 cannot be mapped.
         mapped = zipfile.is_zipfile(path)
         return tuple(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)[name].shape)
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
@@ -244,12 +253,12 @@ def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:
 
 
 def check_fit(name: str, features: PromptFeatures, sizes: VoiceSizes) -> None:
-    """Raises ConfigError where the voice was made for another model."""
+    """Raises ConfigError if the voice was made for another model."""
     unfit = misfits(features, sizes)
     if unfit:
         raise ConfigError(
-            f"voice {name} does not fit this model: {'; '.join(unfit)}; make the voice with this model's own "
-            f"{SPEAKER_ONNX} and tokenizer"
+            f"voice {name} does not fit this model: {'; '.join(unfit)}; make the voice with the {SPEAKER_ONNX} and "
+            "the tokenizer of this model"
         )
 
 
@@ -257,27 +266,29 @@ def check_fit(name: str, features: PromptFeatures, sizes: VoiceSizes) -> None:
 
 
 def recording_warnings(recording: Recording) -> list[str]:
-    """What may make a poor voice of a recording that is not to be refused."""
+    """Warnings about a recording that is accepted but may make a poor voice."""
     found = []
     if recording.seconds < GOOD_S:
-        found.append(f"it holds only {recording.seconds:.1f} s: {GOOD_S:.0f} to 15 s usually sound more like the voice")
+        found.append(f"it holds only {recording.seconds:.1f} s: {GOOD_S:.0f} to 15 s usually give a better likeness")
     levels = frame_levels_db(recording.wave, recording.rate_hz)
     pauses, loud = levels.quantile(PAUSE_SHARE), levels.quantile(1 - PAUSE_SHARE)
     if float(loud - pauses) < MIN_CONTRAST_DB:
         found.append(
             f"its quietest tenth is only {float(loud - pauses):.0f} dB below its loudest: there is noise, an echo or "
-            "music behind the voice, and the model speaks with it; a quiet room is better"
+            "music behind the voice, and the model imitates that; record in a quiet room"
         )
     power = torch.fft.rfft(recording.wave).abs().square()
     above = power[int(TELEPHONE_HZ * recording.wave.numel() / recording.rate_hz) :]
     if float(above.sum()) < MIN_ABOVE_TELEPHONE * float(power.sum()):
-        found.append("it holds nothing above 4 kHz, as a telephone line's: the voice will sound muffled everywhere")
+        found.append("it holds nothing above 4 kHz, like a telephone line: the voice will always sound muffled")
     return found
 
 
 def transcript_warnings(transcript: str, seconds: float) -> list[str]:
-    """Whether a transcript can be what is said in so many seconds. What is not said, or not written, leaks out later:
-    the model begins each sentence with the rest of it."""
+    """Warns if a transcript cannot be all that is said in this time.
+
+    If words are missing in the transcript or in the audio, the model begins each later sentence with such words.
+    """
     if not transcript:
         return []
     speed = sum(weight * len(kind.findall(transcript)) for kind, weight in _LETTERS) / seconds
@@ -291,18 +302,18 @@ def transcript_warnings(transcript: str, seconds: float) -> list[str]:
 # ------------------------------------------------------------------------------- parts
 
 
-def _fitting(listed: Listed, sizes: VoiceSizes) -> Listed:
+def _fitting(listed: ListedVoice, sizes: VoiceSizes) -> ListedVoice:
     if listed.features is None:
         return listed
     try:
         check_fit(listed.name, listed.features, sizes)
     except ConfigError as error:
-        return Listed(listed.name, None, error.message)
+        return ListedVoice(listed.name, None, error.message)
     return listed
 
 
 def _speakers(path: Path) -> tuple[Mapping[str, PromptFeatures], list[str]]:
-    """The voices of a model directory's own file; one that cannot be read has none, and the engine warns of it."""
+    """The voices of the model's own file. A file that cannot be read gives none; the engine warns about it."""
     if not path.is_file():
         return {}, []
     try:
@@ -312,7 +323,7 @@ def _speakers(path: Path) -> tuple[Mapping[str, PromptFeatures], list[str]]:
 
 
 def _by_name(problems: list[str]) -> dict[str, str]:
-    """`read_spk2info`'s lines "name: problem" by name, the first of each."""
+    """The first problem of each name, from the lines "name: problem" of `read_spk2info`."""
     found: dict[str, str] = {}
     for line in problems:
         name, _, problem = line.partition(": ")

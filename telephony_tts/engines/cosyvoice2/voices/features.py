@@ -1,7 +1,7 @@
-"""What the networks hear of a voice's reference recording (specification 3.5). Waveforms are float32 [N] in [-1, 1].
+"""Features of a voice's reference recording (specification 3.5). Waveforms are float32 [N] in [-1, 1].
 
-Three spectra and a resampler, each equal to the one its network was trained on, so each with its own window, padding,
-floor and scale. Tables are computed when needed and kept by nobody: a voice is made once.
+Three spectra and a resampler. Each equals the one on which its network was trained, so each has its own window,
+padding, floor and scale. Tables are computed when they are needed and not kept, because a voice is made once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG_STEP = math.log(6.4) / 27.0
 
 
 def flow_mel(wave: Tensor) -> Tensor:
-    """Log-mel [F, 80] of a waveform [N] at 24 kHz, F = floor(N / 480): the flow's prompt."""
+    """Waveform [N] at 24 kHz -> log-mel [F, 80], F = floor(N / 480): the prompt of the flow."""
     edge = (MEL_N_FFT - MEL_HOP) // 2
     padded = F.pad(wave[None], (edge, edge), mode="reflect")[0]
     magnitude = torch.sqrt(_power(padded, MEL_N_FFT, MEL_HOP) + 1e-9)
@@ -42,7 +42,7 @@ def flow_mel(wave: Tensor) -> Tensor:
 
 
 def whisper_mel(wave: Tensor) -> Tensor:
-    """Whisper's log-mel [128, floor(N / 160)] of a waveform [N] at 16 kHz: what the speech tokens are made of."""
+    """Waveform [N] at 16 kHz -> Whisper's log-mel [128, floor(N / 160)]: the input of the speech tokenizer."""
     edge = WHISPER_N_FFT // 2
     padded = F.pad(wave[None], (edge, edge), mode="reflect")[0]
     power = _power(padded, WHISPER_N_FFT, WHISPER_HOP)[:, :-1]
@@ -52,7 +52,7 @@ def whisper_mel(wave: Tensor) -> Tensor:
 
 
 def kaldi_fbank(wave: Tensor) -> Tensor:
-    """Kaldi's log filter bank [T, 80] of a waveform [N] at 16 kHz, T = 1 + floor((N - 400) / 160): who speaks."""
+    """Waveform [N] at 16 kHz -> Kaldi's log filter bank [T, 80], T = 1 + floor((N - 400) / 160): for the speaker."""
     frames = wave.unfold(0, KALDI_WINDOW, KALDI_HOP)
     frames = frames - frames.mean(dim=1, keepdim=True)
     before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
@@ -64,14 +64,14 @@ def kaldi_fbank(wave: Tensor) -> Tensor:
 
 
 def centred(features: Tensor) -> Tensor:
-    """Features [T, C] less their mean over time."""
+    """Features [T, C] minus their mean over time."""
     return features - features.mean(dim=0, keepdim=True)
 
 
 def resample(wave: Tensor, from_hz: int, to_hz: int) -> Tensor:
-    """A waveform [N] at another rate [ceil(N * to / from)]: windowed sinc, the reference's defaults.
+    """Waveform [N] -> [ceil(N * to / from)] at another rate, by a windowed sinc with the reference's defaults.
 
-    It is not the server's resampler, since a voice should come out as the model's authors would hear it.
+    The server's own resampler would give the networks other features than those on which they were trained.
     """
     divisor = math.gcd(from_hz, to_hz)
     n_in, n_out = from_hz // divisor, to_hz // divisor
@@ -90,7 +90,7 @@ def resample(wave: Tensor, from_hz: int, to_hz: int) -> Tensor:
 
 
 def _power(wave: Tensor, n_fft: int, hop: int) -> Tensor:
-    """Power spectrum [n_fft / 2 + 1, T], periodic Hann window, no padding."""
+    """Power spectrum [n_fft / 2 + 1, T] with a periodic Hann window and without padding."""
     window = torch.hann_window(n_fft)
     spectrum = torch.stft(wave, n_fft, hop, window=window, center=False, return_complex=True)
     return spectrum.real.square() + spectrum.imag.square()
@@ -108,9 +108,9 @@ def slaney_filters(rate_hz: int, n_fft: int, n_mels: int, top_hz: float) -> Tens
 
 
 def _kaldi_filters() -> Tensor:
-    """Triangles of height 1 on Kaldi's mel scale from 20 Hz to Nyquist, [80, 257]; the Nyquist bin counts nothing.
+    """Triangles of height 1 on Kaldi's mel scale from 20 Hz to Nyquist, [80, 257]. The Nyquist bin has no weight.
 
-    In float32, as the reference has it: the rounding of the edges is what a bin of little weight hears.
+    In float32 as in the reference, because the rounding of the edges decides the bins of small weight.
     """
     low, high = (1127.0 * math.log(1.0 + hz / 700.0) for hz in (KALDI_LOW_HZ, TOKEN_RATE_HZ / 2))
     edges = low + torch.arange(N_KALDI_MELS + 2, dtype=torch.float32) * ((high - low) / (N_KALDI_MELS + 1))

@@ -1,4 +1,4 @@
-"""A voice out of a recording: read, judged, trimmed, turned into what the networks want (specification 3.4, 3.5)."""
+"""Makes a voice of a recording: reads, checks and trims it, and extracts its features (specification 3.4, 3.5)."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ from telephony_tts.errors import AudioError, EngineUnavailable
 
 MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0
-"""Less than 3 s says too little about a voice, and the speech tokenizer takes no more than 30 s."""
+"""A shorter recording holds too little of a voice. The speech tokenizer takes no more than 30 s."""
 MAX_READ_S = 600.0
 MAX_TRANSCRIPT = 1000
-"""The most characters, and the most text tokens, of a transcript. 30 s of the fastest speech have fewer."""
+"""The most characters and the most text tokens of a transcript. 30 s of the fastest speech have fewer."""
 MIN_DBFS = -45.0
-"""Level of the loudest 10 ms below which a recording counts as silent."""
+"""A recording is silent if its loudest 10 ms are below this level."""
 TRIM_DB = 45.0
-"""Frames this much below the loudest are silence at the ends."""
+"""At the ends, frames this far below the loudest frame are silence."""
 KEEP_BEFORE_S, KEEP_AFTER_S = 0.05, 0.2
-"""Silence left at the ends: a model that is prompted with a cut-off word begins with the rest of it."""
+"""Silence that is kept at the ends. If the prompt ends inside a word, speech begins with the rest of that word."""
 PAUSE_FRAMES = 20
-"""Of 10 ms. A longer recording is cut in the quietest stretch of this length."""
+"""Frames of 10 ms. A recording that is too long is cut in the quietest stretch of this length."""
 MAX_CLIPPED = 0.001
 CLIPPED_AT = 0.999
 SPEAKER_INPUTS, TOKENS_INPUTS = 1, 2
-"""Of campplus.onnx (features) and of speech_tokenizer_v2.onnx (log-mel and its length)."""
+"""Inputs of campplus.onnx (features) and of speech_tokenizer_v2.onnx (log-mel and its length)."""
 TOKENS_PER_S = 25
 MAX_ID = 1 << 31
 MAX_CANCELLED_DB = 12.0
-"""What mixing the channels may cost: more, and they are of opposite sign."""
+"""The largest loss of level from mixing the channels. If it is larger, their signs are opposite."""
 MAX_REASON = 200
-"""Characters of what onnxruntime says of a network that fails."""
+"""Characters of onnxruntime's error in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """What the networks know of a voice. A preset speaker has no prompt: P is 0 and nothing is transcribed."""
+    """The features of a voice. A preset speaker has no prompt: P is 0 and there is no transcript."""
 
     speech_tokens: Tensor
-    """int64 [P] in 0..6560, 25 for a second."""
+    """int64 [P] in 0..6560, 25 per second"""
     mel: Tensor
-    """float32 [2P, 80]: the same speech at 50 frames for a second."""
+    """float32 [2P, 80]: the same speech at 50 frames per second"""
     embedding: Tensor
-    """float32 [192]: who speaks, as the speaker network gives it."""
+    """float32 [192]: the output of the speaker network"""
     transcript: str = ""
     transcript_ids: tuple[int, ...] = ()
-    """What the prompt says. With it the voice is "zero-shot", without it "cross-lingual" (specification 3.4)."""
+    """The transcript as text tokens. A voice with a transcript is "zero-shot", else "cross-lingual" (3.4)."""
     provenance: Mapping[str, str] = field(default_factory=dict)
-    """Where it comes from: file, hash, lengths, graphs."""
+    """The origin of the voice: file, hash, lengths, graphs."""
 
     @property
     def prompt_s(self) -> float:
@@ -73,17 +73,20 @@ class PromptFeatures:
 
     @property
     def mode(self) -> str:
-        """How the model is prompted with it, in the words of specification 3.4."""
+        """How the model is prompted with this voice, in the words of specification 3.4."""
         if not self.speech_tokens.numel():
             return "preset"
         return "zero-shot" if self.transcript or self.transcript_ids else "cross-lingual"
 
     def problems(self) -> list[str]:
-        """What is wrong with it, in words; empty where it can be used. Takes what a file may hold: any types."""
+        """The problems of the features, one description each; empty if they are usable.
+
+        The fields may have any types, because they may come from a damaged file.
+        """
         found = []
         tokens, mel, embedding = self.speech_tokens, self.mel, self.embedding
         if not all(isinstance(value, Tensor) and is_plain(value) for value in (tokens, mel, embedding)):
-            return ["not all its tensors hold plain numbers"]
+            return ["its tensors do not all hold plain numbers"]
         transcript: object = self.transcript
         if not _is_text(transcript):
             found.append(f"the transcript is a {type(transcript).__name__} and should be text in Unicode")
@@ -93,7 +96,7 @@ class PromptFeatures:
             found.append(f"the ids of the transcript are not all whole numbers below {MAX_ID}")
         about: object = self.provenance
         if not isinstance(about, Mapping) or not all(_is_text(text) for item in about.items() for text in item):
-            found.append("the provenance is no list of texts by name")
+            found.append("the provenance is not a list of texts by name")
         if self.prompt_s > MAX_S:
             found.append(f"the prompt lasts {self.prompt_s:.2f} s and may last {MAX_S:.0f} s")
         if tokens.dim() != 1 or tokens.dtype != torch.int64:
@@ -112,7 +115,7 @@ class PromptFeatures:
 
 
 def transcript_problems(transcript: str, transcript_ids: tuple[int, ...] = ()) -> list[str]:
-    """Why a transcript is too long for a voice, in words; empty where it is not."""
+    """Why a transcript is too long for a voice; empty if it is not."""
     found = []
     for n, unit in ((len(transcript), "characters"), (len(transcript_ids), "text tokens")):
         if n > MAX_TRANSCRIPT:
@@ -121,21 +124,21 @@ def transcript_problems(transcript: str, transcript_ids: tuple[int, ...] = ()) -
 
 
 class VoiceSizes(Protocol):
-    """The sizes of a model that its voices must have too."""
+    """The sizes of a model that its voices must fit."""
 
     @property
     def n_embedding(self) -> int:
-        """Numbers in the embedding of a speaker."""
+        """Numbers in the embedding of a speaker"""
 
     @property
     def n_text_rows(self) -> int:
-        """Text tokens that the language model knows. It is read only for a voice that has ids."""
+        """Text tokens that the language model knows. Read only for a voice with transcript ids."""
 
 
 def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
-    """Why a voice without `problems` cannot be used with a model of these sizes; empty where it can.
+    """Why a voice without `problems` does not fit a model of these sizes; empty if it fits.
 
-    Storing and loading use this same check, so that no stored voice is left out later.
+    Storing and loading both use this check, so a stored voice is not refused later.
     """
     found = []
     n_embedding, ids = features.embedding.numel(), features.transcript_ids
@@ -147,13 +150,16 @@ def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string that can be written: halves of surrogate pairs, as of a file's odd name, cannot."""
+    """Whether it is a string that can be encoded. Lone surrogates, which an odd file name may have, cannot be."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def is_plain(value: Tensor) -> bool:
-    """Whether a tensor of a file has a number in memory for each place: none that is sparse, without storage, repeats
-    its storage to look larger than it is, or is of a kind that is computed with otherwise."""
+    """Whether a tensor from a file has a stored number for each element.
+
+    Refuses sparse, quantized, nested and complex tensors, tensors without storage, and tensors that repeat a small
+    storage to appear larger.
+    """
     return (
         value.layout == torch.strided
         and value.device.type == "cpu"
@@ -164,7 +170,7 @@ def is_plain(value: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A reference recording, mixed to one channel. `wave` is float32 [N] in [-1, 1]."""
+    """A reference recording mixed to one channel. `wave` is float32 [N] in [-1, 1]."""
 
     wave: Tensor
     rate_hz: int
@@ -176,50 +182,50 @@ class Recording:
         return self.wave.numel() / self.rate_hz
 
 
-class Graph(Protocol):
-    """The part of onnxruntime.InferenceSession that is used here."""
+class OnnxGraph(Protocol):
+    """The methods of onnxruntime.InferenceSession that are used here."""
 
     def get_inputs(self) -> list[Any]: ...
 
     def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any: ...
 
 
-class _NamedGraph:
-    """An open ONNX file whose errors name it."""
+class _NamedOnnxGraph:
+    """An open ONNX file. Its errors name the file."""
 
-    def __init__(self, graph: Graph, path: Path) -> None:
+    def __init__(self, graph: OnnxGraph, path: Path) -> None:
         self._graph, self._path = graph, path
 
     def get_inputs(self) -> list[Any]:
         return self._graph.get_inputs()
 
     def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> Any:
-        """Raises EngineUnavailable where the network cannot be run on these inputs."""
+        """Raises EngineUnavailable if the network cannot run on these inputs."""
         try:
             return self._graph.run(output_names, input_feed)
-        except Exception as error:  # onnxruntime's own kinds are not exported
+        except Exception as error:  # onnxruntime does not export its error classes
             reason = (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
             raise EngineUnavailable(
-                f"{self._path} cannot be run, it is damaged or of another model ({reason}): fetch it anew with "
+                f"{self._path} cannot be run, it is damaged or of another model ({reason}): fetch it again with "
                 f"telephony-tts models pull {self._path.parent}"
             ) from error
 
 
-def open_graph(path: Path, n_inputs: int | None = None) -> Graph:
-    """An ONNX file on one thread: voices are made beside live calls.
+def open_graph(path: Path, n_inputs: int | None = None) -> OnnxGraph:
+    """An open ONNX file. It runs on one thread, because voices are made on machines with live calls.
 
-    Raises EngineUnavailable where it cannot be used, or has not the number of inputs that is asked for.
+    Raises EngineUnavailable if the file cannot be used or does not have `n_inputs` inputs.
     """
     try:
-        return _NamedGraph(_opened(path, n_inputs), path)
+        return _NamedOnnxGraph(_opened(path, n_inputs), path)
     except ValueError as error:
         raise EngineUnavailable(
-            f"{path} {error}: fetch it anew with telephony-tts models pull {path.parent}"
+            f"{path} {error}: fetch it again with telephony-tts models pull {path.parent}"
         ) from error
 
 
 def graph_problem(path: Path, n_inputs: int) -> str:
-    """What is wrong with an ONNX file, "" where it can be used or onnxruntime is not there to tell."""
+    """The problem of an ONNX file; "" if it is usable, or if onnxruntime is not installed."""
     if importlib.util.find_spec("onnxruntime") is None:
         return ""
     try:
@@ -229,8 +235,8 @@ def graph_problem(path: Path, n_inputs: int) -> str:
     return ""
 
 
-def _opened(path: Path, n_inputs: int | None) -> Graph:
-    """Raises ValueError with what is wrong, to go on with after the file's name."""
+def _opened(path: Path, n_inputs: int | None) -> OnnxGraph:
+    """Raises ValueError whose message continues a sentence that begins with the name of the file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -238,13 +244,13 @@ def _opened(path: Path, n_inputs: int | None) -> Graph:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     try:
-        graph: Graph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own kinds are not exported
+        graph: OnnxGraph = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime does not export its error classes
         reason = str(error).rpartition("failed:")[2].strip().rstrip(".")
-        raise ValueError(f"is no usable ONNX file, it is cut off or damaged ({reason})") from error
+        raise ValueError(f"is not a usable ONNX file, it is cut off or damaged ({reason})") from error
     names = [item.name for item in graph.get_inputs()]
     if n_inputs is not None and len(names) != n_inputs:
-        raise ValueError(f"is another network: its inputs are {', '.join(names)}, and {n_inputs} in number are wanted")
+        raise ValueError(f"is another network: its inputs are {', '.join(names)}, and it should have {n_inputs}")
     return graph
 
 
@@ -252,7 +258,10 @@ def _opened(path: Path, n_inputs: int | None) -> Graph:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read an audio file (WAV, FLAC, MP3 and what else libsndfile knows). Raises AudioError."""
+    """Reads an audio file (WAV, FLAC, MP3 or another format of libsndfile).
+
+    Raises AudioError for a file that cannot become a voice, EngineUnavailable if soundfile is not installed.
+    """
     try:
         import soundfile
     except ImportError as error:
@@ -275,12 +284,12 @@ def read_recording(path: Path) -> Recording:
 
 
 def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = None) -> Recording:
-    """One channel out of samples [N, channels]. Raises AudioError where that cannot be done well."""
+    """Mixes samples [N, channels] to one channel. Raises AudioError if they cannot be mixed without damage."""
     n_channels = samples.shape[1]
     if n_channels > 2:
         raise AudioError(f"the recording has {n_channels} channels: give one or two")
     if not bool(samples.isfinite().all()):
-        raise AudioError("the recording holds samples that are no numbers")
+        raise AudioError("the recording holds samples that are not finite")
     wave = samples.mean(dim=1)
     loudest = float(samples.square().mean(dim=0).max()) if samples.numel() else 0.0
     left = float(wave.square().mean()) if samples.numel() else 0.0
@@ -295,9 +304,9 @@ def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = 
 
 
 def prepared(recording: Recording, trim: bool = False) -> Recording:
-    """The recording without the silence at its ends; with `trim`, only the beginning of one that is too long.
+    """The recording without the silence at its ends. `trim` keeps only the beginning of one that is too long.
 
-    Raises AudioError that lists everything that is wrong with the recording.
+    Raises AudioError that lists every problem of the recording.
     """
     problems = []
     wave, rate_hz = recording.wave, recording.rate_hz
@@ -306,7 +315,7 @@ def prepared(recording: Recording, trim: bool = False) -> Recording:
     levels = frame_levels_db(wave, rate_hz)
     kept = wave
     if not levels.numel() or float(levels.max()) < MIN_DBFS:
-        problems.append("it is silent, or far too quiet: record it nearer to the microphone")
+        problems.append("it is silent or far too quiet: record it nearer to the microphone")
     else:
         kept = trimmed(wave, rate_hz, levels)
         if trim and kept.numel() > MAX_S * rate_hz:
@@ -327,13 +336,14 @@ def prepared(recording: Recording, trim: bool = False) -> Recording:
 
 
 def frame_levels_db(wave: Tensor, rate_hz: int) -> Tensor:
-    """Level of each whole 10 ms in dBFS [n]."""
+    """The level of each complete frame of 10 ms in dBFS, [n]."""
     n = max(rate_hz // 100, 1)
     frames = wave[: wave.numel() // n * n].reshape(-1, n)
     return 10.0 * torch.log10(frames.square().mean(dim=1) + 1e-12)
 
 
 def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
+    """The waveform without the silence at its ends, but with KEEP_BEFORE_S and KEEP_AFTER_S of it."""
     n = max(rate_hz // 100, 1)
     loud = torch.nonzero(levels_db > levels_db.max() - TRIM_DB)[:, 0]
     first = max(int(loud[0]) * n - int(KEEP_BEFORE_S * rate_hz), 0)
@@ -342,12 +352,12 @@ def trimmed(wave: Tensor, rate_hz: int, levels_db: Tensor) -> Tensor:
 
 
 def beginning(wave: Tensor, rate_hz: int) -> Tensor:
-    """The beginning of a recording that is longer than MAX_S, up to the quietest place of its last third."""
+    """The first MAX_S of a longer recording, cut at the quietest place of their last third."""
     n = max(rate_hz // 100, 1)
     longest = wave[: int(MAX_S * rate_hz)]
     first = longest.numel() * 2 // 3
     levels = frame_levels_db(longest[first:], rate_hz)
-    # A pause is longer than a closed lip: the level of 200 ms is what counts.
+    # The level of 200 ms finds a pause and skips the closure of a consonant, which is shorter.
     quiet = levels.unfold(0, PAUSE_FRAMES, 1).mean(dim=1).argmin()
     return longest[: first + (int(quiet) + PAUSE_FRAMES // 2) * n]
 
@@ -357,13 +367,13 @@ def beginning(wave: Tensor, rate_hz: int) -> Tensor:
 
 def extract(
     recording: Recording,
-    speaker: Graph,
-    tokens: Graph,
+    speaker: OnnxGraph,
+    tokens: OnnxGraph,
     transcript: str = "",
     transcript_ids: tuple[int, ...] = (),
     provenance: Mapping[str, str] | None = None,
 ) -> PromptFeatures:
-    """Features of a prepared recording. Raises AudioError or EngineUnavailable where they come out unusable."""
+    """Features of a prepared recording. Raises AudioError or EngineUnavailable if they are not usable."""
     wave24 = resample(recording.wave, recording.rate_hz, MEL_RATE_HZ)
     wave16 = resample(recording.wave, recording.rate_hz, TOKEN_RATE_HZ)[: int(MAX_S * TOKEN_RATE_HZ)]
     mel = flow_mel(wave24)
@@ -379,9 +389,9 @@ def extract(
     )
     problems = features.problems()
     if not features.speech_tokens.numel():
-        problems.append("no speech tokens came out")
+        problems.append("the speech tokenizer gave no tokens")
     if problems:
-        raise AudioError("no voice came out of the recording: " + "; ".join(problems))
+        raise AudioError("the recording did not become a voice: " + "; ".join(problems))
     return features
 
 
@@ -393,7 +403,7 @@ def aligned(
     transcript_ids: tuple[int, ...] = (),
     provenance: Mapping[str, str] | None = None,
 ) -> PromptFeatures:
-    """Tokens [P'] and mel [F, 80] cut to the same speech: P tokens and 2P frames (specification 3.5)."""
+    """Features whose tokens [P'] and mel [F, 80] are cut to the same length: P and 2P frames (specification 3.5)."""
     n = min(mel.shape[0] // 2, speech_tokens.numel())
     return PromptFeatures(
         speech_tokens[:n].to(torch.int64).contiguous(),
@@ -405,30 +415,32 @@ def aligned(
     )
 
 
-def _speech_tokens(graph: Graph, mel: Tensor) -> Tensor:
+def _speech_tokens(graph: OnnxGraph, mel: Tensor) -> Tensor:
     """Speech tokens [P] of a Whisper log-mel [128, T]."""
     ids = _only_output(graph, [mel[None].numpy(), np.array([mel.shape[1]], np.int32)])
     return torch.from_numpy(np.array(ids, np.int64).reshape(-1))
 
 
-def _only_output(graph: Graph, values: list[Any]) -> Any:
-    """The one output, an array of finite numbers. Inputs go by place: exports of the same network name them
-    differently. Raises EngineUnavailable for a network of another kind."""
+def _only_output(graph: OnnxGraph, values: list[Any]) -> Any:
+    """The only output, an array of finite numbers. Inputs are passed by position, because their names differ.
+
+    Raises EngineUnavailable for another network, AudioError if the output is not finite.
+    """
     names = [item.name for item in graph.get_inputs()]
     if len(names) != len(values):
         raise EngineUnavailable(
             f"an ONNX graph has the inputs {', '.join(names)} where {len(values)} were expected: it is of another "
-            "model; fetch the model directory anew with telephony-tts models pull"
+            "model; fetch the model directory again with telephony-tts models pull"
         )
     outputs = graph.run(None, dict(zip(names, values, strict=True)))
     if not outputs or not isinstance(outputs[0], np.ndarray) or outputs[0].dtype.kind not in "iuf":
         raise EngineUnavailable(
-            f"an ONNX graph with the inputs {', '.join(names)} gives no array of numbers: it is of another model; "
-            "fetch the model directory anew with telephony-tts models pull"
+            f"an ONNX graph with the inputs {', '.join(names)} does not give an array of numbers: it is of another "
+            "model; fetch the model directory again with telephony-tts models pull"
         )
     if not np.isfinite(outputs[0]).all():
         raise AudioError(
-            f"no voice came out of the recording: the ONNX graph with the inputs {', '.join(names)} gives values that "
-            "are not finite; try another recording, and telephony-tts models check"
+            f"the recording did not become a voice: the ONNX graph with the inputs {', '.join(names)} gives values "
+            "that are not finite; try another recording, and telephony-tts models check"
         )
     return outputs[0]

@@ -1,4 +1,4 @@
-"""Voices on disk: one safetensors file each, with its provenance. The import of `spk2info.pt` (specification 3.4)."""
+"""Stores voices, each in a safetensors file with its provenance, and reads `spk2info.pt` (specification 3.4)."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ SUFFIX = ".safetensors"
 FORMAT = "telephony-tts cosyvoice2 voice 1"
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 MAX_NAME_BYTES = 200
-"""A file's name may have 255 bytes, and that of a voice's file has more before it is whole."""
+"""A file name may have 255 bytes, and the partial file of a voice has a longer name than the voice."""
 _ABOUT = "voice"
-"""The one metadata entry of a voice file: JSON."""
+"""The only metadata entry of a voice file. It holds JSON."""
 _TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")
 MAX_SHOWN, MAX_REASON = 80, 300
-"""Characters of a file's own words, and of an error's, in a message."""
+"""Characters of a file's content, and of an error, that a message shows."""
 
 
 class VoiceStore:
-    """A folder of voices. Holds no state but the folder's path: what is on disk is what there is."""
+    """A folder of voices. It has no state of its own: the files on disk are the voices."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)
 
     def names(self) -> list[str]:
-        """Names of all voices, sorted."""
+        """The names of all voices, sorted."""
         if not self.directory.is_dir():
             return []
         files = (path for path in self.directory.glob(f"*{SUFFIX}") if path.is_file())
-        return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in files) if _can_be(name))
+        return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in files) if _is_valid(name))
 
     def check_free(self, name: str, replace: bool = False) -> None:
-        """Raises ConfigError where the name cannot be, or is there and not to be replaced."""
+        """Raises ConfigError for an invalid name, or for an existing voice that is not to be replaced."""
         if self._path(name).exists() and not replace:
             raise ConfigError(
-                f"there is a voice {name} already in {self.directory}: give --replace, or choose another name"
+                f"{self.directory} already has a voice {name}: give --replace, or choose another name"
             )
 
     def save(self, name: str, features: PromptFeatures, replace: bool = False) -> Path:
-        """Store a voice. The same features give the same bytes.
+        """Stores a voice. The same features give the same bytes.
 
-        Raises ConfigError where the name cannot be, or is there and not to be replaced, or the folder cannot be
-        written to.
+        Raises ConfigError for unusable features, an invalid name, an existing voice that is not to be replaced, and a
+        folder that cannot be written to.
         """
         path = self._path(name)
         problems = features.problems()
@@ -66,7 +66,7 @@ class VoiceStore:
             raise ConfigError(f"voice {name} cannot be stored: {'; '.join(problems)}")
         self.check_free(name, replace)
         about = {"format": FORMAT, "transcript": features.transcript, "provenance": dict(features.provenance)}
-        # One entry: the order in which safetensors writes several differs from one process to the next.
+        # One entry, because safetensors writes several in an order that differs between processes.
         metadata = {_ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True)}
         tensors = {
             "speech_tokens": features.speech_tokens.to(torch.int32).contiguous(),
@@ -79,7 +79,7 @@ class VoiceStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             try:
                 partial.write_bytes(save(tensors, metadata))
-                partial.replace(path)  # a server that reads meanwhile sees the old voice or the new, never half
+                partial.replace(path)  # a server that reads now gets the old voice or the new one
             finally:
                 partial.unlink(missing_ok=True)
         except OSError as error:
@@ -90,10 +90,10 @@ class VoiceStore:
         return path
 
     def load(self, name: str) -> PromptFeatures:
-        """Read a voice. Raises UnknownVoice, or EngineUnavailable where its file is damaged."""
-        if not _can_be(name) or not self._path(name).is_file():
+        """Reads a voice. Raises UnknownVoice if there is none, EngineUnavailable if its file is damaged."""
+        if not _is_valid(name) or not self._path(name).is_file():
             known = ", ".join(self.names()) or "none"
-            raise UnknownVoice(f"there is no voice {name} in {self.directory} (there: {known})")
+            raise UnknownVoice(f"there is no voice {name} in {self.directory} (voices: {known})")
         path = self._path(name)
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -111,7 +111,7 @@ class VoiceStore:
             if problems:
                 raise ValueError("; ".join(problems))
         except Exception as error:  # a file can be damaged in more ways than the reader has errors for
-            reason = f"it has no {error}" if isinstance(error, KeyError) else _line(error)
+            reason = f"it has no {error}" if isinstance(error, KeyError) else _one_line(error)
             folder = shlex.quote(str(self.directory))
             again = f"telephony-tts voices add {name} --replace --wav FILE --model DIR --voices {folder}"
             raise EngineUnavailable(
@@ -120,10 +120,10 @@ class VoiceStore:
         return features
 
     def remove(self, name: str) -> None:
-        """Raises UnknownVoice with the names near it, ConfigError where the folder cannot be written to."""
-        if not _can_be(name) or not self._path(name).is_file():
+        """Raises UnknownVoice that lists similar names, ConfigError if the folder cannot be written to."""
+        if not _is_valid(name) or not self._path(name).is_file():
             near = get_close_matches(name, self.names(), n=3, cutoff=0.5)
-            known = f"near it: {', '.join(near)}" if near else f"there: {', '.join(self.names()) or 'none'}"
+            known = f"similar: {', '.join(near)}" if near else f"voices: {', '.join(self.names()) or 'none'}"
             raise UnknownVoice(f"there is no voice {name} in {self.directory} ({known})")
         try:
             self._path(name).unlink()
@@ -131,32 +131,32 @@ class VoiceStore:
             raise ConfigError(f"{self._path(name)} cannot be removed: {error.strerror or error}") from error
 
     def _path(self, name: str) -> Path:
-        if not _can_be(name):
+        if not _is_valid(name):
             raise ConfigError(
-                f"{name!r} cannot be a voice's name: use up to 64 letters, digits, '-', '_' and '.', "
-                f"of rare scripts fewer ({MAX_NAME_BYTES} bytes)"
+                f"{name!r} is not a valid name for a voice: use up to 64 letters, digits, '-', '_' and '.', "
+                f"and at most {MAX_NAME_BYTES} bytes"
             )
         return self.directory / f"{name}{SUFFIX}"
 
 
-def _can_be(name: str) -> bool:
+def _is_valid(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and len(os.fsencode(name)) <= MAX_NAME_BYTES
 
 
 def _about(text: str) -> dict[str, Any]:
-    """What a voice file says of itself. Raises ValueError where that is of another format."""
+    """The metadata of a voice file. Raises ValueError for another format."""
     try:
         about = json.loads(text)
     except RecursionError:
-        raise ValueError("what it says of itself is nested too deeply") from None
-    said = about.get("format") if isinstance(about, dict) else None
-    if said != FORMAT:
-        raise ValueError(f"its format is {repr(said)[:MAX_SHOWN]}")
-    found: dict[str, Any] = about
-    return found
+        raise ValueError("its metadata is nested too deeply") from None
+    file_format = about.get("format") if isinstance(about, dict) else None
+    if file_format != FORMAT:
+        raise ValueError(f"its format is {repr(file_format)[:MAX_SHOWN]}")
+    metadata: dict[str, Any] = about
+    return metadata
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:MAX_REASON]
 
 
@@ -164,27 +164,27 @@ def _line(error: Exception) -> str:
 
 
 def read_spk2info(path: Path) -> tuple[dict[str, PromptFeatures], list[str]]:
-    """The voices of a spk2info.pt in any of its three layouts, and what is wrong with those that are none.
+    """The usable voices of a spk2info.pt in any of its three layouts, and the problems of the other entries.
 
-    Raises ConfigError where the file cannot be read at all.
+    Each problem begins with the name of its entry. Raises ConfigError if the file cannot be read at all.
     """
     try:
         data = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file can be damaged in more ways than the reader has errors for
         raise ConfigError(f"{path} {unreadable(error)}") from error
     if not isinstance(data, Mapping) or (data and not any(isinstance(entry, Mapping) for entry in data.values())):
-        raise ConfigError(f"{path} holds no speakers by name")
+        raise ConfigError(f"{path} does not hold speakers by name")
     voices: dict[str, PromptFeatures] = {}
     problems = []
     for name, entry in data.items():
         if not isinstance(name, str) or not name or not name.isprintable():
-            problems.append(f"{repr(name)[:MAX_SHOWN]}: is no name for a voice")
+            problems.append(f"{repr(name)[:MAX_SHOWN]}: is not a name for a voice")
             continue
         try:
             features = _imported(entry, {"source": f"{Path(path).name}: {name}"})
             found = features.problems()
         except Exception as error:  # an entry can be damaged in more ways than there are checks
-            found = [_line(error)]
+            found = [_one_line(error)]
         problems += [f"{name}: {problem}" for problem in found]
         if not found:
             voices[name] = features
@@ -192,12 +192,12 @@ def read_spk2info(path: Path) -> tuple[dict[str, PromptFeatures], list[str]]:
 
 
 def unreadable(error: Exception) -> str:
-    """Why `torch.load` failed, to go on with after the file's name.
+    """Why `torch.load` failed, as the rest of a sentence that begins with the name of the file.
 
-    Its own words are paragraphs about its insides, or advise to run what the file would run.
+    The messages of torch are paragraphs about its internals, or advise to run the code that the file holds.
     """
     if isinstance(error, pickle.UnpicklingError):
-        return "is no plain file of tensors (it is of another kind, damaged, or would run code): it was not read"
+        return "is not a plain file of tensors (it is of another kind, damaged, or would run code): it was not read"
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return f"cannot be read: {error.strerror}"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
@@ -207,7 +207,7 @@ def unreadable(error: Exception) -> str:
 
 def _imported(entry: Any, provenance: Mapping[str, str]) -> PromptFeatures:
     if not isinstance(entry, Mapping):
-        raise ValueError("is no speaker")
+        raise ValueError("is not a speaker")
     if "flow_prompt_speech_token" in entry:  # (b) add_zero_shot_spk
         return aligned(
             _row(entry, "flow_prompt_speech_token"),
@@ -240,7 +240,7 @@ def _entries(entry: Mapping[Any, Any]) -> str:
 
 
 def _row(entry: Mapping[str, Any], key: str) -> Tensor:
-    """Entry [1, N] or [N] as [N], cut to its `_len` where there is one."""
+    """Entry [1, N] or [N] as [N], cut to the length in its `_len` entry if there is one."""
     value = _plain(entry, key)
     if value.dim() == 2 and value.shape[0] == 1:
         value = value[0]
@@ -250,7 +250,7 @@ def _row(entry: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _frames(entry: Mapping[str, Any], key: str) -> Tensor:
-    """Entry [1, F, 80] or [F, 80] as [F, 80], cut to its `_len` where there is one."""
+    """Entry [1, F, 80] or [F, 80] as [F, 80], cut to the length in its `_len` entry if there is one."""
     value = _plain(entry, key)
     if value.dim() == 3 and value.shape[0] == 1:
         value = value[0]
@@ -262,17 +262,17 @@ def _frames(entry: Mapping[str, Any], key: str) -> Tensor:
 def _plain(entry: Mapping[str, Any], key: str) -> Tensor:
     value = entry.get(key)
     if not isinstance(value, Tensor):
-        raise ValueError(f"{key} is missing or no tensor")
+        raise ValueError(f"{key} is missing or not a tensor")
     if not is_plain(value):
-        raise ValueError(f"{key} holds no plain numbers")
+        raise ValueError(f"{key} does not hold plain numbers")
     return value
 
 
 def _length(entry: Mapping[str, Any], key: str, n: int) -> int:
-    """`_len` of an entry, no more than the n that are there. Raises ValueError where it is no number."""
+    """The `_len` of an entry, at most n, which is the default. Raises ValueError if it is not a finite number."""
     length = entry.get(f"{key}_len")
     if not isinstance(length, Tensor) or length.numel() != 1:
         return n
     if not is_plain(length) or not math.isfinite(float(length)):
-        raise ValueError(f"{key}_len is no length")
+        raise ValueError(f"{key}_len is not a length")
     return min(max(int(length), 0), n)

@@ -1,4 +1,4 @@
-"""Files of a model directory and of voices that somebody made to do harm: each is named, none takes the rest along."""
+"""Malicious files of a model directory and of voices: each is named, and the other files stay usable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
 )
 from telephony_tts.engines.cosyvoice2.checkpoint.standin_onnx import speaker_graph, token_graph
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, load_model_directory
-from telephony_tts.engines.cosyvoice2.voices.enrolment import Listed, list_voices
+from telephony_tts.engines.cosyvoice2.voices.enrolment import ListedVoice, list_voices
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, Recording, extract, open_graph
 from telephony_tts.engines.cosyvoice2.voices.voice_store import FORMAT, VoiceStore, read_spk2info
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, UnknownVoice
@@ -32,7 +32,7 @@ from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, Unk
 torch.set_num_threads(1)
 DEEP = 100_000
 LONG_NAME = "\U00020000" * 60
-"""60 letters, 240 bytes."""
+"""60 letters and 240 bytes"""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def changed(path: Path, **tensors: object) -> None:
-    """Of a .pt file the tensors of these names; "__" stands for "."."""
+    """Replaces tensors of a .pt file by name; "__" in a name stands for "."."""
     state = torch.load(path, weights_only=True)
     torch.save({**state, **{name.replace("__", "."): value for name, value in tensors.items()}}, path)
 
@@ -64,7 +64,7 @@ def test_loading_names_a_nested_config_too(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "../cosyvoice2.yaml"])
-def test_settings_that_are_far_too_large_are_not_read(directory: Path, name: str) -> None:
+def test_settings_that_are_too_large_are_not_read(directory: Path, name: str) -> None:
     path = directory / "CosyVoice-BlankEN" / name
     path.write_text(path.read_text() + " " * MAX_SETTINGS_BYTES)
     (problem,) = check_model_directory(directory)
@@ -79,9 +79,9 @@ BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: &a {x: *a}", "a part of"),
-        ("a: &a [1, *a]", "a part of"),
-        ("a: !new:x &a\n  b: [*a]", "a part of"),
+        ("a: &a {x: *a}", "inside the value"),
+        ("a: &a [1, *a]", "inside the value"),
+        ("a: !new:x &a\n  b: [*a]", "inside the value"),
         (BOMB, f"more than {MAX_SETTINGS_NODES} values"),
         ("a: [" + "1," * MAX_SETTINGS_NODES + "]", f"more than {MAX_SETTINGS_NODES} values"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
@@ -91,7 +91,7 @@ BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     ],
     ids=lambda value: value[:12],
 )
-def test_yaml_made_to_take_for_ever_is_one_problem(directory: Path, text: str, words: str) -> None:
+def test_yaml_that_would_take_for_ever_is_one_problem(directory: Path, text: str, words: str) -> None:
     path = directory / "cosyvoice2.yaml"
     path.write_text(f"{path.read_text()}\n{text}\n")
     (problem,) = check_model_directory(directory)
@@ -99,14 +99,14 @@ def test_yaml_made_to_take_for_ever_is_one_problem(directory: Path, text: str, w
     assert len(problem) < 400
 
 
-def test_aliases_that_stay_small_are_values(tmp_path: Path) -> None:
+def test_small_aliases_are_read_as_values(tmp_path: Path) -> None:
     path = tmp_path / "cosyvoice2.yaml"
     path.write_text("rows: &rows [1, 3, 5]\nall: [*rows, *rows]\nmore: &more {a: 1}\nboth: {<<: *more, b: *rows}")
     settings = read_settings(path)
     assert settings["all"] == [[1, 3, 5], [1, 3, 5]] and settings["both"] == {"a": 1, "b": [1, 3, 5]}
 
 
-def test_a_product_of_many_factors_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_product_of_many_factors_is_not_computed(tmp_path: Path) -> None:
     path = tmp_path / "cosyvoice2.yaml"
     path.write_text(f"a: {'9' * 4000}\nfour: <a> * <a> * <a> * <a>\nmany: {'<a> * ' * 10_000}<a>")
     settings = read_settings(path)
@@ -118,7 +118,7 @@ def test_a_product_of_many_factors_is_left_as_it_is(tmp_path: Path) -> None:
     [(math.inf, 1), (math.inf, 1.0), (math.nan, 1.0), ([], (5, 15)), ({1: 2}, (5, 15)), ([[]], (1,)), ([1] * 9999, 1)],
     ids=str,
 )
-def test_a_value_that_is_none_of_its_kind_is_named_in_a_line(value: object, default: object) -> None:
+def test_a_value_of_the_wrong_type_is_named_in_one_line(value: object, default: object) -> None:
     with pytest.raises(ValueError, match=r"^a\.b is ") as caught:
         setting({"a": {"b": value}}, "a.b", default)
     assert len(str(caught.value)) < 200
@@ -143,10 +143,10 @@ def test_weights_that_are_not_finite_are_named_by_the_check(
     state[tensor].view(-1)[3] = bad
     torch.save(state, directory / file)
     assert check_model_directory(directory) == [f"{file}: 1 tensors hold values that are not finite: {tensor}"]
-    load_model_directory(directory)  # serving does not read them twice
+    load_model_directory(directory)  # loading does not look for them
 
 
-def test_what_nobody_uses_may_hold_anything(directory: Path) -> None:
+def test_unused_tensors_may_hold_anything(directory: Path) -> None:
     state = torch.load(directory / "llm.pt", weights_only=True)
     changed(directory / "llm.pt", llm__model__lm_head__weight=state["llm.model.lm_head.weight"] * math.nan)
     assert check_model_directory(directory) == []
@@ -165,18 +165,18 @@ def test_what_nobody_uses_may_hold_anything(directory: Path) -> None:
 )
 def test_tensors_without_numbers_are_named(directory: Path, value: Tensor) -> None:
     changed(directory / "flow.pt", encoder_proj__bias=value)
-    expected = ["flow.pt: 1 tensors hold no plain numbers: encoder_proj.bias"]
+    expected = ["flow.pt: 1 tensors do not hold plain numbers: encoder_proj.bias"]
     assert check_model_directory(directory) == expected
-    with pytest.raises(EngineUnavailable, match="no plain numbers"):
+    with pytest.raises(EngineUnavailable, match="not hold plain numbers"):
         load_model_directory(directory)
 
 
-def test_a_folded_weight_of_whole_numbers_is_foreign_and_no_exception(directory: Path) -> None:
+def test_a_folded_weight_of_integers_is_foreign_and_raises_nothing(directory: Path) -> None:
     changed(directory / "hift.pt", conv_pre__weight=torch.ones(3, 3, 3, dtype=torch.int32))
     assert check_model_directory(directory) == ["hift.pt: 1 tensors are not of CosyVoice2: conv_pre.weight"]
 
 
-def test_an_index_as_large_as_no_model_is_named(directory: Path) -> None:
+def test_an_impossibly_large_index_is_named(directory: Path) -> None:
     changed(directory / "llm.pt", llm__model__model__layers__99999999999__x=torch.zeros(1))
     (problem,) = check_model_directory(directory)
     assert problem.startswith("llm.pt: a tensor has the index 99999999999")
@@ -201,18 +201,18 @@ def test_an_index_as_large_as_no_model_is_named(directory: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_features_of_a_wrong_kind_are_told(features: PromptFeatures, change: dict[str, Any], words: str) -> None:
+def test_features_of_a_wrong_type_are_reported(features: PromptFeatures, change: dict[str, Any], words: str) -> None:
     (problem,) = replace(features, **change).problems()
     assert words in problem
 
 
-def test_a_prompt_of_thirty_seconds_is_right(features: PromptFeatures) -> None:
+def test_a_prompt_of_thirty_seconds_is_accepted(features: PromptFeatures) -> None:
     longest = replace(features, speech_tokens=torch.zeros(750, dtype=torch.int64), mel=torch.zeros(1500, 80))
     assert longest.problems() == []
 
 
 def voice_file(path: Path, features: PromptFeatures, about: object = None, **tensors: Tensor) -> None:
-    """A voice's file as `VoiceStore` writes it, but for what is given. `about` may be JSON already."""
+    """A voice file as `VoiceStore` writes it, except for the given parts. `about` may be JSON already."""
     said = {"format": FORMAT, "transcript": "", "provenance": {}}
     if isinstance(about, dict):
         said |= about
@@ -231,7 +231,7 @@ def voice_file(path: Path, features: PromptFeatures, about: object = None, **ten
         ({}, {"mel": torch.zeros(173, 80)}, r"the mel is \[173, 80\]"),
         ({}, {"embedding": torch.full((192,), math.nan)}, "embedding is not finite"),
         ({}, {"speech_tokens": torch.full((87,), math.inf)}, r"not all in 0\.\.6560"),
-        ({}, {"mel": torch.zeros(174, 80, dtype=torch.complex64)}, "mel holds no plain numbers"),
+        ({}, {"mel": torch.zeros(174, 80, dtype=torch.complex64)}, "mel does not hold plain numbers"),
         ({}, {"transcript_ids": torch.tensor([0.5])}, "ids of the transcript"),
         ({"transcript": 5}, {}, "the transcript is a int"),
         ({"provenance": [1]}, {}, "the provenance"),
@@ -243,7 +243,7 @@ def voice_file(path: Path, features: PromptFeatures, about: object = None, **ten
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_damaged_voice_is_a_problem_of_its_own(
+def test_a_damaged_voice_leaves_the_others_usable(
     tmp_path: Path, features: PromptFeatures, about: object, tensors: dict[str, Tensor], words: str
 ) -> None:
     store = VoiceStore(tmp_path)
@@ -257,13 +257,13 @@ def test_a_damaged_voice_is_a_problem_of_its_own(
     assert good.features is not None and good.name == "good"
 
 
-def test_a_voice_file_that_is_right_is_read(tmp_path: Path, features: PromptFeatures) -> None:
+def test_a_good_voice_file_is_read(tmp_path: Path, features: PromptFeatures) -> None:
     voice_file(tmp_path / "a.safetensors", features, {"transcript": "x"}, transcript_ids=torch.tensor([1, 2]))
     assert VoiceStore(tmp_path).load("a").transcript_ids == (1, 2)
 
 
 def test_a_description_cannot_drive_the_terminal(features: PromptFeatures) -> None:
-    listed = Listed("a", replace(features, provenance={"source": "a\x1b[2J.wav\n"}))
+    listed = ListedVoice("a", replace(features, provenance={"source": "a\x1b[2J.wav\n"}))
     assert listed.description == "zero-shot, 3.5 s of a?[2J.wav?"
 
 
@@ -295,9 +295,9 @@ def third_party(features: PromptFeatures, text: object) -> dict[str, object]:
         (lambda f: {"embedding": f.embedding[None].to_sparse()}, "plain numbers"),
         (lambda f: {"embedding": torch.ones(1, 1).expand(1, 1 << 40)}, "plain numbers"),
         (lambda f: {"embedding": torch.ones(1, 192, dtype=torch.complex64)}, "plain numbers"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.inf])), "_len is no length"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.nan])), "_len is no length"),
-        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.empty(1, device="meta")), "_len is no length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.inf])), "_len is not a length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.tensor([math.nan])), "_len is not a length"),
+        (lambda f: prompted(f, flow_prompt_speech_token_len=torch.empty(1, device="meta")), "_len is not a length"),
         (lambda f: prompted(f, prompt_text=torch.tensor([[0.5]])), "ids of the transcript"),
         (lambda f: prompted(f, prompt_text=torch.tensor([[1 << 40]])), "ids of the transcript"),
         (lambda f: third_party(f, 5), "prompt_text is a int"),
@@ -305,7 +305,7 @@ def third_party(features: PromptFeatures, text: object) -> dict[str, object]:
         (lambda f: {f"key {n}": 0 for n in range(1000)}, "known layouts"),
     ],
 )
-def test_a_speaker_made_to_do_harm_is_a_problem_of_its_own(
+def test_a_malicious_speaker_leaves_the_others_usable(
     tmp_path: Path, features: PromptFeatures, bad: Callable[[PromptFeatures], object], words: str
 ) -> None:
     good = prompted(features, flow_prompt_speech_token_len=torch.tensor([2**62]))
@@ -316,17 +316,17 @@ def test_a_speaker_made_to_do_harm_is_a_problem_of_its_own(
 
 
 @pytest.mark.parametrize("name", [5, "", "a\x1b[2J", "a\nb", ("a", "b")], ids=repr)
-def test_a_speaker_whose_name_is_none_is_a_problem(tmp_path: Path, features: PromptFeatures, name: object) -> None:
+def test_a_speaker_with_an_invalid_name_is_a_problem(tmp_path: Path, features: PromptFeatures, name: object) -> None:
     entry = {"embedding": features.embedding[None]}
     torch.save({name: entry, "good": entry}, tmp_path / "spk2info.pt")
     voices, (problem,) = read_spk2info(tmp_path / "spk2info.pt")
-    assert list(voices) == ["good"] and "is no name" in problem and problem.isprintable()
+    assert list(voices) == ["good"] and "is not a name" in problem and problem.isprintable()
 
 
-def test_a_name_whose_file_would_have_too_long_a_name(tmp_path: Path, features: PromptFeatures) -> None:
+def test_a_name_that_is_too_long_for_a_file_is_refused(tmp_path: Path, features: PromptFeatures) -> None:
     store = VoiceStore(tmp_path)
     for act in (lambda: store.check_free(LONG_NAME), lambda: store.save(LONG_NAME, features)):
-        with pytest.raises(ConfigError, match=r"cannot be a voice's name.*200 bytes"):
+        with pytest.raises(ConfigError, match=r"is not a valid name for a voice.*200 bytes"):
             act()
     for refused in (store.load, store.remove):
         with pytest.raises(UnknownVoice):
@@ -341,19 +341,19 @@ def test_a_name_whose_file_would_have_too_long_a_name(tmp_path: Path, features: 
 
 
 def test_a_network_that_fails_is_named_with_its_file(tmp_path: Path) -> None:
-    wrong = speaker_graph(0).replace(b"projection", b"projectiom", 1)  # a name that nothing gives
+    wrong = speaker_graph(0).replace(b"projection", b"projectiom", 1)  # a name that no node outputs
     (tmp_path / "tokens.onnx").write_bytes(token_graph(0))
     graph = open_graph(tmp_path / "tokens.onnx", 2)
     with pytest.raises(EngineUnavailable, match=r"tokens\.onnx cannot be run.*models pull") as caught:
         graph.run(None, {"feats": np.zeros((1, 3, 8), np.float32), "feats_length": np.zeros(1, np.int32)})
     assert "\n" not in caught.value.message and len(caught.value.message) < 600
     (tmp_path / "speaker.onnx").write_bytes(wrong)
-    with pytest.raises(EngineUnavailable, match=r"speaker\.onnx is no usable ONNX file"):
+    with pytest.raises(EngineUnavailable, match=r"speaker\.onnx is not a usable ONNX file"):
         open_graph(tmp_path / "speaker.onnx", 1)
 
 
 class Odd:
-    """A network with one input, or two, that gives whatever is asked."""
+    """A network with one or two inputs that gives the given outputs."""
 
     def __init__(self, n_inputs: int, outputs: list[object]) -> None:
         self._n_inputs, self._outputs = n_inputs, outputs
@@ -368,14 +368,14 @@ class Odd:
 @pytest.mark.parametrize(
     ("outputs", "error", "words"),
     [
-        ([], EngineUnavailable, "gives no array of numbers"),
-        ([[1]], EngineUnavailable, "gives no array of numbers"),
-        ([np.array(["a"])], EngineUnavailable, "gives no array of numbers"),
+        ([], EngineUnavailable, "does not give an array of numbers"),
+        ([[1]], EngineUnavailable, "does not give an array of numbers"),
+        ([np.array(["a"])], EngineUnavailable, "does not give an array of numbers"),
         ([np.array([math.nan], np.float32)], AudioError, "not finite"),
-        ([np.zeros(0, np.int32)], AudioError, "no speech tokens came out"),
+        ([np.zeros(0, np.int32)], AudioError, "speech tokenizer gave no tokens"),
     ],
 )
-def test_outputs_that_are_none_make_no_voice(
+def test_unusable_outputs_do_not_become_a_voice(
     outputs: list[object], error: type[Exception], words: str
 ) -> None:
     hum = 0.1 * torch.sin(torch.arange(4 * 24_000) / 20)
@@ -383,7 +383,7 @@ def test_outputs_that_are_none_make_no_voice(
         extract(Recording(hum, 24_000), Odd(1, [np.ones((1, 192), np.float32)]), Odd(2, outputs))
 
 
-def test_the_check_names_the_speaker_that_will_be_left_out(tmp_path: Path) -> None:
+def test_the_check_names_a_speaker_that_is_not_usable(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path)
     path = tmp_path / "spk2info.pt"
     speakers = torch.load(path, weights_only=True)

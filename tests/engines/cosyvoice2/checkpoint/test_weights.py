@@ -2,6 +2,8 @@ import gzip
 import importlib.util
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,14 @@ import torch
 from parity_front import read_config
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import LM_HEAD, WEIGHT_G, WEIGHT_V, checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES, write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config, read_settings
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, load_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.errors import EngineUnavailable
 
@@ -51,12 +54,37 @@ def meta_state(config: ModelConfig) -> dict[str, dict[str, Tensor]]:
 # --------------------------------------------------------------------------- the list
 
 
-def test_the_list_of_tensors_is_the_official_one_in_names_shapes_and_order() -> None:
+def test_the_networks_take_the_official_tensors_by_name_and_shape() -> None:
     official = json.loads(gzip.decompress(OFFICIAL.read_bytes()))
     ours = checkpoint_shapes(ModelConfig())
     for file in TENSORS:
-        theirs = [(name, tuple(shape)) for name, shape in official[file].items() if name != LM_HEAD]
-        assert list(ours[file].items()) == theirs
+        theirs = {name: tuple(shape) for name, shape in official[file].items() if name != TEXT_HEAD}
+        assert ours[file] == theirs
+    assert sum(map(len, ours.values())) == 1743, "and the text head"
+
+
+def test_shapes_of_a_network_take_no_memory_and_no_code_of_torch_that_is_loaded_late() -> None:
+    """Otherwise each command about models would start seconds later."""
+    program = """
+import resource, sys, torch
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+before = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checkpoint_shapes(ModelConfig())
+print(len(set(sys.modules) - before[0]), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1]) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    n_modules, megabytes = map(int, done.stdout.split())
+    assert n_modules == 0 and megabytes < 30
+
+
+@pytest.mark.parametrize("rates", [[0, 5, 3], [-8, 5, 3], [8, 10**12, 10**12]])
+def test_rates_that_no_network_can_have_are_a_problem_of_the_file(directory: Path, rates: list[int]) -> None:
+    path = directory / "cosyvoice2.yaml"
+    path.write_text(path.read_text().replace("upsample_rates: [8, 5, 3]", f"upsample_rates: {rates}"))
+    problems = check_model_directory(directory)
+    assert all(problem.startswith("hift.pt: ") for problem in problems)
+    assert problems or rates[0] < 1, "the first rate is in no shape"
 
 
 @pytest.mark.parametrize("config", SIZES.values(), ids=SIZES)
@@ -88,19 +116,19 @@ def test_a_model_directory_is_read(directory: Path) -> None:
     assert checkpoint.config == SIZES["tiny"] and checkpoint.is_random
     assert check_model_directory(directory) == []
     assert_same(checkpoint.flow, read(directory / "flow.pt"))
-    assert LM_HEAD not in checkpoint.lm and LM_HEAD in read(directory / "llm.pt")
+    assert TEXT_HEAD not in checkpoint.lm and TEXT_HEAD in read(directory / "llm.pt")
     assert checkpoint.spk2info is not None and checkpoint.tokenizer_dir.is_dir()
     assert checkpoint.speaker_onnx.is_file() and checkpoint.tokens_onnx.is_file()
 
 
-def test_what_is_read_is_what_the_networks_take(directory: Path) -> None:
+def test_the_networks_take_what_was_read(directory: Path) -> None:
     checkpoint = load_model_directory(directory)
     LanguageModel.from_state(checkpoint.config.lm, checkpoint.lm)
     Flow.from_state(checkpoint.config, checkpoint.flow)
     Vocoder.from_state(checkpoint.config.vocoder, checkpoint.hift)
 
 
-def test_fine_tuned_files_have_entries_that_are_no_tensors(directory: Path) -> None:
+def test_entries_of_fine_tuned_files_that_are_not_tensors_are_dropped(directory: Path) -> None:
     before = load_model_directory(directory)
     for name in ("llm.pt", "flow.pt"):
         torch.save({**read(directory / name), "epoch": 3, "step": 1000}, directory / name)
@@ -111,7 +139,7 @@ def test_fine_tuned_files_have_entries_that_are_no_tensors(directory: Path) -> N
 
 def test_the_text_head_may_be_missing(directory: Path) -> None:
     state = read(directory / "llm.pt")
-    del state[LM_HEAD]
+    del state[TEXT_HEAD]
     torch.save(state, directory / "llm.pt")
     assert check_model_directory(directory) == []
 
@@ -196,7 +224,7 @@ flow: !new:os.system
 )
 def test_settings_that_cannot_be_read_say_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "cosyvoice2.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"cannot be read|no settings"):
+    with pytest.raises(ValueError, match=r"cannot be read|does not hold settings"):
         read_settings(tmp_path / "cosyvoice2.yaml")
 
 
@@ -259,7 +287,7 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
         "encoder_proj.bias is [81] and should be [80]",
         "1 tensors are not of floating point: encoder_proj.weight",
         "hift.pt cannot be read: it is cut off or damaged\n",
-        "llm.pt is no plain file of tensors",
+        "llm.pt is not a plain file of tensors",
         f"telephony-tts models pull {directory}",
         f"telephony-tts models check {directory}",
     ):
@@ -270,7 +298,7 @@ def test_one_error_names_every_problem_and_what_to_do(directory: Path) -> None:
 def test_no_directory_and_an_empty_one(tmp_path: Path) -> None:
     assert check_model_directory(tmp_path / "nowhere") == ["there is no such directory"]
     (tmp_path / "file").touch()
-    assert check_model_directory(tmp_path / "file") == ["it is a file and no directory"]
+    assert check_model_directory(tmp_path / "file") == ["it is a file, not a directory"]
     (tmp_path / "file").unlink()
     problems = check_model_directory(tmp_path)
     assert len(problems) == 9 and all("missing" in problem for problem in problems)
@@ -282,7 +310,7 @@ def test_models_of_other_generations_are_recognised(directory: Path) -> None:
     (directory / "cosyvoice3.yaml").touch()
     assert check_model_directory(directory) == ["cosyvoice3.yaml belongs to CosyVoice3"]
     (directory / "flow.pt").rename(directory / "flow.cache.pt")
-    assert any("flow.cache.pt cannot stand in" in problem for problem in check_model_directory(directory))
+    assert any("flow.cache.pt cannot replace flow.pt" in problem for problem in check_model_directory(directory))
 
 
 def cut(path: Path, share: float = 0.5) -> None:
@@ -293,8 +321,8 @@ def cut(path: Path, share: float = 0.5) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("campplus.onnx", "is no usable ONNX file, it is cut off or damaged"),
-        ("speech_tokenizer_v2.onnx", "is no usable ONNX file, it is cut off or damaged"),
+        ("campplus.onnx", "is not a usable ONNX file, it is cut off or damaged"),
+        ("speech_tokenizer_v2.onnx", "is not a usable ONNX file, it is cut off or damaged"),
         ("spk2info.pt", "cannot be read: it is cut off or damaged"),
         ("CosyVoice-BlankEN/vocab.json", "is cut off or damaged"),
         ("CosyVoice-BlankEN/merges.txt", "is cut off"),
@@ -322,7 +350,7 @@ def test_merges_cut_between_two_lines_are_seen(directory: Path, share: float) ->
     assert problem.startswith("CosyVoice-BlankEN/merges.txt is cut off or of another model")
 
 
-def test_settings_that_were_cut_anywhere_are_named_or_lack_nothing(directory: Path) -> None:
+def test_settings_that_were_cut_anywhere_are_named_or_complete(directory: Path) -> None:
     path = directory / "cosyvoice2.yaml"
     whole = path.read_text()
     for end in range(0, len(whole), 21):
@@ -332,7 +360,7 @@ def test_settings_that_were_cut_anywhere_are_named_or_lack_nothing(directory: Pa
         assert len(problems) == 1 or "f0_predictor:" in whole[:end], end
 
 
-def test_the_two_graphs_in_each_others_place(directory: Path) -> None:
+def test_swapped_graphs_are_named(directory: Path) -> None:
     speaker, tokens = directory / "campplus.onnx", directory / "speech_tokenizer_v2.onnx"
     first, second = speaker.read_bytes(), tokens.read_bytes()
     speaker.write_bytes(second)
@@ -360,7 +388,7 @@ def test_loading_opens_neither_graphs_nor_speakers(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["CosyVoice-BlankEN/config.json", "cosyvoice2.yaml"])
-def test_what_follows_from_a_missing_file_is_not_told(directory: Path, name: str) -> None:
+def test_only_the_missing_file_is_reported(directory: Path, name: str) -> None:
     (directory / name).unlink()
     assert check_model_directory(directory) == [f"{name} is missing"]
     with pytest.raises(EngineUnavailable, match=f"{name} is missing"):
@@ -368,7 +396,7 @@ def test_what_follows_from_a_missing_file_is_not_told(directory: Path, name: str
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_damaged_files_are_problems_and_no_exceptions(directory: Path, seed: int) -> None:
+def test_damaged_files_are_problems_and_raise_nothing(directory: Path, seed: int) -> None:
     chance = random.Random(seed)
     data = bytearray((directory / "hift.pt").read_bytes())
     directory_of_zip = data.rfind(b"PK\x05\x06")
@@ -382,4 +410,4 @@ def test_damaged_files_are_problems_and_no_exceptions(directory: Path, seed: int
 @pytest.mark.parametrize("data", [[1, 2], {"model": {"a": torch.zeros(1)}}, {}, torch.zeros(3), {1: torch.zeros(1)}])
 def test_a_file_that_holds_something_else(directory: Path, data: object) -> None:
     torch.save(data, directory / "flow.pt")
-    assert check_model_directory(directory) == ["flow.pt holds no tensors by name"]
+    assert check_model_directory(directory) == ["flow.pt does not hold tensors by name"]

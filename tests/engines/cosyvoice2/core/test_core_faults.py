@@ -28,6 +28,7 @@ from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -89,9 +90,16 @@ class Faulty(Runner):
         self._maybe("flow", [self._tracks.get(id(block)) for block in blocks])
         super().flow(blocks)
 
-    def vocode(self, tracks: Sequence[Track]) -> list[Sound]:
-        self._maybe("vocode", tracks)
-        return super().vocode(tracks)
+    def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
+        try:
+            self._maybe("vocode", tracks)
+        except Exception as error:
+            at = next(i for i, track in enumerate(tracks) if track.slot == self.slot)
+            on_failure(at, error)
+            others = [*tracks[:at], *tracks[at + 1 :]]
+            sounds = super().vocode(others, lambda i, each: on_failure(i + (i >= at), each))
+            return [*sounds[:at], None, *sounds[at:]]
+        return super().vocode(tracks, on_failure)
 
     def close(self, track: Track) -> None:
         super().close(track)

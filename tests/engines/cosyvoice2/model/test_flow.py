@@ -20,7 +20,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, FlowEncoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, FlowStream
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -75,10 +75,10 @@ def test_encoder_equals_the_reference() -> None:
     both = vectors(VECTORS / "flow_encoder.npz")
     state = {key.removeprefix("weight:"): value for key, value in both.items() if key.startswith("weight:")}
     n_tokens, d_model = state["input_embedding.weight"].shape
-    take = Reader(state)
+    take = FlowReader(state)
     config = FlowEncoderConfig(n_tokens=n_tokens, d_model=d_model, n_heads=4, d_ff=128, n_layers=2, n_up_layers=4)
     encoder = FlowEncoder(config, take)
-    take.finish()
+    take.finish("flow_encoder.npz")
     stages = list(check_encoder(encoder, both))
     assert len(stages) == 9
     assert [stage for stage in stages if not stage[1] <= stage[2]] == []
@@ -224,7 +224,8 @@ def test_weights_that_do_not_fit_are_all_named() -> None:
     state["epoch"] = torch.zeros(1)
     with pytest.raises(ValueError) as caught:
         Flow.from_state(config, state)
-    for words in ("missing encoder_proj.bias", "final_proj.weight is [3, 3], not [80, 24, 1]", "unexpected epoch"):
+    misshaped = "final_proj.weight is [3, 3] and should be [80, 24, 1]"
+    for words in ("missing encoder_proj.bias", misshaped, "unexpected epoch"):
         assert words in str(caught.value)
 
 

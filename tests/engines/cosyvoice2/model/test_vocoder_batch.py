@@ -1,4 +1,4 @@
-"""Chunks of several utterances pushed in one call: each as alone, one batch where shapes agree, nothing shared."""
+"""Chunks of several utterances in one call: each equals the utterance alone, and equal shapes are one batch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from reference_vocoder import raise_failure
 from test_vocoder import CONFIG, VECTORS, noise, parity, random_mel, stream
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, UpstreamJoint, push_together
+from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, Joint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 
 State = dict[str, Tensor]
 SIZES = ((30, 20, 33), (30, 20, 33), (44, 0, 12), (30, 26, 9))
-"""Chunks of four utterances: the first two always of equal shapes, the fourth in its first chunk."""
+"""Chunks of four utterances. The first two always have equal shapes, the fourth only in its first chunk."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +56,20 @@ def joints_of(vocoder: Vocoder, kind: str, n: int) -> list[Joint]:
 
 
 def sizes_of(kind: str) -> tuple[tuple[int, ...], ...]:
-    """Upstream's joint takes no chunk below 8 frames before the last."""
+    """The upstream joint refuses chunks of less than 8 frames before the last."""
     return tuple(tuple(max(size, 8) for size in sizes) for sizes in SIZES) if kind == "upstream" else SIZES
 
 
-def together(joints: list[Joint], mels: list[Tensor], sizes: tuple[tuple[int, ...], ...], **how: bool) -> list[Tensor]:
+def pushed_together(
+    joints: list[Joint], mels: list[Tensor], sizes: tuple[tuple[int, ...], ...], **how: bool
+) -> list[Tensor]:
     parts: list[list[Tensor]] = [[] for _ in joints]
     for turn in range(len(sizes[0])):
         starts = [sum(of[:turn]) for of in sizes]
         chunks = [mel[:, :, at : at + of[turn]] for mel, at, of in zip(mels, starts, sizes, strict=True)]
         lasts = [turn == len(of) - 1 for of in sizes]
-        for i, audio in enumerate(push_together(joints, chunks, lasts, **how)):
+        for i, audio in enumerate(push_chunks(joints, chunks, lasts, raise_failure, **how)):
+            assert audio is not None
             parts[i].append(audio)
     return [torch.cat(of, 1) for of in parts]
 
@@ -79,23 +83,23 @@ def mels_of(sizes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_on_a_cpu_each_is_as_alone_to_the_bit(vocoder: Vocoder, kind: str) -> None:
+def test_on_a_cpu_each_equals_itself_alone_to_the_bit(vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)
-    got = together(joints_of(vocoder, kind, 4), mels_of(sizes), sizes)
+    got = pushed_together(joints_of(vocoder, kind, 4), mels_of(sizes), sizes)
     for ours, want in zip(got, alone(joints_of(vocoder, kind, 4), mels_of(sizes), sizes), strict=True):
         assert want.shape[1] and torch.equal(ours, want)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_in_one_batch_each_is_as_alone_but_for_rounding(exact: Vocoder, vocoder: Vocoder, kind: str) -> None:
+def test_in_one_batch_each_equals_itself_alone_within_rounding(exact: Vocoder, vocoder: Vocoder, kind: str) -> None:
     sizes = sizes_of(kind)
     for model, tolerance in ((exact, 2e-7), (vocoder, 2e-4)):
-        got = together(joints_of(model, kind, 4), mels_of(sizes), sizes, batched=True)
+        got = pushed_together(joints_of(model, kind, 4), mels_of(sizes), sizes, batched=True)
         for ours, want in zip(got, alone(joints_of(model, kind, 4), mels_of(sizes), sizes), strict=True):
             assert parity.error(ours, want) < tolerance
 
 
-def test_equal_shapes_are_one_batch_and_others_run_one_by_one(
+def test_equal_shapes_are_one_batch_and_the_rest_runs_one_by_one(
     vocoder: Vocoder, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Vocoder.from_state(CONFIG, state)
@@ -114,25 +118,25 @@ def test_equal_shapes_are_one_batch_and_others_run_one_by_one(
         monkeypatch.setattr(model, "decode", counted)
     joints = [*joints_of(vocoder, "continuous", 4), *joints_of(other, "continuous", 2)]
     mels = [random_mel(n, i) for i, n in enumerate((40, 40, 33, 12, 40, 33))]
-    audios = push_together(joints, mels, [False] * 6, batched=True)
+    audios = push_chunks(joints, mels, [False] * 6, raise_failure, batched=True)
     assert sorted((of is other, n) for of, n in rows) == [(False, 1), (False, 2), (True, 1), (True, 1)]
-    assert [audio.shape for audio in audios] == [(1, 480 * n) for n in (20, 20, 13, 0, 20, 13)]
+    assert [audio.shape for audio in audios if audio is not None] == [(1, 480 * n) for n in (20, 20, 13, 0, 20, 13)]
     rows.clear()
-    push_together(joints, [random_mel(0)] * 6, [True] * 6)
+    push_chunks(joints, [random_mel(0)] * 6, [True] * 6, raise_failure)
     assert [n for _, n in rows] == [1] * 6
-    assert push_together([], [], []) == []
+    assert push_chunks([], [], [], raise_failure) == []
 
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("kind", ["continuous", "upstream"])
-def test_what_is_no_number_stays_in_its_own_audio(vocoder: Vocoder, kind: str, batched: bool) -> None:
+def test_non_finite_values_stay_in_their_own_audio(vocoder: Vocoder, kind: str, batched: bool) -> None:
     sizes = ((30, 20), (30, 20), (30, 20))
     mels = mels_of(sizes)
-    clean = together(joints_of(vocoder, kind, 3), mels, sizes, batched=batched)
+    clean = pushed_together(joints_of(vocoder, kind, 3), mels, sizes, batched=batched)
     for value in (math.nan, math.inf):
         broken = [mel.clone() for mel in mels]
         broken[1][0, 3, 12] = value
-        got = together(joints_of(vocoder, kind, 3), broken, sizes, batched=batched)
+        got = pushed_together(joints_of(vocoder, kind, 3), broken, sizes, batched=batched)
         assert not got[1].isfinite().all()
         for i in (0, 2):
             assert torch.equal(got[i], clean[i])
@@ -142,26 +146,26 @@ def test_a_call_that_is_refused_changes_nothing(vocoder: Vocoder) -> None:
     first, second = joints = joints_of(vocoder, "upstream", 2)
     mel = random_mel(30)
     with pytest.raises(ValueError, match="8 mel frames"):
-        push_together(joints, [mel, mel[:, :, :7]], [False, False])
+        push_chunks(joints, [mel, mel[:, :, :7]], [False, False], raise_failure)
     with pytest.raises(ValueError, match="one chunk at a time"):
-        push_together([first, second, first], [mel] * 3, [False] * 3)
+        push_chunks([first, second, first], [mel] * 3, [False] * 3, raise_failure)
     with pytest.raises(ValueError, match="shorter"):
-        push_together(joints, [mel], [False])
-    got = together(joints, [mel, mel], ((10, 20), (10, 20)))
+        push_chunks(joints, [mel], [False], raise_failure)
+    got = pushed_together(joints, [mel, mel], ((10, 20), (10, 20)))
     assert torch.equal(got[1], stream(joints_of(vocoder, "upstream", 2)[1], mel, [10]))
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fast", "upstream"])
-def test_a_joint_is_gone_when_its_utterance_lets_go_of_it(vocoder: Vocoder, kind: str) -> None:
-    """Without the collector: an interrupted utterance's memory is free at once."""
+def test_a_joint_is_freed_with_the_last_reference_to_it(vocoder: Vocoder, kind: str) -> None:
+    """Without the garbage collector: the memory of an interrupted utterance is free at once."""
     gc.collect()
     gc.disable()
     try:
         joints = joints_of(vocoder, kind, 2)
-        audios = push_together(joints, [random_mel(40)] * 2, [False] * 2, batched=True)
+        audios = push_chunks(joints, [random_mel(40)] * 2, [False] * 2, raise_failure, batched=True)
         gone = [weakref.ref(joint) for joint in joints]
         del joints
         assert [ref() for ref in gone] == [None, None]
-        assert audios[0].shape[1]
+        assert audios[0] is not None and audios[0].shape[1]
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""The vocoder's numbers: which are rounded in the mixed mode, the snake, and noise that never changes."""
+"""The vocoder's arithmetic: rounding in the mixed mode, the snake, and noise that never changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from reference_vocoder import whole_audio
 from test_vocoder import CONFIG, N_CHANNELS, VECTORS, level_db, noise, parity, random_mel, stream
 from torch import Tensor
 
@@ -36,7 +37,7 @@ def offline() -> dict[str, Tensor]:
 
 
 def test_noise_is_the_same_for_ever_and_goes_on_past_32_bits() -> None:
-    """Recorded when it was made with 64-bit integers: a seed sounds the same in every version and on every device."""
+    """Recorded from the 64-bit implementation: a seed sounds the same in every version and on every device."""
     want = [0.4493905, -0.3362852, 0.1485753, 0.1440470, -0.0812777, 0.4249020, -0.0674594, -0.2015995, -0.4351764]
     assert noise(7)(0, 1)[0, 0].tolist() == pytest.approx(want, abs=1e-6)
     assert noise(7)(10**9, 1)[0, 0, :3].tolist() == pytest.approx([1.41806865, 1.68126440, -0.09826536], abs=1e-6)
@@ -66,7 +67,7 @@ def test_mixed_rounds_in_the_residual_blocks_alone(
     assert level < -20 and level < level_db(throughout.decode(mel, source, 0, 50) - want, want) - 3
     mel, steady = random_mel(60), Vocoder.mixed(CONFIG, state, torch.float64)
     streamed = stream(ContinuousJoint(steady, noise()), mel, [30])
-    assert level_db(streamed - steady.vocode(mel, noise()), streamed) < -40
+    assert level_db(streamed - whole_audio(steady, mel, noise()), streamed) < -40
 
 
 def test_the_snake_is_what_the_specification_says(vocoder: Vocoder, state: dict[str, Tensor]) -> None:
@@ -75,6 +76,6 @@ def test_the_snake_is_what_the_specification_says(vocoder: Vocoder, state: dict[
     alpha = state["resblocks.0.activations1.0.alpha"].double()
     want = x.double() + (alpha * x.double()).sin().square() / (alpha + 1e-9)
     for rows in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x[:, 3:-4]):
-        got = vocoder._stages[0].blocks[0].steps[0].snake1(rows)
+        got = vocoder._layers.stages[0].blocks[0].steps[0].snake1(rows)
         assert torch.equal(x, before)
         assert parity.error(got, want if rows.shape == want.shape else want[:, 3:-4]) < 2e-5

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from telephony_tts.engines.cosyvoice2.voices import enrolment
-from telephony_tts.engines.cosyvoice2.voices.enrolment import Listed, transcript_warnings
+from telephony_tts.engines.cosyvoice2.voices.enrolment import ListedVoice, transcript_warnings
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineUnavailable
 
@@ -38,9 +38,9 @@ def test_a_transcript_can_be_said_in_the_time(transcript: str, seconds: float, f
 def test_a_voice_is_described_by_what_is_known_of_it() -> None:
     preset = PromptFeatures(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 80), torch.ones(192))
     prompted = PromptFeatures(torch.zeros(100, dtype=torch.int64), torch.zeros(200, 80), torch.ones(192))
-    assert Listed("a", preset).description == "preset"
-    assert Listed("a", prompted).description == "cross-lingual, 4.0 s"
-    assert Listed("a", None, "damaged").description == ""
+    assert ListedVoice("a", preset).description == "preset"
+    assert ListedVoice("a", prompted).description == "cross-lingual, 4.0 s"
+    assert ListedVoice("a", None, "damaged").description == ""
 
 
 def test_a_flow_file_of_an_old_torch_tells_the_size_too(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 
 def murmur(seconds: float, rate_hz: int = 24_000, level: float = 0.1) -> Tensor:
-    """Something like speech: a buzz whose loudness comes and goes."""
+    """A signal like speech: a buzz whose loudness rises and falls."""
     t = torch.arange(int(seconds * rate_hz)) / rate_hz
     buzz = sum(torch.sin(2 * math.pi * 140.0 * k * t) / k for k in range(1, 12))
     return level * torch.as_tensor(buzz) * (0.6 + 0.4 * torch.sin(2 * math.pi * 3.0 * t))
@@ -37,7 +37,7 @@ def silence(seconds: float, rate_hz: int = 24_000) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[voice.Graph, voice.Graph]:
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[voice.OnnxGraph, voice.OnnxGraph]:
     folder = tmp_path_factory.mktemp("graphs")
     (folder / "speaker.onnx").write_bytes(speaker_graph(0))
     (folder / "tokens.onnx").write_bytes(token_graph(0))
@@ -77,7 +77,7 @@ def test_channels_that_cancel_or_are_too_many() -> None:
         mixed(torch.stack([wave, -0.9 * wave], 1), 24_000)
     with pytest.raises(AudioError, match="6 channels"):
         mixed(wave[:, None].repeat(1, 6), 24_000)
-    with pytest.raises(AudioError, match="no numbers"):
+    with pytest.raises(AudioError, match="samples that are not finite"):
         mixed(torch.tensor([[0.1], [math.nan]]), 24_000)
     one_sided = mixed(torch.stack([wave, torch.zeros_like(wave)], 1), 24_000)
     torch.testing.assert_close(one_sided.wave, wave / 2)
@@ -113,12 +113,12 @@ def test_noise_far_below_the_voice_is_silence_too() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_recordings_that_make_no_voice(recording: Recording, found: str) -> None:
+def test_recordings_that_cannot_become_a_voice(recording: Recording, found: str) -> None:
     with pytest.raises(AudioError, match=found):
         prepared(recording)
 
 
-def test_everything_that_speaks_against_it_is_said_at_once() -> None:
+def test_one_error_lists_every_problem() -> None:
     with pytest.raises(AudioError) as caught:
         prepared(Recording((20 * murmur(1.0, 8000)).clamp(-1, 1), 8000))
     assert all(part in caught.value.message for part in ("8000 Hz", "holds 1.0 s", "clipped"))
@@ -128,7 +128,7 @@ def test_everything_that_speaks_against_it_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(("rate_hz", "seconds"), [(24_000, 3.5), (16_000, 3.217), (44_100, 4.111), (48_000, 30.0)])
-def test_features_of_a_recording(graphs: tuple[voice.Graph, voice.Graph], rate_hz: int, seconds: float) -> None:
+def test_features_of_a_recording(graphs: tuple[voice.OnnxGraph, voice.OnnxGraph], rate_hz: int, seconds: float) -> None:
     wave = murmur(seconds, rate_hz)
     features = extract(Recording(wave, rate_hz, 1, {"source": "x"}), *graphs, "Hello.", (1, 2), {"model": "y"})
     n = features.speech_tokens.numel()
@@ -139,12 +139,12 @@ def test_features_of_a_recording(graphs: tuple[voice.Graph, voice.Graph], rate_h
     torch.testing.assert_close(features.mel, flow_mel(resample(wave, rate_hz, 24_000))[: 2 * n])
 
 
-def test_graphs_of_another_model_are_an_error(graphs: tuple[voice.Graph, voice.Graph], tmp_path: Path) -> None:
+def test_graphs_of_another_model_are_an_error(graphs: tuple[voice.OnnxGraph, voice.OnnxGraph], tmp_path: Path) -> None:
     speaker, tokens = graphs
     with pytest.raises(EngineUnavailable, match="another model"):
         extract(Recording(murmur(4.0), 24_000), tokens, speaker)
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
-    with pytest.raises(EngineUnavailable, match="no usable ONNX file"):
+    with pytest.raises(EngineUnavailable, match="not a usable ONNX file"):
         open_graph(tmp_path / "bad.onnx")
     (tmp_path / "tokens.onnx").write_bytes(token_graph(0))
     with pytest.raises(EngineUnavailable, match=r"tokens\.onnx is another network.*feats, feats_length.*models pull"):
@@ -160,7 +160,7 @@ class BadTokens:
         return [np.full((1, 100), 6561, np.int32)]
 
 
-def test_ids_outside_the_codebook_make_no_voice(graphs: tuple[voice.Graph, voice.Graph]) -> None:
+def test_ids_outside_the_codebook_do_not_become_a_voice(graphs: tuple[voice.OnnxGraph, voice.OnnxGraph]) -> None:
     with pytest.raises(AudioError, match=r"not all in 0\.\.6560"):
         extract(Recording(murmur(4.0), 24_000), graphs[0], BadTokens())
 
@@ -207,7 +207,7 @@ def test_a_voice_is_replaced_only_on_demand(tmp_path: Path, features: PromptFeat
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 65, "a\n", "a\\b"])
 def test_a_name_never_leaves_the_folder(tmp_path: Path, features: PromptFeatures, name: str) -> None:
     store = VoiceStore(tmp_path / "voices")
-    with pytest.raises(ConfigError, match="cannot be a voice's name"):
+    with pytest.raises(ConfigError, match="is not a valid name for a voice"):
         store.save(name, features)
     for act in (store.load, store.remove):
         with pytest.raises(UnknownVoice):
@@ -302,7 +302,7 @@ def test_tokens_and_mel_are_cut_to_the_same_speech(tmp_path: Path, features: Pro
     assert voices["b"].speech_tokens.shape == (80,) and voices["b"].mel.shape == (160, 80)
 
 
-def test_what_is_no_speaker_is_named_and_the_rest_imported(tmp_path: Path, features: PromptFeatures) -> None:
+def test_unusable_speakers_are_named_and_the_others_are_imported(tmp_path: Path, features: PromptFeatures) -> None:
     broken = zero_shot(features)
     del broken["prompt_speech_feat"]
     entries = {
@@ -328,13 +328,13 @@ class Malicious:
 def test_speaker_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"a": Malicious()}, path)
-    with pytest.raises(ConfigError, match="no plain file of tensors"):
+    with pytest.raises(ConfigError, match="not a plain file of tensors"):
         read_spk2info(path)
     path.write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"cannot be read|no plain file"):
+    with pytest.raises(ConfigError, match=r"cannot be read|not a plain file"):
         read_spk2info(path)
     torch.save([1], path)
-    with pytest.raises(ConfigError, match="no speakers by name"):
+    with pytest.raises(ConfigError, match="does not hold speakers by name"):
         read_spk2info(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_spk2info(tmp_path / "nowhere.pt")

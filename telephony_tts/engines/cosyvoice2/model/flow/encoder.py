@@ -21,10 +21,9 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FlowEncoderConfig,
 )
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, by_head, split_heads
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
-from telephony_tts.engines.cosyvoice2.model.linear import stacked
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
 """Left contexts of the two causal convolutions: kernels 3 and 5."""
@@ -57,7 +56,7 @@ def by_key(x: Tensor) -> Tensor:
 class EncoderEmbedding:
     """E(x) = LayerNorm(Linear(x)) * sqrt(d_model)."""
 
-    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str) -> None:
         self.linear = take.linear(f"{key}.out.0", config.d_model, config.d_model)
         self.norm = take.norm(f"{key}.out.1", config.d_model, config.embed_norm_eps)
         self.scale = math.sqrt(config.d_model)
@@ -69,12 +68,12 @@ class EncoderEmbedding:
 class EncoderLayer:
     """x += MHA_rel(LN(x)); x += FFN(LN(x)) on [B, N, C]."""
 
-    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str, index: int) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str, index: int) -> None:
         """`index`: of its attention among the layers of both rates."""
         d, self.n_heads, self.index = config.d_model, config.n_heads, index
         attention = f"{key}.self_attn"
         self.norm_mha = take.norm(f"{key}.norm_mha", d, config.norm_eps)
-        self.qkv = stacked([take.linear(f"{attention}.linear_{name}", d, d) for name in "qkv"])
+        self.qkv = take.stacked_linear([f"{attention}.linear_{name}" for name in "qkv"], d, d)
         self.position = take.linear(f"{attention}.linear_pos", d, d, bias=False)
         self.u = take(f"{attention}.pos_bias_u", self.n_heads, d // self.n_heads)[:, None]
         self.v = take(f"{attention}.pos_bias_v", self.n_heads, d // self.n_heads)[:, None]
@@ -93,7 +92,7 @@ class EncoderLayer:
 
 
 class FlowEncoder:
-    def __init__(self, config: FlowEncoderConfig, take: Reader) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader) -> None:
         d, n_layers = config.d_model, config.n_layers
         self.config = config
         self.tokens = take("input_embedding.weight", config.n_tokens, d)

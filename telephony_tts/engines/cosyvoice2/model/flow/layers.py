@@ -6,7 +6,7 @@ Activations are [B, T, C]. A causal convolution reads frames before the first on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,40 +16,23 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.flow.attention import LOG2_E
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
 from telephony_tts.engines.cosyvoice2.model.linear import Linear, LinearMap, int8, packed
+from telephony_tts.engines.cosyvoice2.model.state import StateReader
 
 MISH_IS_LINEAR = 30.0
 """For larger x, mish(x) equals x, in float64 too."""
 
 
-class Reader:
-    """Takes tensors out of a state dict by name and shape, and collects everything that is wrong with it."""
-
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
-        self._like = next(iter(state.values()), torch.empty(0))
-        self._taken: set[str] = set()
-        self._problems: list[str] = []
-
-    def __call__(self, key: str, *shape: int) -> Tensor:
-        self._taken.add(key)
-        tensor = self._state.get(key)
-        if tensor is None:
-            self._problems.append(f"missing {key} {list(shape)}")
-        elif tuple(tensor.shape) != shape:
-            self._problems.append(f"{key} is {list(tensor.shape)}, not {list(shape)}")
-        else:
-            return tensor.detach()
-        # A stand-in, so that one reading finds every problem; `finish` raises before anyone computes with it.
-        return torch.empty(shape, dtype=self._like.dtype, device=self._like.device)
-
-    def finish(self) -> None:
-        """Raises ValueError naming every key that is missing, of another shape, or not ours."""
-        problems = self._problems + [f"unexpected {key}" for key in self._state if key not in self._taken]
-        if problems:
-            raise ValueError("flow weights do not fit: " + "; ".join(problems))
+class FlowReader(StateReader):
+    """Reads the layers that both flow networks are made of."""
 
     def linear(self, key: str, d_out: int, d_in: int, *, bias: bool = True) -> Linear:
         return Linear(self(f"{key}.weight", d_out, d_in), self(f"{key}.bias", d_out) if bias else None)
+
+    def stacked_linear(self, keys: Sequence[str], d_out: int, d_in: int, *, bias: bool = True) -> Linear:
+        """Linears over the same input as one product; their outputs lie side by side."""
+        parts = [self.linear(key, d_out, d_in, bias=bias) for key in keys]
+        biases = [part.bias for part in parts if part.bias is not None]
+        return Linear(self.joined([part.weight for part in parts]), self.joined(biases) if biases else None)
 
     def norm(self, key: str, d: int, eps: float) -> LayerNorm:
         return LayerNorm(self(f"{key}.weight", d), self(f"{key}.bias", d), eps)

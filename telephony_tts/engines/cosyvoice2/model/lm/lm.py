@@ -28,10 +28,12 @@ from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfi
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
+from telephony_tts.engines.cosyvoice2.model.state import StateReader
 from telephony_tts.errors import EngineError
 
 BODY = "llm.model.model."
-IGNORED_KEYS = frozenset({"llm.model.lm_head.weight"})
+TEXT_HEAD = "llm.model.lm_head.weight"
+"""The head over text, tied to the embedding in the official file. It is never computed."""
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """Stores the keys and values of N new positions and attends: layer, queries [N, H, d], keys and values [N, 2, KV, d]
@@ -173,46 +175,6 @@ def attend_batch(
     return F.scaled_dot_product_attention(_grouped(q, kv.shape[2]), keys, values, attn_mask=mask).flatten(1)
 
 
-def expected_shapes(config: LmConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of llm.pt that is used, by its official name (specification 2.1)."""
-    d, d_ff = config.d_model, config.d_ff
-    d_q, d_kv = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-    shapes: dict[str, tuple[int, ...]] = {
-        "llm_embedding.weight": (2, d),
-        "speech_embedding.weight": (N_SPEECH_ROWS, d),
-        "llm_decoder.weight": (N_SPEECH_ROWS, d),
-        "llm_decoder.bias": (N_SPEECH_ROWS,),
-        BODY + "embed_tokens.weight": (config.n_text_rows, d),
-        BODY + "norm.weight": (d,),
-    }
-    for i in range(config.n_layers):
-        at = f"{BODY}layers.{i}."
-        for name, rows in (("q", d_q), ("k", d_kv), ("v", d_kv)):
-            shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, d)
-            shapes[f"{at}self_attn.{name}_proj.bias"] = (rows,)
-        shapes[at + "self_attn.o_proj.weight"] = (d, d_q)
-        shapes[at + "mlp.gate_proj.weight"] = shapes[at + "mlp.up_proj.weight"] = (d_ff, d)
-        shapes[at + "mlp.down_proj.weight"] = (d, d_ff)
-        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (d,)
-    return shapes
-
-
-def check_state(config: LmConfig, state: Mapping[str, Tensor]) -> None:
-    """Raises ValueError that lists every tensor missing, unexpected or of another shape."""
-    shapes = expected_shapes(config)
-    problems = [f"missing {name} {list(shape)}" for name, shape in shapes.items() if name not in state]
-    problems += [f"unexpected {name}" for name in state if name not in shapes and name not in IGNORED_KEYS]
-    problems += [
-        f"{name} is {list(state[name].shape)}, not {list(shape)}"
-        for name, shape in shapes.items()
-        if name in state and tuple(state[name].shape) != shape
-    ]
-    if config.n_heads * config.d_head != config.d_model or config.n_heads % config.n_kv_heads:
-        problems.append(f"{config.n_heads} heads of {config.n_kv_heads} key heads do not divide {config.d_model}")
-    if problems:
-        raise ValueError("language model: " + "; ".join(problems))
-
-
 class LanguageModel:
     """Weights and functions of them. An utterance writes to its slot of the cache only."""
 
@@ -235,45 +197,58 @@ class LanguageModel:
     def from_state(
         cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8", "int4"] | None = None
     ) -> Self:
-        """From the official keys, in the dtype and on the device of the tensors. Raises ValueError: see `check_state`.
+        """Reads `llm.pt`, in the dtype and on the device of its tensors. Raises ValueError that names every tensor that
+        is missing, unexpected or of another shape (specification 2.1).
 
         `weights`: "int8" rounds all matrices but the embeddings; it needs float32 on a CPU, or raises ValueError.
         "int4" rounds them to 4 bits, except the head, which becomes int8: the drawn ids depend directly on it.
         """
-        check_state(config, state)
+        reader = StateReader(state, unused=(TEXT_HEAD,))
+        model = cls.read(config, reader, weights)
+        reader.finish("llm.pt")
+        return model
+
+    @classmethod
+    def read(cls, config: LmConfig, reader: StateReader, weights: Literal["int8", "int4"] | None = None) -> Self:
+        """`from_state` without the final check of the reader. Raises ValueError for head counts that do not fit."""
         if weights not in (None, "int8", "int4"):
             raise ValueError(f"weights can be int8, int4 or None, not {weights}")
+        if config.n_heads * config.d_head != config.d_model or config.n_heads % config.n_kv_heads:
+            raise ValueError(f"{config.n_heads} heads of {config.n_kv_heads} key heads do not divide {config.d_model}")
         matrix: type[Int4Matrix | Int8Matrix | FloatMatrix] = FloatMatrix
         if weights is not None:
             matrix = Int4Matrix if weights == "int4" else Int8Matrix
         head = FloatMatrix if weights is None else Int8Matrix
+        d, d_ff, d_q, d_kv = config.d_model, config.d_ff, config.d_model, config.n_kv_heads * config.d_head
 
         def layer(i: int) -> DecoderLayer:
-            at = f"{BODY}layers.{i}."
-            attn_norm = RmsNorm(state[at + "input_layernorm.weight"], config.norm_eps)
-            mlp_norm = RmsNorm(state[at + "post_attention_layernorm.weight"], config.norm_eps)
-            qkv = torch.cat([state[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"])
-            gate_up = torch.cat([state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+            attention, mlp = f"{BODY}layers.{i}.self_attn", f"{BODY}layers.{i}.mlp"
+            attn_norm = RmsNorm(reader(f"{BODY}layers.{i}.input_layernorm.weight", d), config.norm_eps)
+            mlp_norm = RmsNorm(reader(f"{BODY}layers.{i}.post_attention_layernorm.weight", d), config.norm_eps)
+            widths = {"q": d_q, "k": d_kv, "v": d_kv}
+            qkv = reader.joined([reader(f"{attention}.{name}_proj.weight", n, d) for name, n in widths.items()])
+            qkv_bias = reader.joined([reader(f"{attention}.{name}_proj.bias", n) for name, n in widths.items()])
+            gate_up = reader.joined([reader(f"{mlp}.{name}_proj.weight", d_ff, d) for name in ("gate", "up")])
             return DecoderLayer(
                 qkv=matrix(qkv, attn_norm),
-                qkv_bias=torch.cat([state[f"{at}self_attn.{name}_proj.bias"] for name in "qkv"]),
-                out=matrix(state[at + "self_attn.o_proj.weight"]),
+                qkv_bias=qkv_bias,
+                out=matrix(reader(f"{attention}.o_proj.weight", d, d_q)),
                 gate_up=matrix(gate_up, mlp_norm),
-                down=matrix(state[at + "mlp.down_proj.weight"]),
+                down=matrix(reader(f"{mlp}.down_proj.weight", d, d_ff)),
             )
 
         tables = {
-            EmbeddingTable.CONTROL: state["llm_embedding.weight"],
-            EmbeddingTable.TEXT: state[BODY + "embed_tokens.weight"],
-            EmbeddingTable.SPEECH: state["speech_embedding.weight"],
+            EmbeddingTable.CONTROL: reader("llm_embedding.weight", 2, d),
+            EmbeddingTable.TEXT: reader(BODY + "embed_tokens.weight", config.n_text_rows, d),
+            EmbeddingTable.SPEECH: reader("speech_embedding.weight", N_SPEECH_ROWS, d),
         }
         return cls(
             config,
             tables,
             [layer(i) for i in range(config.n_layers)],
-            state[BODY + "norm.weight"],
-            head(state["llm_decoder.weight"]),
-            state["llm_decoder.bias"],
+            reader(BODY + "norm.weight", d),
+            head(reader("llm_decoder.weight", N_SPEECH_ROWS, d)),
+            reader("llm_decoder.bias", N_SPEECH_ROWS),
         )
 
     @property

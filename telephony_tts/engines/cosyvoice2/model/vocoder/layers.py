@@ -1,7 +1,7 @@
-"""The pieces of HiFT's convolutions, and their reading from `hift.pt` by official key names (specification 2.3, 6).
+"""The layers of HiFT, and the reader that takes their weights out of `hift.pt` (specification 2.3, 6).
 
-Activations are rows [B, T, C], a column of sound in one piece of memory: the convolutions are then matrix products as
-they stand, nothing is transposed between them, and a piece of time is a view. On a CPU that is 10 to 40 % faster.
+Activations are rows [B, T, C]: the channels of one column lie side by side in memory. So a convolution is a matrix
+product without a transpose before or after it, and a range of columns is a view. On a CPU this is 10 to 40 % faster.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.state import StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import block_reach
 
-PREFIX = "generator."
-"""Of every key in a checkpoint of the adversarial training; what lacks it there is the discriminator's."""
-NOT_WEIGHTS = frozenset({"epoch", "step"})
+WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
+"""Names of a weight-normed weight in today's torch: the length along the first dimension, and the direction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conv:
-    """Weight [out, in, 1, k], in memory [out, k, in], and bias [out]."""
+class VocoderConv:
+    """A convolution: weight [out, in, 1, k], which lies in memory as [out, k, in], and bias [out]."""
 
     weight: Tensor
     bias: Tensor
@@ -32,11 +32,11 @@ class Conv:
 
     @property
     def reach(self) -> int:
-        """Columns seen to either side."""
+        """Columns that an output column sees on each side"""
         return (self.weight.shape[3] - 1) * self.dilation // 2
 
     def __call__(self, x: Tensor, left: int, right: int) -> Tensor:
-        """[B, T, in] after `left` zeros and before `right` zeros -> [B, T', out] in the weight's number type."""
+        """x [B, T, in] with `left` zeros before it and `right` zeros after it -> [B, T', out] in the weight's dtype."""
         if left != right:
             x, left = F.pad(x, (0, 0, left, right)), 0
         x = x.to(self.weight.dtype).transpose(1, 2).unsqueeze(2)
@@ -45,19 +45,19 @@ class Conv:
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
-    """A transposed convolution of `rate`, as one that gives `rate` columns of output for each of input."""
+class UpsampleConv:
+    """A transposed convolution of stride `rate`, as a convolution with `rate` columns of output per column of input."""
 
-    conv: Conv
-    """Weight [rate out, in, 1, ceil(k / rate)]; taps that the transposed kernel lacks are zero."""
+    conv: VocoderConv
+    """Weight [rate out, in, 1, ceil(k / rate)]. Taps beyond the transposed kernel are zero."""
     rate: int
     pad: int
-    """Columns that are dropped from the transposed convolution's two ends."""
+    """Columns that are dropped at each end of the transposed convolution"""
 
     def __call__(self, x: Tensor, first: int, wanted_first: int, wanted_until: int) -> Tensor:
-        """[B, T, in], which is columns first .. first + T -> columns wanted_first .. wanted_until, [B, n, out].
+        """Input columns first .. first + T, [B, T, in] -> output columns wanted_first .. wanted_until, [B, n, out].
 
-        Columns of input beyond the given ones are nought.
+        Input columns beyond these are zero.
         """
         low, high = (wanted_first + self.pad) // self.rate, (wanted_until - 1 + self.pad) // self.rate + 1
         left = first - (low - self.conv.weight.shape[3] + 1)
@@ -67,8 +67,8 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """Weight [out, in] and bias [out]."""
+class VocoderLinear:
+    """Weight [out, in] and bias [out]. A layer of the pitch has a kernel too: weight [out, in, k]."""
 
     weight: Tensor
     bias: Tensor
@@ -86,43 +86,43 @@ class Snake:
     inverse: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, T, C] -> the same in alpha's number type, a tensor of its own."""
+        """[B, T, C] -> a new tensor [B, T, C] in the dtype of alpha."""
         wave = sine_(x * self.alpha).square_()
         return torch.addcmul(x, wave, self.inverse, out=wave)
 
 
 def sine_(x: Tensor) -> Tensor:
-    """The sine, in place. On a CPU numpy's: at float32 it takes two fifths of the time that torch takes."""
+    """The sine, in place. In float32 on a CPU it is numpy's, which takes two fifths of the time of torch's."""
     if x.dtype is not torch.float32 or x.device.type != "cpu":
         return x.sin_()
     values = x.numpy()
-    with np.errstate(invalid="ignore"):  # of an infinite value, whose sine is no number
+    with np.errstate(invalid="ignore"):  # the sine of an infinite value is NaN
         np.sin(values, out=values)
     return x
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ResidualStep:
     """x + conv2(snake(conv1_dilated(snake(x))))."""
 
     snake1: Snake
-    conv1: Conv
+    conv1: VocoderConv
     snake2: Snake
-    conv2: Conv
+    conv2: VocoderConv
 
 
 @dataclass(frozen=True, slots=True)
 class ResBlock:
-    """One step per dilation."""
+    """One residual step for each dilation."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ResidualStep, ...]
     reach: int
 
     def __call__(self, x: Tensor, left: int = 0, right: int = 0) -> Tensor:
-        """[B, T, C], of which `left` and `right` columns are context -> [B, T - left - right, C].
+        """x [B, T, C], whose first `left` and last `right` columns are context -> [B, T - left - right, C].
 
-        With less context than `reach` the signal ends there: zeros follow. Each convolution takes its share of the
-        context, so that the last one computes the wanted columns alone.
+        If a side has less context than `reach`, the signal ends there and zeros follow. Each convolution uses up its
+        share of the context, so that the last one computes only the wanted columns.
         """
         after = self.reach
         for step in self.steps:
@@ -137,81 +137,71 @@ class ResBlock:
         return x
 
 
-class Reader:
-    """Takes tensors by name and shape, and remembers what it did not find or nobody asked for."""
+class VocoderReader(StateReader):
+    """Reads layers and folds weight norm. Each layer gets the number type of its part of the network."""
 
     def __init__(
-        self, state: Mapping[str, Tensor], dtype: torch.dtype | None, sums: torch.dtype | None, wide: torch.dtype
+        self,
+        state: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
+        sums: torch.dtype | None = None,
+        wide: torch.dtype = torch.float32,
+        *,
+        outline: bool = False,
     ) -> None:
-        prefixed = {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
-        self._left = prefixed or {key: value for key, value in state.items() if key not in NOT_WEIGHTS}
-        self._dtype = dtype or next((v.dtype for v in self._left.values()), torch.float32)
-        self._sums = sums or self._dtype
+        """Number types as in `Vocoder.from_state`."""
+        super().__init__(state, outline=outline)
+        self._blocks = dtype or self.dtype
+        self._sums = sums or self._blocks
         self._wide = wide
-        self._problems: list[str] = []
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor in float32, or zeros and a remark."""
-        tensor = self._left.pop(name, None)
-        if tensor is None:
-            self._problems.append(f"missing {name}")
-        elif tuple(tensor.shape) != shape:
-            self._problems.append(f"{name} is {list(tensor.shape)}, not {list(shape)}")
-        else:
-            return tensor.detach().float()
-        return torch.zeros(shape)
+    def normed_conv(self, name: str, shape: tuple[int, int, int]) -> VocoderConv:
+        """A weight-normed convolution in the number type of the sums."""
+        return _rowwise(*self._folded(name, shape), self._sums)
 
-    def conv(self, name: str, shape: tuple[int, int, int], stride: int = 1) -> Conv:
-        """One that gives what is summed: in the number type of the sums."""
-        return _rowwise(*self._folded(name, shape), self._sums, stride=stride)
+    def conv(self, name: str, shape: tuple[int, int, int], stride: int) -> VocoderConv:
+        """A plain convolution in the number type of the sums."""
+        return _rowwise(self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0]), self._sums,
+                        stride=stride)  # fmt: skip
 
-    def pitch_layer(self, name: str, shape: tuple[int, int, int]) -> Linear:
-        """Weight [out, in, k], as it was trained: rounded in another order the pitch moves by 1e-4 Hz (`_folded`)."""
+    def pitch_layer(self, name: str, shape: tuple[int, int, int]) -> VocoderLinear:
+        """A weight-normed convolution, weight [out, in, k], laid out as it was trained.
+
+        Another order of rounding moves the pitch by 1e-4 Hz (`_folded`).
+        """
         weight, bias = self._folded(name, shape)
-        return Linear(weight.to(self._wide), bias.to(self._wide))
+        return VocoderLinear(weight.to(self._wide), bias.to(self._wide))
 
-    def up(self, name: str, shape: tuple[int, int, int], rate: int) -> Up:
-        """A transposed convolution, weight [in, out, k]: column rate q + p of its output, before the ends are dropped,
-        is the sum over j of w[:, :, p + rate j] times column q - j of its input."""
+    def up(self, name: str, shape: tuple[int, int, int], rate: int) -> UpsampleConv:
+        """A transposed convolution, weight [in, out, k].
+
+        Column rate q + p of its output, before the ends are dropped, is the sum over j of w[:, :, p + rate j] times
+        column q - j of its input.
+        """
         weight, bias = self._folded(name, shape, transposed=True)
         d_in, d_out, kernel = shape
-        n_taps = -(-kernel // rate)
-        taps = F.pad(weight, (0, n_taps * rate - kernel)).view(d_in, d_out, n_taps, rate)
-        weight = taps.flip(2).permute(3, 1, 0, 2).reshape(rate * d_out, d_in, n_taps)
-        return Up(_rowwise(weight, bias.repeat(rate), self._sums), rate, (kernel - rate) // 2)
+        if not self.outline:
+            n_taps = -(-kernel // rate)
+            taps = F.pad(weight, (0, n_taps * rate - kernel)).view(d_in, d_out, n_taps, rate)
+            weight = taps.flip(2).permute(3, 1, 0, 2).reshape(rate * d_out, d_in, n_taps)
+            bias = bias.repeat(rate)
+        return UpsampleConv(_rowwise(weight, bias, self._sums), rate, (kernel - rate) // 2)
 
-    def _folded(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-        """Weight and bias in float32, the weight norm folded: w = g v / |v|, the norm over all dimensions but the first
-        (specification 2.3).
-
-        By the operator that trained it: another order of rounding moves the pitch by 1e-4 Hz, and with it all phases.
-        """
-        for g, v in (
-            (f"{name}.parametrizations.weight.original0", f"{name}.parametrizations.weight.original1"),
-            (f"{name}.weight_g", f"{name}.weight_v"),
-        ):
-            if g in self._left or v in self._left:
-                weight = torch.ops.aten._weight_norm(self._take(v, shape), self._take(g, (shape[0], 1, 1)), 0)
-                break
-        else:
-            weight = self._take(f"{name}.weight", shape)
-        return weight, self._take(f"{name}.bias", (shape[1] if transposed else shape[0],))
-
-    def linear(self, name: str, shape: tuple[int, int]) -> Linear:
-        return Linear(
-            self._take(f"{name}.weight", shape).to(self._wide), self._take(f"{name}.bias", shape[:1]).to(self._wide)
-        )
+    def linear(self, name: str, shape: tuple[int, int]) -> VocoderLinear:
+        weight, bias = self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0])
+        return VocoderLinear(weight.to(self._wide), bias.to(self._wide))
 
     def snake(self, name: str, d: int) -> Snake:
-        alpha = self._take(f"{name}.alpha", (d,))
-        return Snake(alpha.to(self._sums), (alpha + 1e-9).reciprocal().to(self._sums))
+        alpha = self._float(f"{name}.alpha", d)
+        inverse = alpha if self.outline else (alpha + 1e-9).reciprocal()
+        return Snake(alpha.to(self._sums), inverse.to(self._sums))
 
     def block(self, name: str, d: int, kernel: int, dilations: tuple[int, ...]) -> ResBlock:
-        def conv(which: str, dilation: int) -> Conv:
-            return _rowwise(*self._folded(f"{name}.{which}", (d, d, kernel)), self._dtype, dilation)
+        def conv(part: str, dilation: int) -> VocoderConv:
+            return _rowwise(*self._folded(f"{name}.{part}", (d, d, kernel)), self._blocks, dilation)
 
         steps = tuple(
-            Step(
+            ResidualStep(
                 self.snake(f"{name}.activations1.{i}", d),
                 conv(f"convs1.{i}", dilation),
                 self.snake(f"{name}.activations2.{i}", d),
@@ -221,13 +211,22 @@ class Reader:
         )
         return ResBlock(steps, block_reach(kernel, dilations))
 
-    def finish(self) -> None:
-        problems = self._problems + [f"unexpected {name}" for name in self._left]
-        if problems:
-            raise ValueError("hift.pt does not fit its configuration: " + "; ".join(problems))
+    def _float(self, name: str, *shape: int) -> Tensor:
+        return self(name, *shape).float()
+
+    def _folded(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> tuple[Tensor, Tensor]:
+        """Weight and bias in float32 with the weight norm folded: w = g v / |v| (specification 2.3).
+
+        The norm |v| is over all dimensions but the first. The operator is the one that trained the weights: another
+        order of rounding moves the pitch by 1e-4 Hz, and with it all phases.
+        """
+        weight, length = self._float(name + WEIGHT_V, *shape), self._float(name + WEIGHT_G, shape[0], 1, 1)
+        if not self.outline:
+            weight = torch.ops.aten._weight_norm(weight, length, 0)
+        return weight, self._float(f"{name}.bias", shape[1] if transposed else shape[0])
 
 
-def _rowwise(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1, stride: int = 1) -> Conv:
+def _rowwise(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1, stride: int = 1) -> VocoderConv:
     """Weight [out, in, k] and bias [out]."""
     laid_out = weight.to(dtype)[:, :, None].contiguous(memory_format=torch.channels_last)
-    return Conv(laid_out, bias.to(dtype), dilation, stride)
+    return VocoderConv(laid_out, bias.to(dtype), dilation, stride)

@@ -1,4 +1,4 @@
-"""The noise of a source: a function of an utterance's seed and of the place, the same however it is asked for."""
+"""The noise of the source: a function of the utterance's seed and the sample's position, whatever the chunks are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _U32 = 0xFFFFFFFF
 
 
 class CounterNoise:
-    """Standard normal noise that depends on (seed, position, channel) alone: chunking cannot change it.
+    """Standard normal noise that depends on (seed, position, channel) only, so chunks do not change it.
 
-    A 32-bit mixing function of the counter, keyed twice, gives 23 uniform bits, the inverse normal distribution makes
-    them a value (at most 5.2 standard deviations). The same on every device up to the last bits of `erfinv`.
+    A 32-bit mixing function of the counter with two keys gives 23 uniform bits. The inverse normal distribution turns
+    them into a value of at most 5.2 standard deviations. All devices agree up to the last bits of `erfinv`.
     """
 
     def __init__(self, seed: int, n_channels: int, device: torch.device | str = "cpu") -> None:
@@ -28,14 +28,14 @@ class CounterNoise:
         self._key2 = _mix_int(self._key1 ^ high)
 
     def __call__(self, first: int, n: int) -> Tensor:
-        """[1, n, channels] float32 of the samples first .. first + n."""
+        """The noise of samples first .. first + n: [1, n, channels] float32."""
         bits = torch.arange(n * self._n_channels, dtype=torch.int32, device=self._device)
         bits.add_(_signed(first * self._n_channels)).bitwise_xor_(_signed(self._key1))
         return _normal(bits, _signed(self._key2)).view(1, n, self._n_channels)
 
     @staticmethod
-    def together(noises: Sequence[CounterNoise], firsts: Sequence[int], n: int) -> Tensor:
-        """[B, n, channels]: of each, from a place of its own on, what it gives alone. All on one device."""
+    def batch(noises: Sequence[CounterNoise], firsts: Sequence[int], n: int) -> Tensor:
+        """[B, n, channels]: row b is `noises[b](firsts[b], n)`. All must be on one device."""
         n_channels, device = noises[0]._n_channels, noises[0]._device
         keyed = [(first * n_channels, each._key1, each._key2) for each, first in zip(noises, firsts, strict=True)]
         numbers = sent([[_signed(x) for x in row] for row in keyed], device, torch.int32)
@@ -45,26 +45,26 @@ class CounterNoise:
 
 
 def _normal(bits: Tensor, key2: Tensor | int) -> Tensor:
-    """Places in the sequence, keyed once, int32 -> standard normal float32. Changes `bits`."""
+    """Positions in the sequence with the first key applied, int32 -> standard normal float32. Changes `bits`."""
     _mix_(_mix_(bits).add_(key2))
     uniform = _shifted(bits, 9).float().add_(0.5).mul_(2.0**-22).sub_(1.0)  # (-1, 1), exact, never an end
     return uniform.erfinv_().mul_(math.sqrt(2))
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers that spreads every bit over all others, in place. Products wrap."""
+    """A bijection of 32-bit integers, in place, in which every bit affects all others. Products wrap."""
     x.bitwise_xor_(_shifted(x, 16)).mul_(_signed(0x7FEB352D))
     x.bitwise_xor_(_shifted(x, 15)).mul_(_signed(0x846CA68B))
     return x.bitwise_xor_(_shifted(x, 16))
 
 
 def _shifted(x: Tensor, n: int) -> Tensor:
-    """The 32 bits of x moved down by n; zeros come in from above, whatever the sign."""
+    """A logical shift right of 32 bits by n: zeros come in from above whatever the sign is."""
     return (x >> n).bitwise_and_((1 << 32 - n) - 1)
 
 
 def _signed(x: int) -> int:
-    """The int32 of the same lowest 32 bits."""
+    """The int32 with the same lowest 32 bits."""
     return ((x & _U32) ^ 1 << 31) - (1 << 31)
 
 

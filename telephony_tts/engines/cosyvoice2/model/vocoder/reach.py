@@ -1,8 +1,8 @@
-"""Which columns of HiFT's layers a piece of audio is made of, and from that how far a sample sees (specification 6).
+"""The columns of HiFT's layers that a range of audio needs, and from these the reach of a sample (specification 6).
 
-The layers run at 50, 400, 2,000 and 6,000 columns a second, and each sees a little to either side. `spans` walks back
-from the audio to the mel and the source; `Vocoder.decode` computes these columns and no others. For a chunk of a second
-that is 10 % more than its own columns; if every layer were given all frames in sight it would be 60 %.
+The layers run at 50, 400, 2,000 and 6,000 columns a second. Each column sees a few columns on both sides. `spans` goes
+back from the audio to the mel and the source, and `Vocoder.decode` computes only these columns. For a chunk of a second
+they are 10 % more than its own columns. Giving every layer all frames in reach would make it 60 %.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME, Voc
 
 N_F0_LAYERS, F0_KERNEL = 5, 3
 EDGE_KERNEL = 7
-"""Of the first and of the last convolution."""
+"""Kernel of the first and of the last convolution"""
 HALF_FRAME = SAMPLES_PER_FRAME // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Columns first .. until of a layer of `n`. Beyond its ends are zeros, which count as known."""
+class ColumnSpan:
+    """Columns first .. until of a layer of `n` columns. Beyond the layer's ends are zeros, which count as known."""
 
     first: int
     until: int
@@ -30,56 +30,60 @@ class Span:
     def __len__(self) -> int:
         return self.until - self.first
 
-    def within(self, outer: Span) -> slice:
-        """Its place in a tensor that begins where `outer` does."""
+    def within(self, outer: ColumnSpan) -> slice:
+        """The slice of this span in a tensor that holds `outer`."""
         return slice(self.first - outer.first, self.until - outer.first)
 
-    def around(self, reach: int) -> Span:
-        """With the columns of the same layer that lie up to `reach` to either side."""
-        return Span(max(0, self.first - reach), min(self.n, self.until + reach), self.n)
+    def around(self, reach: int) -> ColumnSpan:
+        """The span and up to `reach` columns of the same layer on each side."""
+        return ColumnSpan(max(0, self.first - reach), min(self.n, self.until + reach), self.n)
 
-    def margins(self, wanted: Span) -> tuple[int, int]:
-        """How many columns it has before the wanted ones, and after them."""
+    def margins(self, wanted: ColumnSpan) -> tuple[int, int]:
+        """The number of columns before the wanted ones and after them."""
         return wanted.first - self.first, self.until - wanted.until
 
 
-def missing(given: Span, wanted: Span, reach: int) -> tuple[int, int]:
-    """Columns of zeros that a convolution of this reach needs before and after the given ones for the wanted ones."""
+def missing(given: ColumnSpan, wanted: ColumnSpan, reach: int) -> tuple[int, int]:
+    """The zeros that a convolution of this reach needs before and after `given` to compute `wanted`."""
     return given.first - (wanted.first - reach), wanted.until + reach - given.until
 
 
-def needed(low: int, high: int, n: int) -> Span:
-    """Of a layer of `n` columns those from `low` up to, not including, `high`; both may lie outside."""
-    return Span(max(0, low), min(n, high), n)
+def needed(low: int, high: int, n: int) -> ColumnSpan:
+    """Columns low .. high of a layer of `n` columns. Both ends may lie outside of it."""
+    return ColumnSpan(max(0, low), min(n, high), n)
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpans:
-    before: Span
-    """Of what is up-sampled: 50, 400, 2,000 a second."""
-    up: Span
-    """Of what comes out of the transposed convolution."""
-    inside: Span
-    """Of the stage's own columns where the source is added: one more than `up` in all of the last stage."""
-    source: Span
-    """Of the source's part before its residual block."""
-    spectrum: Span
-    """Of the source's spectrum."""
-    out: Span
+    """The columns of one up-sampling stage."""
+
+    before: ColumnSpan
+    """Input of the up-sampling, at 50, 400 and 2,000 columns a second"""
+    up: ColumnSpan
+    """Output of the transposed convolution"""
+    inside: ColumnSpan
+    """Columns where the source is added. The last stage has one more of them than columns of `up`."""
+    source: ColumnSpan
+    """The source before its residual block"""
+    spectrum: ColumnSpan
+    """Spectrum of the source"""
+    out: ColumnSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    mel: Span
+class DecodeSpans:
+    """The columns that a range of audio needs."""
+
+    mel: ColumnSpan
     stages: tuple[StageSpans, ...]
-    post: Span
-    """Columns of the inverse transform."""
-    samples: Span
-    """Of the source."""
+    post: ColumnSpan
+    """Columns of the inverse transform"""
+    samples: ColumnSpan
+    """Samples of the source"""
 
 
-def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans:
-    """What the audio of the frames first .. until of `n_frames` is made of."""
+def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> DecodeSpans:
+    """The columns that the audio of the frames first .. until of `n_frames` needs."""
     half, hop = config.n_fft // 2, config.hop
     n_columns = n_frames * SAMPLES_PER_FRAME // hop + 1
     begin, end = first * SAMPLES_PER_FRAME, until * SAMPLES_PER_FRAME
@@ -94,7 +98,7 @@ def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans
         taps, pad = source_down(stride)
         spectrum = needed(source.first * stride - pad, (source.until - 1) * stride - pad + taps, n_columns)
         low, high = min(low, spectrum.first), max(high, spectrum.until)
-        # The last stage has one column more at its beginning, the mirror image of its third.
+        # The last stage has one more column at its beginning, the mirror image of its third.
         up = needed(inside.first - 1, inside.until - 1, n) if last else inside
         pad = (kernel - rate) // 2
         n //= rate
@@ -102,23 +106,23 @@ def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Spans
         stages.append(StageSpans(before, up, inside, source, spectrum, out))
         out = before
     samples = needed(low * hop - half, (high - 1) * hop + half, n_frames * SAMPLES_PER_FRAME)
-    return Spans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
+    return DecodeSpans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far one audio sample sees, in frames, to either side. From the kernel sizes; a test measures it.
+    """How many frames one audio sample sees on each side, from the kernel sizes. A test measures it.
 
-    The official sizes give f0 5, decode 15, lookahead 20: the last thing a sample waits for is the pitch of a source
-    sample 14.4 frames later, which is interpolated between frame centres (half a frame) and each of which sees 5 frames
-    of mel.
+    The official sizes give f0 5, decode 15, lookahead 20. The last input of a sample is the pitch of a source sample
+    14.4 frames later. That pitch is interpolated between frame centres (half a frame), and each centre sees 5 frames of
+    mel.
     """
 
     f0: int
     decode: int
-    """Frames of mel and source beside the wanted ones that `decode` must be given."""
+    """Frames of mel and source on each side of the wanted ones that `decode` needs"""
     lookahead: int
-    """Frames of mel that must be known after a frame before its audio is final."""
+    """Frames of mel after a frame that must be known before its audio is final"""
 
     @classmethod
     def of(cls, config: VocoderConfig) -> Self:
@@ -133,10 +137,10 @@ class Reach:
 
 
 def block_reach(kernel: int, dilations: tuple[int, ...]) -> int:
-    """Columns that a residual block sees to either side."""
+    """Columns that a residual block sees on each side."""
     return kernel // 2 * (sum(dilations) + len(dilations))
 
 
 def source_down(rate: int) -> tuple[int, int]:
-    """Kernel and padding that bring the spectrum to a stage `rate` times slower: (30, 7), (6, 1), (1, 0)."""
+    """Kernel and padding of the convolution from the spectrum to a stage `rate` times slower: (30, 7) for 15."""
     return (1, 0) if rate == 1 else (2 * rate, rate // 2)

@@ -1,29 +1,28 @@
-"""Mel chunks to audio without a seam: the vocoder's two ways of joining (specification 6.1, and what is wrong with it).
+"""Mel chunks to audio: the two ways in which the vocoder joins chunks (specification 6.1, and what is wrong with it).
 
-`ContinuousJoint` (default profile). The chunked audio is the whole utterance's, whatever the chunks:
+`ContinuousJoint` (default profile). The audio is that of the whole utterance, whatever the chunks are:
 
-* the source goes on from chunk to chunk: its phase is carried at the centre of the last frame whose pitch is final, its
-  samples are kept, never made twice, and its noise is a function of the utterance's seed and the sample's position;
-* each decode is given the frames beside the wanted ones that the graph can see (`Reach`), and only those are emitted.
+* The source continues from chunk to chunk. Its phase is kept at the centre of the last frame whose pitch is final. Its
+  samples are kept and never made twice. Its noise depends on the seed of the utterance and the position of the sample.
+* Each decode gets the frames on both sides that the graph can see (`Reach`). Only the frames between are emitted.
 
-The price is look-ahead: a frame's audio is final when the 20 mel frames after it are known, 400 ms of speech. The
-graph itself needs 397: 287 from an audio sample to the furthest source sample in its spectrum, half a frame to the next
-pitch, five frames of mel for that pitch. With less held (`hold_frames`), audio comes earlier and is inexact only in the
-20 frames before a chunk's end; what was emitted keeps its pitch and phase, so nothing restarts, and a linear fade of
-one frame meets the next chunk's better guess. Level of the deviation from the whole utterance below the signal's,
-chunks of 50 frames, random weights (trained ones are yet to be measured):
+The price is look-ahead: the audio of a frame is final when the 20 mel frames after it are known, which is 400 ms of
+speech. The graph itself needs 397 ms: 287 ms from an audio sample to the furthest source sample in its spectrum, half a
+frame to the next pitch, and five frames of mel for that pitch. With a smaller `hold_frames` audio comes earlier, and is
+inexact in the last 20 frames of a chunk only. Emitted audio keeps its pitch and phase, and a linear fade of one frame
+leads into the next chunk. The table is the level of the deviation from the whole utterance below that of the signal,
+for chunks of 50 frames and random weights. Trained weights are not measured yet.
 
     hold_frames          8    10    12    14    16    18    20
     full size, dB       73    88   108   130     rounding
     tiny test size, dB  22    26    32    45    73   122    rounding
 
-`UpstreamJoint` (upstream profile): 8 mel frames and 160 ms held back, a Hamming cross-fade that adds 0.67 dB, the sines
-starting anew at each chunk (by the same measure 9 dB, full size). For parity, and for those who ask for it.
+`UpstreamJoint` (upstream profile) does as the reference. It holds back 8 mel frames (160 ms), cross-fades with a
+Hamming window, which adds 0.67 dB, and restarts the sines in each chunk. By the same measure it is at 9 dB (full size).
+It is for parity.
 
-Both: one object per utterance, `push(mel, last)` gives the audio that is ready. The work of a chunk of F frames depends
-on F alone: the residual blocks of the three stages compute F + 12, F + 2.6 and F + 0.6 of them, upstream's F + 8.
-`push_together` pushes chunks of several utterances that are due at once; on a GPU their networks run as one batch
-(`vocoder_work`).
+A joint holds the state of one utterance. The work of a chunk of F frames depends on F alone: the residual blocks of the
+three stages compute F + 12, F + 2.6 and F + 0.6 frames, those of upstream F + 8.
 """
 
 from __future__ import annotations
@@ -35,20 +34,17 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
-from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Carry, Noise, Vocoder
-from telephony_tts.engines.cosyvoice2.model.vocoder.work import (
-    Decode,
-    Failed,
-    Pitch,
-    RestartedSource,
-    Source,
-    Talk,
-    Work,
-    answered,
+from telephony_tts.engines.cosyvoice2.model.vocoder.steps import (
+    DecodeStep,
+    OnFailure,
+    PitchStep,
+    RestartedSourceStep,
+    SourceStep,
+    VocoderStep,
+    VocoderSteps,
+    run_steps,
 )
-
-__all__ = ["ContinuousJoint", "CounterNoise", "Joint", "UpstreamJoint", "cross_fade", "push_together"]
+from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, SineState, Vocoder
 
 UPSTREAM_FRAMES = 8
 UPSTREAM_SAMPLES = UPSTREAM_FRAMES * SAMPLES_PER_FRAME
@@ -56,63 +52,59 @@ FADE_FRAMES = 1
 
 
 class Joint(Protocol):
-    """One utterance."""
+    """The vocoder state of one utterance."""
 
     @property
     def vocoder(self) -> Vocoder: ...
     def check(self, mel: Tensor, last: bool) -> None:
-        """Raises ValueError for a chunk that cannot be pushed, before anything has changed."""
+        """Raises ValueError for a chunk that cannot be pushed. Changes nothing."""
 
-    def talk(self, mel: Tensor, last: bool) -> Talk:
-        """What `push` does, asking for each piece of work. Where it ends early the joint is of no more use."""
+    def steps(self, mel: Tensor, last: bool) -> VocoderSteps:
+        """The work of the next chunk, mel [1, 80, n] -> audio [1, samples] float32.
+
+        The state cannot be rolled back: after a failure the joint cannot be used again.
+        """
 
 
 @torch.inference_mode()
-def push_together(
+def push_chunks(
     joints: Sequence[Joint],
     mels: Sequence[Tensor],
     lasts: Sequence[bool],
+    on_failure: OnFailure,
     *,
     batched: bool | None = None,
-    failed: Failed | None = None,
 ) -> list[Tensor | None]:
-    """The next chunk of each of several utterances, which may be of different vocoders: what `push` gives for each.
+    """Pushes the next chunk of each utterance: mels [1, 80, n], n >= 0 -> audio [1, samples] float32.
 
-    `batched` does work of equal shapes in one call of the network: equal to each alone but for float32's rounding. By
-    default so on a GPU; a CPU gains nothing and takes one after the other, to the bit as alone.
+    `lasts` says which chunks end their utterance. The utterances may use different vocoders.
 
-    Raises ValueError, and changes nothing, where one of the chunks could not be pushed or a joint is named twice. With
-    `failed` that is told of the one, as it is of one whose work cannot be done: there None is given, and the others
-    come out as they do without it.
+    `batched` runs steps of equal shapes as one batch, which equals each stream alone but for rounding in float32. The
+    default is to do so on a GPU only: a CPU gains nothing, and there each stream is the same to the bit in any company.
+
+    Vocoder state cannot be rolled back, so failures are reported per stream: `on_failure` is called for a chunk that is
+    refused and for one that fails. Its audio is None, and the audio of the other streams does not change.
+    Raises ValueError, before anything changes, if a joint is given twice or the lengths differ.
     """
     if len({id(joint) for joint in joints}) < len(joints):
         raise ValueError("a joint takes one chunk at a time: push its next one in another call")
-    talks: dict[int, Talk] = {}
-    chunks = list(zip(joints, mels, lasts, strict=True))
-    for i, (joint, mel, last) in enumerate(chunks):
+    chunks: dict[int, VocoderSteps] = {}
+    given = list(zip(joints, mels, lasts, strict=True))
+    for i, (joint, mel, last) in enumerate(given):
         try:
             joint.check(mel, last)
         except Exception as error:
-            if failed is None:
-                raise
-            failed(i, error)
+            on_failure(i, error)
         else:
-            talks[i] = joint.talk(mel, last)
-    return answered(talks, len(chunks), batched, failed)
-
-
-def _push(joint: Joint, mel: Tensor, last: bool) -> Tensor:
-    joint.check(mel, last)
-    (audio,) = answered({0: joint.talk(mel, last)}, 1, False, None)
-    assert audio is not None
-    return audio
+            chunks[i] = joint.steps(mel, last)
+    return run_steps(chunks, len(given), batched, on_failure)
 
 
 class ContinuousJoint:
-    """Streams one utterance; see the module. `hold_frames` may be changed between chunks: None is exact."""
+    """Exact for any chunks; see the module. `hold_frames` may change between chunks, None is exact."""
 
     def __init__(self, vocoder: Vocoder, noise: Noise, hold_frames: int | None = None) -> None:
-        least = vocoder.reach.f0 + 1  # with fewer, audio's own pitch could still change once emitted
+        least = vocoder.reach.f0 + 1  # with fewer, the pitch of emitted audio could still change
         if hold_frames is not None and hold_frames < least:
             raise ValueError(f"hold_frames must be at least {least}, not {hold_frames}")
         self.hold_frames = hold_frames
@@ -124,27 +116,16 @@ class ContinuousJoint:
         """Final source samples from frame `_source_start` on."""
         self._source_start = 0
         self._n_final = 0
-        """Frames whose pitch is final and in the source."""
-        self._carry: Carry | None = None
+        """Frames whose pitch is final and whose source is made."""
+        self._sines: SineState | None = None
         self._n_emitted = 0
         self._tail: Tensor | None = None
-        """[1, 480]: the first frame not emitted, as it was last known; only where less than the look-ahead is held."""
-
-    @property
-    def n_bytes(self) -> int:
-        """What this utterance holds on the device, bounded whatever its length."""
-        tensors = [self._mel, self._source] + ([self._tail] if self._tail is not None else [])
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-    @torch.inference_mode()
-    def push(self, mel: Tensor, *, last: bool = False) -> Tensor:
-        """Next frames [1, 80, n], n >= 0 -> audio [1, 480 k] float32 of the frames that are ready, all if `last`."""
-        return _push(self, mel, last)
+        """[1, 480]: the first frame that is not emitted, as last computed. Only if less than the look-ahead is held."""
 
     def check(self, mel: Tensor, last: bool) -> None:
-        """Takes any number of frames."""
+        """Any number of frames can be pushed."""
 
-    def talk(self, mel: Tensor, last: bool) -> Talk:
+    def steps(self, mel: Tensor, last: bool) -> VocoderSteps:
         reach, decode_reach = self.vocoder.reach, self.vocoder.reach.decode
         self._mel = torch.cat([self._mel, mel.to(self._mel)], 2)
         n_known = self._mel_start + self._mel.shape[2]
@@ -160,7 +141,7 @@ class ContinuousJoint:
             left = max(0, self._n_emitted - decode_reach)
             source = torch.cat([self._source, provisional], 2)
             begin, end = ((frame - self._source_start) * SAMPLES_PER_FRAME for frame in (left, right))
-            decoded: Tensor = yield Decode(
+            decoded: Tensor = yield DecodeStep(
                 self.vocoder,
                 self._mel[:, :, left - self._mel_start : right - self._mel_start],
                 source[:, :, begin:end],
@@ -172,7 +153,7 @@ class ContinuousJoint:
         return audio
 
     def _emit(self, audio: Tensor, n_ready: int) -> Tensor:
-        """The first `n_ready` frames of audio, which begins where the last one ended."""
+        """The first `n_ready` frames of audio that begins at the last emitted frame's end."""
         if self._tail is not None:
             n = self._tail.shape[1]
             weight = (torch.arange(n, device=audio.device) + 0.5) / n
@@ -182,28 +163,30 @@ class ContinuousJoint:
         self._n_emitted += n_ready
         return audio[:, :n]
 
-    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Generator[Work, Any, Tensor]:
-        """Adds the source of the frames whose pitch became final; gives the source of those whose pitch is not, if
-        frames up to `right` are to be seen."""
+    def _extend_source(self, n_known: int, n_final: int, right: int, last: bool) -> Generator[VocoderStep, Any, Tensor]:
+        """Appends the source of the frames whose pitch is now final.
+
+        Returns a provisional source for the frames after them, as far as frames up to `right` need it.
+        """
         done = self._n_final
         if n_known == done:
             return self._source[:, :, :0]
         first = max(self._mel_start, done - self.vocoder.reach.f0)
-        f0: Tensor = yield Pitch(self.vocoder, self._mel[:, :, first - self._mel_start :])
+        f0: Tensor = yield PitchStep(self.vocoder, self._mel[:, :, first - self._mel_start :])
         f0 = f0[:, done - first :]  # frames done .. n_known
         n_new = n_final - done
         if n_new:
-            source, self._carry = yield Source(self.vocoder, f0[:, :n_new], done, self._carry, self._noise, last)
+            source, self._sines = yield SourceStep(self.vocoder, f0[:, :n_new], done, self._sines, self._noise, last)
             self._source = torch.cat([self._source, source], 2)
             self._n_final = n_final
         if right * SAMPLES_PER_FRAME <= self._source_start * SAMPLES_PER_FRAME + self._source.shape[2]:
             return self._source[:, :, :0]
         provisional: Tensor
-        provisional, _ = yield Source(self.vocoder, f0[:, n_new:], n_final, self._carry, self._noise, True)
+        provisional, _ = yield SourceStep(self.vocoder, f0[:, n_new:], n_final, self._sines, self._noise, True)
         return provisional
 
     def _forget(self, f0_reach: int, decode_reach: int) -> None:
-        """Drops what no later chunk can see. Copies, so that a view does not keep a long chunk alive."""
+        """Drops what no later chunk can see. Copies the rest, because a view would keep the whole chunk in memory."""
         left = max(0, self._n_emitted - decode_reach)
         mel_start = max(self._mel_start, min(left, self._n_final - f0_reach))
         self._mel = self._mel[:, :, mel_start - self._mel_start :].clone()
@@ -213,9 +196,9 @@ class ContinuousJoint:
 
 
 class UpstreamJoint:
-    """Streams one utterance exactly as upstream does (specification 6.1), its defects included.
+    """Exactly as upstream (specification 6.1), its defects included.
 
-    A chunk before the last must have at least 8 frames. The first gives 480 samples a frame less the 3840 held back.
+    A chunk before the last needs at least 8 frames. The first gives 480 samples a frame, less the 3840 held back.
     """
 
     def __init__(self, vocoder: Vocoder, noise: Noise) -> None:
@@ -223,21 +206,16 @@ class UpstreamJoint:
         self._noise = noise
         self._n_frames = 0
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
-        """Of the last chunk: 8 mel frames, 3840 samples of source, 3840 of speech."""
+        """The last chunk's final 8 mel frames, 3840 samples of source, and 3840 samples of speech."""
         self._window = torch.hamming_window(
             2 * UPSTREAM_SAMPLES, periodic=False, dtype=torch.float64, device=vocoder.device
         )
-
-    @torch.inference_mode()
-    def push(self, mel: Tensor, *, last: bool = False) -> Tensor:
-        """Next frames [1, 80, n] -> audio [1, samples] float32."""
-        return _push(self, mel, last)
 
     def check(self, mel: Tensor, last: bool) -> None:
         if not last and mel.shape[2] < UPSTREAM_FRAMES:
             raise ValueError(f"a chunk before the last needs {UPSTREAM_FRAMES} mel frames, not {mel.shape[2]}")
 
-    def talk(self, mel: Tensor, last: bool) -> Talk:
+    def steps(self, mel: Tensor, last: bool) -> VocoderSteps:
         new_frames = mel.shape[2]
         if self._cache is not None:
             mel = torch.cat([self._cache[0], mel.to(self._cache[0])], 2)
@@ -245,12 +223,12 @@ class UpstreamJoint:
         if not n:
             return torch.zeros(1, 0, device=self.vocoder.device)
         first = self._n_frames - (n - new_frames)
-        f0 = yield Pitch(self.vocoder, mel)
-        source: Tensor = yield RestartedSource(self.vocoder, f0, first, self._noise)
+        f0 = yield PitchStep(self.vocoder, mel)
+        source: Tensor = yield RestartedSourceStep(self.vocoder, f0, first, self._noise)
         if self._cache is not None:
             source[:, :, :UPSTREAM_SAMPLES] = self._cache[1]
         self._n_frames += new_frames
-        audio: Tensor = yield Decode(self.vocoder, mel, source, 0, n)
+        audio: Tensor = yield DecodeStep(self.vocoder, mel, source, 0, n)
         if self._cache is not None:
             audio = cross_fade(audio, self._cache[2], self._window)
         if last:
@@ -262,9 +240,9 @@ class UpstreamJoint:
 
 
 def cross_fade(new: Tensor, tail: Tensor, window: Tensor) -> Tensor:
-    """new [1, n] begins in the sound of tail [1, k]: rising half of the window [2 k] on the one, falling on the other.
+    """Fades from tail [1, k] into new [1, n]: the rising half of the window [2 k] on new, the falling half on tail.
 
-    In float64, stored as float32, not clamped again (specification 6.1).
+    Computed in float64, stored as float32, and not clamped again (specification 6.1).
     """
     k = tail.shape[1]
     mixed = new[:, :k].double() * window[:k] + tail.double() * window[k:]

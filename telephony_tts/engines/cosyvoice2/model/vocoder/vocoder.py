@@ -1,23 +1,24 @@
 """HiFT: mel [B, 80, L] at 50 Hz to audio [B, 480 L] at 24 kHz (specification 6; weights 2.3).
 
-A fundamental frequency is predicted from the mel; nine sines follow it, noise is added to each, a mix is the source.
-The mel is up-sampled 120 times by transposed convolutions; at each stage the source's spectrum, brought to the stage's
-rate, is added. The last layer gives magnitude and phase of an inverse STFT of hop 4.
+The pitch is predicted from the mel. Nine sines follow the pitch, each gets noise, and their mix is the source. The mel
+is up-sampled 120 times by transposed convolutions. At each stage the spectrum of the source is added, at the rate of
+the stage. The last layer gives the magnitude and phase of an inverse STFT of hop 4.
 
     mel ─ f0 ─ excite ─ stft ─┬──────────┬──────────┐
     mel ─ conv_pre ─────── stage 0 ── stage 1 ── stage 2 ── conv_post ─ istft ─ audio
       50 Hz                400 Hz     2 kHz      6 kHz                          24 kHz
 
-`vocode` is the whole graph. `vocoder_stream` runs the same parts piecewise; `Reach` says how much context they need.
-The fundamental frequency, the source and both transforms are float32 or wider whatever the weights are: a rounded pitch
-shifts all later phases, and these parts cost a few percent.
+`stream.py` runs these parts chunk by chunk. `Reach` tells how much context they need. The pitch, the source and both
+transforms are float32 or wider, whatever the weights are: a rounded pitch shifts all later phases, and these parts cost
+a few percent of the time.
 
-The work is the 72 convolutions of the residual blocks. `Vocoder.mixed` has their weights and inputs in bfloat16 and
-everything between them, the residual sums and snakes, in float32, as are the few convolutions beside them, which alone
-would add as much error. A second of audio in chunks of 50 frames, full size, one core of a Zen 5, and the level of the
-error against float32 below the signal's, for random weights. How much a rounding grows on its way depends on the
-weights, and trained ones are yet to be measured: with residual blocks 1.5 times as strong, and on the small reference
-network, whose phases and magnitudes move four times as much, it is
+Most of the time goes into the 72 convolutions of the residual blocks. `Vocoder.mixed` has the weights and inputs of
+these in bfloat16. The residual sums, the snakes and the other convolutions stay in float32: in bfloat16 these few
+convolutions would add as much error again. The table has the time for a second of audio in chunks of 50 frames (full
+size, one core of a Zen 5), and the level of the error below that of the signal, against float32 and for random weights.
+The growth of a rounding error depends on the weights, and trained weights are not measured yet. So the table also has
+residual blocks of 1.5 times the strength, and the small reference network, whose phases and magnitudes move four times
+as much.
 
                              time      error, dB     blocks x 1.5    small reference
     float32                  0.18 s
@@ -37,7 +38,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
-from telephony_tts.engines.cosyvoice2.model.vocoder.layers import Conv, Linear, Reader, ResBlock, Up
+from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
+    ResBlock,
+    UpsampleConv,
+    VocoderConv,
+    VocoderLinear,
+    VocoderReader,
+)
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import (
     EDGE_KERNEL,
     F0_KERNEL,
@@ -51,122 +58,119 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.reach import (
 )
 
 LAST_SLOPE = 0.01
-"""The leaky slope before the last convolution differs from the other ones (specification 6.7)."""
+"""Leaky slope before the last convolution, which differs from the others (specification 6.7)"""
 MAX_MAGNITUDE = 100.0
 
 Noise = Callable[[int, int], Tensor]
-"""noise(first, n) -> standard normal [B, n, harmonics + 1] float32 of an utterance's samples first .. first + n."""
+"""noise(first, n): standard normal [B, n, harmonics + 1] float32 for the samples first .. first + n of an utterance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Up-sampling, the source's part, and the mean of three residual blocks."""
+class UpsampleStage:
+    """Up-samples, adds the source, and takes the mean of three residual blocks."""
 
-    up: Up
-    source_down: Conv
-    """One for 15, 3, 1 columns of the source's spectrum."""
+    up: UpsampleConv
+    source_down: VocoderConv
+    """From the spectrum of the source, of which it takes 15, 3 or 1 columns for each of its own"""
     source_block: ResBlock
     blocks: tuple[ResBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
-    """Where the sines stand at the centre of the last frame: what `excite` needs to go on without a seam."""
+class VocoderLayers:
+    """All weights, in the order in which the graph uses them."""
+
+    pitch: tuple[VocoderLinear, ...]
+    pitch_out: VocoderLinear
+    mix: VocoderLinear
+    pre: VocoderConv
+    stages: tuple[UpsampleStage, ...]
+    post: VocoderConv
+
+
+@dataclass(frozen=True, slots=True)
+class SineState:
+    """The phase of the sines at the centre of the last frame, from which `excite` continues."""
 
     cycles: Tensor
-    """[B, harmonics + 1] float64 in [0, 1)."""
+    """[B, harmonics + 1] float64 in [0, 1)"""
     voiced: Tensor
-    """[B, 1] bool, of the last frame."""
+    """[B, 1] bool, of the last frame"""
 
 
 class Vocoder:
-    """Weights and the steps of the graph. Nothing here changes after loading."""
+    """The weights and the parts of the graph. Nothing changes after loading."""
 
-    def __init__(
-        self,
-        config: VocoderConfig,
-        f0: tuple[Linear, ...],
-        f0_out: Linear,
-        mix: Linear,
-        pre: Conv,
-        stages: tuple[Stage, ...],
-        post: Conv,
-    ) -> None:
+    def __init__(self, config: VocoderConfig, layers: VocoderLayers) -> None:
         self.config = config
         self.reach = Reach.of(config)
-        self._f0, self._f0_out, self._mix = f0, f0_out, mix
-        self._pre, self._stages, self._post = pre, stages, post
-        self._forward, self._inverse, self._window2 = _transforms(config.n_fft, f0_out.weight)
+        self._layers = layers
+        self._forward, self._inverse, self._window2 = _transforms(config.n_fft, layers.pitch_out.weight)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the convolutions in the residual blocks, which are the work."""
-        return self._stages[0].source_block.steps[0].conv1.weight.dtype
+        """Of the convolutions in the residual blocks, which take most of the time"""
+        return self._layers.stages[0].source_block.steps[0].conv1.weight.dtype
 
     @property
     def sums(self) -> torch.dtype:
-        """Of what these convolutions are added up in, and of everything between them."""
-        return self._pre.weight.dtype
+        """Of the residual sums and everything else between those convolutions"""
+        return self._layers.pre.weight.dtype
 
     @property
     def wide(self) -> torch.dtype:
-        """Of the pitch, the source and the transforms: float32 or float64."""
-        return self._f0_out.weight.dtype
+        """Of the pitch, the source and the transforms: float32 or float64"""
+        return self._layers.pitch_out.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._pre.weight.device
-
-    @torch.inference_mode()
-    def vocode(self, mel: Tensor, noise: Noise) -> Tensor:
-        """A whole utterance: [B, 80, L] -> [B, 480 L]."""
-        if not mel.shape[2]:
-            return mel.new_zeros(mel.shape[0], 0, dtype=torch.float32)
-        source, _ = self.excite(self.f0(mel), 0, None, noise, last=True)
-        return self.decode(mel, source, 0, mel.shape[2])
+        return self._layers.pre.weight.device
 
     @torch.inference_mode()
     def f0(self, mel: Tensor) -> Tensor:
-        """[B, 80, L] -> [B, L] in Hz (specification 6.1)."""
+        """Mel [B, 80, L] -> pitch [B, L] in Hz (specification 6.1)."""
         x = mel.to(self.wide)
-        for layer in self._f0:
+        for layer in self._layers.pitch:
             x = F.elu(F.conv1d(x, layer.weight, layer.bias, padding=F0_KERNEL // 2))
-        return self._f0_out(x.transpose(1, 2))[:, :, 0].abs()
+        return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
 
     @torch.inference_mode()
-    def excite(self, f0: Tensor, first: int, carry: Carry | None, noise: Noise, *, last: bool) -> tuple[Tensor, Carry]:
-        """Frames first .. first + L of the pitch, [B, L] in Hz -> source [B, 1, n], and where the next call goes on.
+    def excite(
+        self, f0: Tensor, first: int, state: SineState | None, noise: Noise, *, last: bool
+    ) -> tuple[Tensor, SineState]:
+        """Pitch of the frames first .. first + L, [B, L] in Hz -> source [B, 1, n], and the state for the next call.
 
-        The phase is known at frame centres and linear between them (specification 6.3), so each frame completes the 480
-        samples that end at its centre: those from 480 first - 240 on. Without a carry the sound begins here: its first
-        half frame stands at the first phase. `last` adds the half frame after the last centre, where it stands again.
-        The phase is float64 modulo one cycle: as precise after an hour as in the first second.
+        The phase is known at frame centres and linear between them (specification 6.3). So each frame completes the 480
+        samples that end at its centre, and the source begins at sample 480 first - 240. Without a state the utterance
+        begins here, and the first half frame has a constant phase. `last` adds the half frame after the last centre,
+        also with a constant phase. The phase is float64 modulo one cycle, so it is as precise after an hour as in the
+        first second.
         """
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=torch.float64)
         step = (f0.double()[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)  # [B, L, H] cycles per sample
-        begin = torch.zeros_like(step[:, :1]) if carry is None else carry.cycles[:, None]
+        begin = torch.zeros_like(step[:, :1]) if state is None else state.cycles[:, None]
         ends = (begin + (SAMPLES_PER_FRAME * step).cumsum(1)).remainder(1.0)
         starts = torch.cat([begin, ends[:, :-1]], 1)
         ramp = torch.arange(SAMPLES_PER_FRAME, device=f0.device, dtype=torch.float64)[:, None] + 0.5
         cycles = (starts[:, :, None] + ramp * step[:, :, None]).flatten(1, 2)  # [B, 480 L, H]
-        if carry is None:
+        if state is None:
             cycles = torch.cat([ends[:, :1].expand(-1, HALF_FRAME, -1), cycles[:, SAMPLES_PER_FRAME:]], 1)
         if last:
             cycles = torch.cat([cycles, ends[:, -1:].expand(-1, HALF_FRAME, -1)], 1)
         voiced = f0 > self.config.voiced_above_hz
-        skip = 0 if carry is None else HALF_FRAME
-        frames = voiced if carry is None else torch.cat([carry.voiced, voiced], 1)
+        skip = 0 if state is None else HALF_FRAME
+        frames = voiced if state is None else torch.cat([state.voiced, voiced], 1)
         n = cycles.shape[1]
         is_voiced = frames.repeat_interleave(SAMPLES_PER_FRAME, 1)[:, skip : skip + n]
         phase = (2 * math.pi * cycles.remainder(1.0)).to(self.wide)
         sines = self._noisy_sines(phase, is_voiced, noise(SAMPLES_PER_FRAME * first - skip, n))
-        return self.mix(sines), Carry(ends[:, -1], voiced[:, -1:])
+        return self.mix(sines), SineState(ends[:, -1], voiced[:, -1:])
 
     @torch.inference_mode()
     def restarted_sines(self, f0: Tensor, first: int, noise: Noise) -> Tensor:
-        """[B, L] in Hz -> noisy sines [B, 480 L, H] as upstream makes them for each chunk: from phase nought, float32.
+        """Pitch [B, L] in Hz -> noisy sines [B, 480 L, H], which start at phase zero in each chunk, as upstream does.
 
-        The phase grows, and float32 with it gets coarse: 0.1 rad off after half a minute. Kept for parity.
+        The phase is not reduced to one cycle, so float32 is off by 0.1 rad after half a minute. Kept for parity.
         """
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=self.wide)
         step = (f0[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)
@@ -183,36 +187,37 @@ class Vocoder:
 
     @torch.inference_mode()
     def mix(self, sines: Tensor) -> Tensor:
-        """[B, n, H] -> source [B, 1, n]."""
-        return torch.tanh(self._mix(sines)).transpose(1, 2)
+        """Noisy sines [B, n, H] -> source [B, 1, n]."""
+        return torch.tanh(self._layers.mix(sines)).transpose(1, 2)
 
     @torch.inference_mode()
     def decode(
         self, mel: Tensor, source: Tensor, first: int, until: int, trace: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """[B, 80, L] and its source [B, 1, 480 L] -> audio of the frames first .. until, [B, 480 (until - first)].
+        """Mel [B, 80, L], source [B, 1, 480 L] -> audio of the frames first .. until, [B, 480 (until - first)] float32.
 
-        Exact when L has `reach.decode` frames on both sides of the wanted ones, or ends where the utterance does. No
-        layer computes a column that the wanted ones do not see (`spans`). A `trace` is filled with the stages by name,
-        for comparison.
+        Exact if L includes `reach.decode` frames on both sides of the wanted ones, or ends where the utterance ends.
+        Each layer computes only the columns that the wanted frames see (`spans`). `trace` receives the output of the
+        stages by name, to be compared with the reference.
         """
         needs = spans(self.config, mel.shape[2], first, until)
         spectrum = self.stft(source).to(self.sums).transpose(1, 2)  # [B, 120 L + 1, 18]
         pre = needs.stages[0].before
         x = mel[:, :, needs.mel.first : needs.mel.until].to(self.sums).transpose(1, 2)
-        x = self._pre(x, *missing(needs.mel, pre, self._pre.reach))
+        x = self._layers.pre(x, *missing(needs.mel, pre, self._layers.pre.reach))
         if trace is not None:
             trace["conv_pre"] = x.transpose(1, 2)
-        for i, (stage, need) in enumerate(zip(self._stages, needs.stages, strict=True)):
+        for i, (stage, need) in enumerate(zip(self._layers.stages, needs.stages, strict=True)):
             x = stage.up(F.leaky_relu(x, self.config.leaky_slope), need.before.first, need.up.first, need.up.until)
-            if i == len(self._stages) - 1 and need.inside.first == 0:
+            if i == len(self._layers.stages) - 1 and need.inside.first == 0:
                 x = torch.cat([x[:, 1:2], x], 1)  # 120 L columns of signal, 120 L + 1 of spectrum
             x = x[:, : len(need.inside)]
             if trace is not None:
                 trace[f"ups{i}"] = x.transpose(1, 2)
             x = self._blocks(stage, need, x + self._source_part(stage, need, spectrum))
         x = F.leaky_relu(x, LAST_SLOPE)
-        x = self._post(x, *missing(needs.stages[-1].out, needs.post, self._post.reach)).to(self.wide).transpose(1, 2)
+        post = self._layers.post
+        x = post(x, *missing(needs.stages[-1].out, needs.post, post.reach)).to(self.wide).transpose(1, 2)
         log_magnitude, phase = x.chunk(2, 1)  # [B, 9, n] each
         magnitude, phase = log_magnitude.exp(), phase.sin()
         if trace is not None:
@@ -222,8 +227,8 @@ class Vocoder:
         begin = first * SAMPLES_PER_FRAME - needs.post.first * self.config.hop
         return audio[:, begin : begin + (until - first) * SAMPLES_PER_FRAME].float()
 
-    def _source_part(self, stage: Stage, need: StageSpans, spectrum: Tensor) -> Tensor:
-        """Spectrum [B, 120 L + 1, 18] -> what the stage adds, [B, n, C] of the columns `need.inside`."""
+    def _source_part(self, stage: UpsampleStage, need: StageSpans, spectrum: Tensor) -> Tensor:
+        """Spectrum [B, 120 L + 1, 18] -> the part of the source that the stage adds, [B, n, C] for `need.inside`."""
         down = stage.source_down
         kernel, stride = down.weight.shape[3], down.stride
         begin = need.source.first * stride - source_down(stride)[1]
@@ -232,8 +237,8 @@ class Vocoder:
         part = down(spectrum[:, seen.first : seen.until], seen.first - begin, end - seen.until)
         return stage.source_block(part, *need.source.margins(need.inside))
 
-    def _blocks(self, stage: Stage, need: StageSpans, x: Tensor) -> Tensor:
-        """[B, n, C] of the columns `need.inside` -> those of `need.out`: each block is given what it can see."""
+    def _blocks(self, stage: UpsampleStage, need: StageSpans, x: Tensor) -> Tensor:
+        """The columns `need.inside` [B, n, C] -> the columns `need.out`. Each block gets the columns that it sees."""
         total: Tensor | None = None
         for block in stage.blocks:
             seen = need.out.around(block.reach)
@@ -243,12 +248,12 @@ class Vocoder:
         return total.div_(len(stage.blocks))
 
     def stft(self, source: Tensor) -> Tensor:
-        """[B, 1, n] -> [B, 18, n / 4 + 1]: nine real parts, then nine imaginary ones. The ends are reflected."""
+        """[B, 1, n] -> [B, 18, n / 4 + 1]: nine real parts, then nine imaginary parts. The ends are reflected."""
         half = self.config.n_fft // 2
         return F.conv1d(F.pad(source, (half, half), "reflect"), self._forward, stride=self.config.hop)
 
     def istft(self, magnitude: Tensor, phase: Tensor) -> Tensor:
-        """[B, 9, M] each -> [B, 4 (M - 1)]: overlap-add of windowed frames over the sum of squared windows."""
+        """[B, 9, M] each -> [B, 4 (M - 1)]: overlap-add of windowed frames, divided by the sum of squared windows."""
         half, hop = self.config.n_fft // 2, self.config.hop
         spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], 1)
         audio = F.conv_transpose1d(spectrum, self._inverse, stride=hop)
@@ -257,7 +262,7 @@ class Vocoder:
 
     @classmethod
     def mixed(cls, config: VocoderConfig, state: Mapping[str, Tensor], wide: torch.dtype = torch.float32) -> Self:
-        """`from_state` with the residual blocks' convolutions in bfloat16 and all else in float32; see the module."""
+        """`from_state` with the residual blocks' convolutions in bfloat16 and the rest in float32. See the module."""
         return cls.from_state(config, state, torch.bfloat16, wide, torch.float32)
 
     @classmethod
@@ -269,23 +274,31 @@ class Vocoder:
         wide: torch.dtype = torch.float32,
         sums: torch.dtype | None = None,
     ) -> Self:
-        """Read `hift.pt` (specification 2.3): weight norm old, new or folded, with or without the prefix `generator.`.
+        """Reads `hift.pt` under today's names (specification 2.3); `checkpoint.weights` turns older names into them.
 
-        `dtype` is that of the convolutions, by default the file's, and `sums` that of what is between them, by default
-        the same. `wide` float64 costs a CPU 4 % and makes the phase
-        the same for any chunks: in float32 they round the pitch differently, and 1e-4 Hz is 0.006 rad in the ninth
-        harmonic after a second: not heard, but not equal either. ValueError lists every key that does not fit.
+        `dtype` is the number type of the residual blocks' convolutions, by default that of the file. `sums` is that of
+        what lies between them, by default `dtype`. `wide` float64 costs a CPU 4 % and gives the same phase for any
+        chunks. In float32 different chunks round the pitch differently. An error of 1e-4 Hz is 0.006 rad in the ninth
+        harmonic after a second, which is not audible but is not equal either.
+        Raises ValueError that names every missing, unexpected or mis-shaped tensor.
         """
-        read = Reader(state, dtype, sums, wide)
+        reader = VocoderReader(state, dtype, sums, wide)
+        vocoder = cls(config, cls.read(config, reader))
+        reader.finish("hift.pt")
+        return vocoder
+
+    @staticmethod
+    def read(config: VocoderConfig, read: VocoderReader) -> VocoderLayers:
+        """All layers out of the reader's state."""
         c = config
         n_spectrum, n_kernels = c.n_fft + 2, len(c.res_kernels)
-        f0 = tuple(
+        pitch = tuple(
             read.pitch_layer(f"f0_predictor.condnet.{2 * i}", (c.d_f0, c.d_f0 if i else c.d_mel, F0_KERNEL))
             for i in range(N_F0_LAYERS)
         )
-        f0_out = read.linear("f0_predictor.classifier", (1, c.d_f0))
+        pitch_out = read.linear("f0_predictor.classifier", (1, c.d_f0))
         mix = read.linear("m_source.l_linear", (1, c.n_harmonics + 1))
-        pre = read.conv("conv_pre", (c.d_base, c.d_mel, EDGE_KERNEL))
+        pre = read.normed_conv("conv_pre", (c.d_base, c.d_mel, EDGE_KERNEL))
         stages = []
         for i, (rate, kernel) in enumerate(zip(c.up_rates, c.up_kernels, strict=True)):
             d_in, d = c.d_base >> i, c.d_base >> (i + 1)
@@ -296,30 +309,19 @@ class Vocoder:
             blocks = tuple(
                 read.block(f"resblocks.{i * n_kernels + j}", d, k, c.res_dilations) for j, k in enumerate(c.res_kernels)
             )
-            stages.append(Stage(up, down, source_block, blocks))
-        post = read.conv("conv_post", (n_spectrum, c.d_base >> len(c.up_rates), EDGE_KERNEL))
-        read.finish()
-        return cls(c, f0, f0_out, mix, pre, tuple(stages), post)
-
-
-def stretch_mel(mel: Tensor, speed: float) -> Tensor:
-    """A whole utterance, `speed` times as fast: [B, 80, L] -> [B, 80, int(L / speed)], linear (specification 6.1)."""
-    if not speed > 0:
-        raise ValueError(f"speed must be above 0, not {speed}")
-    n_frames = int(mel.shape[2] / speed)
-    if speed == 1 or not n_frames:
-        return mel[:, :, :n_frames]
-    return F.interpolate(mel, size=n_frames, mode="linear")
+            stages.append(UpsampleStage(up, down, source_block, blocks))
+        post = read.normed_conv("conv_post", (n_spectrum, c.d_base >> len(c.up_rates), EDGE_KERNEL))
+        return VocoderLayers(pitch, pitch_out, mix, pre, tuple(stages), post)
 
 
 def _transforms(n_fft: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """DFT and its inverse, [18, 1, 16] each, both under a periodic Hann window, and the squared window [1, 1, 16]."""
+    """The DFT and its inverse with a periodic Hann window, [18, 1, 16] each, and the squared window [1, 1, 16]."""
     n = torch.arange(n_fft, dtype=torch.float64)
     k = torch.arange(n_fft // 2 + 1, dtype=torch.float64)[:, None]
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * n / n_fft)
     angle = 2 * math.pi * k * n / n_fft
     forward = torch.cat([angle.cos(), -angle.sin()]) * window
     twice = torch.full_like(k, 2.0)
-    twice[[0, -1]] = 1.0  # the bins between the ends stand for their mirror image too
+    twice[[0, -1]] = 1.0  # the bins between the ends also stand for their mirror images
     inverse = torch.cat([twice * angle.cos(), -twice * angle.sin()]) * window / n_fft
     return tuple(m[:, None].to(like) for m in (forward, inverse, window.square()[None]))  # type: ignore[return-value]

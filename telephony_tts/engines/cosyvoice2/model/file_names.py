@@ -1,0 +1,14 @@
+"""Names of the files of a CosyVoice2 model directory (specification 1.1)."""
+
+from __future__ import annotations
+
+SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
+"""Today's name, and the name from December 2024 to April 2025."""
+LM_FILE, FLOW_FILE, VOCODER_FILE = "llm.pt", "flow.pt", "hift.pt"
+TOKENIZER_DIR = "CosyVoice-BlankEN"
+TOKENIZER_FILES = ("config.json", "merges.txt", "vocab.json")
+SPEAKER_ONNX = "campplus.onnx"
+TOKENS_ONNX = "speech_tokenizer_v2.onnx"
+SPEAKERS_FILE = "spk2info.pt"
+RANDOM_MARK = "random.json"
+"""Only in a directory with random weights: such a model makes noises, not speech."""
