@@ -6,6 +6,7 @@ The table is data; `violations()` judges one file against it. The tests judge th
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -266,6 +267,12 @@ def test_every_part_of_the_cosyvoice2_engine_has_a_row_and_no_two_import_each_ot
     }
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
     assert order.index("model.lm") < order.index("device") < order.index("core") < order.index("service")
+
+
+def test_the_core_of_the_cosyvoice2_engine_loads_without_pytorch() -> None:
+    """It is pure. In this process another test may have loaded PyTorch."""
+    program = f"import sys, {COSYVOICE2}.core.core; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 def within_tree(path: Path) -> bool:

@@ -35,13 +35,13 @@ from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
-from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
     from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound
     from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
+    from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 log = logging.getLogger(__name__)
 

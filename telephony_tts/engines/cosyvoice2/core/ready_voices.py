@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import UnknownVoice
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
+    from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 
 @dataclass(slots=True, eq=False)
