@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from harness import report
 from harness.process import give_back_unused, resident_kib
-from harness.synthesis import Rig, Speaker, StageTimer, build, chunk_work, progress
+from harness.synthesis import Rig, Speaker, StageTimer, build, chunk_work, progress, ready_voice
 
 from telephony_tts.bench.subject import random_tokens
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
@@ -110,7 +110,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def _loading(rig: Rig, features: PromptFeatures, n: int) -> dict[str, Any]:
     progress("a voice's prompt")
-    seconds = [_timed(lambda: rig.model.prompt(features, DEFAULT)) for _ in range(n)]
+    seconds = [_timed(lambda: ready_voice(rig.model, features, DEFAULT)) for _ in range(n)]
     return {"write_s": round(rig.write_s, 2), "load_s": round(rig.load_s, 2), "prompt_s": _spread(seconds)}
 
 
@@ -270,7 +270,7 @@ def _totals(rig: Rig, features: PromptFeatures, n_tokens: int, chosen: argparse.
         "recomputed, 25+pad 50 100": (UPSTREAM, _recomputed, chosen.recompute),
     }
     tokens = _ids(n_tokens)
-    prompts = {name: rig.model.prompt(features, profile) for name, (profile, _, _) in ways.items()}
+    prompts = {name: ready_voice(rig.model, features, profile) for name, (profile, _, _) in ways.items()}
     flow: dict[str, list[float]] = {name: [] for name in ways}
     both: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(max(n for _, _, n in ways.values())):
@@ -317,7 +317,7 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     """Bytes of one utterance: the sum of its tensors, and the growth of the process. The prompt is shared."""
     progress("memory")
     model, cache = rig.model, rig.model.cache
-    prompt, tokens = model.prompt(features, DEFAULT), _ids(n_tokens)
+    prompt, tokens = ready_voice(model, features, DEFAULT), _ids(n_tokens)
     joint = ContinuousJoint(model.vocoder, CounterNoise(1, rig.config.vocoder.n_harmonics + 1))
     gc.collect()
     give_back_unused()
@@ -336,10 +336,11 @@ def _memory(rig: Rig, features: PromptFeatures, n_tokens: int) -> dict[str, Any]
     gc.collect()
     give_back_unused()
     left_kib = resident_kib(os.getpid()) - before_kib
-    per_position = cache.n_bytes_per_slot / cache.max_len
+    bytes_per_slot = cache.data[:, :, 0].nbytes
+    per_position = bytes_per_slot / cache.max_len
     return {
         "LM, bytes per second": round(per_position * TOKENS_PER_S),
-        "LM, bytes of a slot, allocated at the start": cache.n_bytes_per_slot,
+        "LM, bytes of a slot, allocated at the start": bytes_per_slot,
         "flow, bytes per second": _kept_per_second(rig, prompt),
         "flow, bytes per second with spare room": round((n_flow - n_start) / (seconds + tail_s)),
         "flow, bytes at the start": n_start,

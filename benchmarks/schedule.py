@@ -18,8 +18,10 @@ from harness.cost import Cost
 from harness.simulated import Planner, Simulation
 
 from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, TurnRecord, figures
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Stage, Widths, plan
+from telephony_tts.engines.cosyvoice2.core.scheduler import Stage, plan
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
@@ -41,10 +43,10 @@ class PricedMachine:
     n_lanes: int
     has_wide_batches: bool
 
-    def widths(self, n_slots: int, steps: str) -> Widths:
+    def widths(self, n_slots: int, steps: str) -> BatchSizes:
         if not self.has_wide_batches:
-            return Widths(decode=min(4, n_slots))
-        return Widths(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
+            return BatchSizes(decode=min(4, n_slots))
+        return BatchSizes(4, n_slots, n_slots, n_slots, all_stages=steps == "all")
 
 
 MACHINES = {
@@ -161,7 +163,7 @@ def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> 
         machine.widths(chosen.slots, chosen.steps),
         n_lanes=chosen.lanes or machine.n_lanes,
         n_slots=chosen.slots,
-        ahead=Ahead(chosen.ahead_ms, chosen.ahead_tokens),
+        ahead=AheadLimits(chosen.ahead_ms, chosen.ahead_tokens),
         profile=profile,
         planner=_planner(chosen.without),
     )

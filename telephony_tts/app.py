@@ -114,8 +114,7 @@ def _cosyvoice2(config: Config) -> Engine:
     engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
     need_torch()
-    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
-    from telephony_tts.engines.cosyvoice2.service import Limits as EngineLimits
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
     from telephony_tts.engines.cosyvoice2.settings import Timeouts
 
     return CosyVoice2Engine(

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmark_here import run_here
 
-from telephony_tts.engines.cosyvoice2.core.scheduler import Widths
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
 
@@ -64,7 +64,7 @@ def test_first_audio_grows_with_the_scale_of_the_prices(tmp_path: Path) -> None:
 
 
 def test_a_step_of_a_wide_machine_is_one_stage_as_in_the_engine(tmp_path: Path) -> None:
-    assert not Widths().all_stages
+    assert not BatchSizes().all_stages
     found = []
     for steps in ((), ("--steps", "one"), ("--steps", "all")):
         out = tmp_path / "out.json"

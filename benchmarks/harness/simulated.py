@@ -22,26 +22,27 @@ from telephony_tts.bench.measures import NS_PER_MS, NS_PER_S, Listener
 from telephony_tts.engines.cosyvoice2.core.counters import Counters
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    Ahead,
     Lane,
     Need,
     Plan,
     Slots,
     Stage,
-    Widths,
     lanes,
-    newcomers_due_later_ns,
+    new_stream_delay_ns,
     plan,
 )
-from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream, UnderWay
+from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.model.config import (
     EOS,
     FRAMES_PER_TOKEN,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
+    LmConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 N_EULER = 10
@@ -52,10 +53,10 @@ ROW_TOKENS = 25
 REFILL_NS = 500 * NS_PER_MS
 """A listener with a full buffer takes nothing until it has heard so much, as in `session.supply`."""
 
-Planner = Callable[[Sequence[Need], Lane, Widths, int, int], Plan]
+Planner = Callable[[Sequence[Need], Lane, BatchSizes, int, int], Plan]
 PlanObserver = Callable[["Simulation", Lane, Sequence[Need], Plan], None]
 
-_COST, _WIDTHS, _AHEAD = Cost(), Widths(), Ahead()
+_COST, _WIDTHS, _AHEAD = Cost(), BatchSizes(), AheadLimits()
 
 
 class _Words:
@@ -136,11 +137,11 @@ class Simulation:
     def __init__(
         self,
         cost: Cost = _COST,
-        widths: Widths = _WIDTHS,
+        widths: BatchSizes = _WIDTHS,
         *,
         n_lanes: int = 1,
         n_slots: int = 16,
-        ahead: Ahead = _AHEAD,
+        ahead: AheadLimits = _AHEAD,
         profile: Profile = DEFAULT,
         listen_ns: int = 2 * NS_PER_S,
         planner: Planner = plan,
@@ -154,7 +155,7 @@ class Simulation:
         self.live: dict[int, SimulatedUtterance] = {}
         """The utterances in the engine, by key."""
         self.counters = Counters()
-        self.newcomers_wait_ns = 0
+        self.new_delay_ns = 0
         """The value for the last plan."""
         self.busy_ns = dict.fromkeys(Stage, 0)
         self.n_rows = dict.fromkeys(Stage, 0)
@@ -164,7 +165,7 @@ class Simulation:
         self._profile, self._listen_ns, self._planner = profile, listen_ns, planner
         self._job_type, self._watch = job_type, watch
         self._is_decoding = False
-        self._claimed: dict[tuple[int, int], UnderWay] = {}
+        self._claimed: dict[tuple[int, int], OpenBlock] = {}
         """By lane and key: the blocks whose step is running."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -188,7 +189,7 @@ class Simulation:
         key = len(self.said)
         request = Request(" ".join(["a"] * n_words), grows=grows)
         tokenizer: Any = _Words()
-        stream = Stream(request, self._profile, tokenizer, 4000)
+        stream = Stream(request, self._profile, tokenizer, LmConfig(), 4000)
         job = self._job_type(key, "", stream, at_ns + silence_ns, follows=silence_ns > 0)
         said = self.said[key] = SimulatedUtterance(key, at_ns, at_ns + silence_ns, job, then)
         voice: Any = _Voice()
@@ -230,10 +231,10 @@ class Simulation:
             needs = [need for said in self.live.values() for need in said.job.needs(self.ahead, not self._is_decoding)]
             jobs = [said.job for said in self.live.values()]
             per = self.ahead, N_EULER, self.cost.run_ahead
-            owed = [each for job in jobs if (each := job.owed(*per)) is not None]
-            self.newcomers_wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self.now_ns)
+            owed = [each for job in jobs if (each := job.pending_work(*per)) is not None]
+            self.new_delay_ns = new_stream_delay_ns(owed, self.counters.costs, self.now_ns)
             n_drawing = sum(job.is_drawing for job in jobs)
-            made = self._planner(needs, lane, self.widths, n_drawing, self.newcomers_wait_ns)
+            made = self._planner(needs, lane, self.widths, n_drawing, self.new_delay_ns)
             if self._watch is not None:
                 self._watch(self, lane, needs, made)
             if made:
@@ -289,7 +290,7 @@ class Simulation:
                 said.waiting.append(len(chunk.pcm))
             self._take(said)
 
-    def _stepped(self, job: Job, under_way: UnderWay) -> None:
+    def _stepped(self, job: Job, under_way: OpenBlock) -> None:
         solve = under_way.solve
         assert isinstance(solve, _Solve)
         solve.k += 1
@@ -311,7 +312,7 @@ class Simulation:
 
     def _leave(self) -> None:
         """Release the slots of pieces that have ended."""
-        for said in [said for said in self.live.values() if said.job.lets_go]:
+        for said in [said for said in self.live.values() if said.job.can_leave]:
             job = said.job
             job.track = None
             job.blocks.clear()
@@ -336,7 +337,7 @@ class Simulation:
                 slot = self.slots.acquire(stream.grows)
                 if slot is not None:
                     assert said.job.prompt is not None
-                    stream.spoken = said.job.prompt
+                    stream.voice = said.job.prompt
                     stream.begin(slot)
 
     # ----------------------------------------------------------------------- listeners
@@ -381,7 +382,7 @@ def _track(job: Job) -> _Track:
     return cast(_Track, track)
 
 
-def _drawn(piece: Piece, feed: Feed) -> int:
+def _drawn(piece: Piece, feed: LmFeed) -> int:
     """The token that the model draws: speech for half of its limit, which is `TOKENS_PER_WORD` a word, then the end."""
     if feed.forced is not None:
         return feed.forced

@@ -18,10 +18,9 @@ from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Cancel, Ended, Event, Submit
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.core.orders import CancelUtterance, Event, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
-from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
+from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     N_MELS,
@@ -30,12 +29,12 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.settings import Precision
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 VOICE = "measured"
-TAKES_ALL = Ahead(audio_ms=10**9)
+TAKES_ALL = AheadLimits(audio_ms=10**9)
 """No limit: nothing here reports that audio was taken."""
 
 
@@ -70,6 +69,14 @@ class Rig:
         return Speaker(self, features, profile)
 
 
+def ready_voice(model: SpeechModel, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
+    """A voice built at once; the core builds it step by step."""
+    build = model.begin_prompt(features, profile)
+    while not build.solve.done:
+        model.flow.step([build.solve])
+    return build.prompt()
+
+
 class Speaker:
     """The engine's core with one voice, stepped by hand on one lane, for one utterance at a time."""
 
@@ -83,28 +90,28 @@ class Speaker:
         # The voice is built here, so that no utterance waits for it.
         voices = self._core.voices
         voices.get(VOICE)
-        (making,) = voices.making
-        voices.made(making, rig.model.prompt(features, profile))
+        (build,) = voices.builds
+        voices.finish(build, ready_voice(rig.model, features, profile))
 
     def speak(self, n_tokens: int) -> Generator[Chunk, None, None]:
         """Yield chunks as they are made; closing the generator cancels. Raises RuntimeError if it stops early."""
         key = self._n_said
         self._n_said += 1
-        self._core.receive(Submit(key, VOICE, Request(random_text(n_tokens / TOKENS_PER_S), seed=1)))
+        self._core.receive(SubmitUtterance(key, VOICE, Request(random_text(n_tokens / TOKENS_PER_S), seed=1)))
         try:
             while True:
                 heard, self._heard = self._heard, []
                 for event in heard:
                     if isinstance(event, Chunk):
                         yield event
-                    elif isinstance(event, Ended):
+                    elif isinstance(event, UtteranceEnded):
                         if event.error is not None:
                             raise event.error
                         return
                 if not self._core.step():
                     raise RuntimeError("the engine is idle, but the utterance has not ended")
         finally:
-            self._core.receive(Cancel(key))
+            self._core.receive(CancelUtterance(key))
             while self._core.step():
                 pass
             self._heard.clear()

@@ -29,7 +29,7 @@ from websockets.asyncio.client import connect
 from telephony_tts.engines.api import Chunk, Pcm, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
 CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
 ALIKE = 0.998
@@ -96,7 +96,7 @@ def test_barge_in_frees_the_slot_and_tells_what_was_heard(model_dir: Path) -> No
     """At every stage: before the first token, in the first block, while it plays, near its end."""
 
     async def main() -> None:
-        engine = Recorded(model_dir, limits=Limits(n_slots=2))
+        engine = Recorded(model_dir, limits=EngineLimits(n_slots=2))
         async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
             for n in range(8):
                 await bot.say(TEXT, f"t{n}")
@@ -117,7 +117,7 @@ def test_barge_in_frees_the_slot_and_tells_what_was_heard(model_dir: Path) -> No
 
 def test_more_calls_than_slots_and_one_cleared_again_and_again(model_dir: Path) -> None:
     async def main() -> None:
-        engine = Recorded(model_dir, n_workers=2, limits=Limits(n_slots=2))
+        engine = Recorded(model_dir, n_workers=2, limits=EngineLimits(n_slots=2))
         async with (
             serving(engine, speech=patient(voice="prompted")) as rig,
             rig.bot(audio="binary") as one,

@@ -168,7 +168,7 @@ def test_a_stopped_engine_is_told_and_replaced(model_dir: Path) -> None:
             assert not is_alive(pid)
 
     errors = served(model_dir, use, stall_s=STALL_S, restart_wait_s=29)
-    assert f"said nothing for {STALL_S:g} s, SIGKILL" in errors and "ready again" in errors
+    assert f"sent nothing for {STALL_S:g} s, SIGKILL" in errors and "ready again" in errors
 
 
 def test_an_engine_that_continues_in_time_loses_nothing(model_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the model can read. It imports no package of the extra, so that a server without this engine can ask too."""
+"""The languages and scripts that the model can read. It needs no package of the extra, so any server can ask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SCRIPTS = frozenset({"LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO
 
 
 def check_letters(text: str) -> None:
-    """Raises UnsupportedText if all letters are of scripts that the model does not know; a few in between pass."""
+    """Raises UnsupportedText if all letters are of scripts that the model does not know. A text with some known ones
+    passes."""
     found = scripts(text)
     if found and not found & SCRIPTS:
         raise UnsupportedText(

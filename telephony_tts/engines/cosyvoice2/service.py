@@ -1,8 +1,10 @@
-"""The CosyVoice2 engine: a model directory and its voices behind `engines.api.Engine`.
+"""The CosyVoice2 engine as the server sees it: a model directory and its voices behind `engines.api.Engine`.
 
-All utterances of all calls go to one core (`core.py`), which runs beside the event loop; here they are handed over, and
-what comes back is given to whom it belongs. Voices are the model directory's `spk2info.pt` and the voice store's; what
-a voice's utterances share is made when it is first used and kept.
+The utterances of all calls go to one core (`core.core`), which runs beside the event loop: in threads or in its own
+process (`hosting`). This module hands them over and passes each event to the generator that waits for it.
+
+Voices come from the model directory's `spk2info.pt` and from the voice store. What the utterances of a voice share is
+built when the voice is first used, and kept.
 """
 
 from __future__ import annotations
@@ -12,22 +14,33 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Order, Push, Submit, Told, Took
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    Event,
+    EventSink,
+    Order,
+    PushText,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
+)
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 from telephony_tts.engines.cosyvoice2.settings import (
+    DEFAULT_TIMEOUTS,
     DTYPES,
     FLOW_DTYPES,
     LM_DTYPES,
-    USUAL,
     VOCODER_DTYPES,
+    AheadLimits,
     Precision,
     Settings,
     Timeouts,
@@ -39,25 +52,23 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, Un
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 FINISHES = {"profile": None, "causal": True, "full": False}
-"""How the last chunk is made: as the profile says, block by block, or once more over the whole utterance."""
-
-
+"""How the last block is computed: as the profile says, causally, or once more over the whole utterance."""
 ISOLATIONS = ("process", "thread")
-"""Whether the engine computes in a process of its own, whose failure is mended, or in threads of this one."""
+"""Whether the engine computes in a process of its own, which is replaced when it fails, or in threads of this one."""
 
 
-class Host(Protocol):
+class EngineHost(Protocol):
     """Where the core runs."""
 
     async def start(self) -> None:
-        """Load. Raises what loading raises."""
+        """Load the model. Raises what loading raises."""
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Their names, as of the last time it loaded; none before."""
+        """Names of the voices when the model was last loaded; empty before."""
 
     def send(self, order: Order) -> None:
-        """From any thread. Raises EngineError where no new utterance can be taken."""
+        """From any thread. Raises EngineError if a new utterance cannot be taken."""
 
     def counters(self) -> dict[str, float]:
         """See `counters.Counters`."""
@@ -70,59 +81,70 @@ class Host(Protocol):
         """Whether utterances can be taken."""
 
     def retry_after_ms(self) -> int:
-        """When utterances can be taken again; 0 where they can now, or where it is not known."""
+        """When utterances can be taken again; 0 if they can be now, or if that is unknown."""
 
     async def wait_ready(self, *, follows: bool = False) -> None:
         """Return when utterances can be taken. Raises EngineError if that is not expected in time.
 
-        `follows`: the utterance is of a turn that has begun to speak."""
+        `follows`: the turn of the utterance has begun to speak."""
 
     async def close(self) -> None:
-        """End all utterances, and what runs. Idempotent."""
+        """End all utterances and stop the core. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be held at once. Utterances past `n_slots` wait; those that wait for their listener hold a slot.
-
-    `n_prompts` voices are kept ready to speak (at full size in float32 230 MB for a second of their recording); others
-    are made ready again when they are asked for. `flow_memory_mb` of a GPU are for these and for speech under way; past
-    that an utterance ends with an error. None is a share of what is free.
-    """
+class EngineLimits:
+    """How much may be held at once."""
 
     n_slots: int = 16
+    """Utterances computed at once; further ones wait. An utterance keeps its slot while its listener takes no audio."""
     n_prompts: int = 4
+    """Voices that are kept ready. Others are built again when they are used. A ready voice takes 230 MB for each second
+    of its recording, at full size in float32."""
     flow_memory_mb: int | None = None
+    """GPU memory for ready voices and speech in the flow; None is a share of what is free. An utterance that does not
+    fit ends with an error."""
+
+
+class _UtteranceState(Enum):
+    WAITING = auto()
+    """The host is not ready. Nothing is submitted."""
+    QUEUED = auto()
+    """Submitted, without a slot."""
+    RUNNING = auto()
+    """It has or had a slot."""
 
 
 @dataclass(slots=True, eq=False)
-class _Listener:
-    """Who waits for an utterance."""
+class _OpenUtterance:
+    """An utterance whose generator is open: its events on their way from the core."""
 
-    submitted_ns: int
+    asked_ns: int
+    state: _UtteranceState = _UtteranceState.WAITING
     chunks: deque[Chunk] = field(default_factory=deque)
-    queued_ns: int | None = None
-    """How long it waited for a slot; None before it has one."""
+    queued_ns: int = 0
+    """How long it waited for a slot."""
     is_heard: bool = False
-    ended: Ended | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: UtteranceEnded | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         match event:
-            case Began():
-                self.queued_ns = max(0, event.at_ns - self.submitted_ns)
-            case Ended():
+            case UtteranceBegan():
+                self.state = _UtteranceState.RUNNING
+                self.queued_ns = max(0, event.at_ns - self.asked_ns)
+            case UtteranceEnded():
                 self.ended = event
             case Chunk():
-                self.chunks.append(event if self.is_heard else replace(event, queued_ns=self.queued_ns or 0))
+                self.chunks.append(event if self.is_heard else replace(event, queued_ns=self.queued_ns))
                 self.is_heard = True
-        self.news.set()
+        self.changed.set()
 
 
 class CosyVoice2Engine:
-    """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens` are those that mean what they say
-    in the text of an utterance, whoever wrote it; the others are read out. `n_workers` threads compute, see
-    `scheduler.lanes`. The dtypes of single networks default to `dtype`."""
+    """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens`: the tokens that act as controls in
+    the text of an utterance; others are read out. `n_workers`: threads that compute (`scheduler.lanes`). The dtypes of
+    single networks default to `dtype`."""
 
     streams_text = True
 
@@ -137,16 +159,16 @@ class CosyVoice2Engine:
         *,
         finish: str = "profile",
         control_tokens: Collection[str] = (),
-        limits: Limits = Limits(),
+        limits: EngineLimits = EngineLimits(),
         n_threads: int = 1,
         isolation: str = "thread",
         lm_dtype: str | None = None,
         flow_dtype: str | None = None,
         vocoder_dtype: str | None = None,
-        ahead_ms: int = Ahead().audio_ms,
-        timeouts: Timeouts = USUAL,
+        ahead_ms: int = AheadLimits().audio_ms,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """Raises ConfigError for a dtype, profile, finish, isolation or control token there is not, or no slots."""
+        """Raises ConfigError for an unknown dtype, profile, finish, isolation or control token, or no slots."""
         for what, value, known in (
             ("dtype", dtype, DTYPES),
             ("profile", profile, PROFILES),
@@ -177,16 +199,14 @@ class CosyVoice2Engine:
             limits.n_prompts,
             n_workers,
             n_threads,
-            Ahead(ahead_ms),
+            AheadLimits(ahead_ms),
             limits.flow_memory_mb,
         )
         self._isolation = isolation
         self._timeouts = timeouts
         self._control = frozenset(control_tokens)
-        self._host: Host | None = None
-        self._listeners: dict[int, _Listener] = {}
-        self._n_waiting = 0
-        """Utterances that wait for the engine to be ready again."""
+        self._host: EngineHost | None = None
+        self._utterances: dict[int, _OpenUtterance] = {}
         self._keys = itertools.count()
 
     @property
@@ -195,14 +215,14 @@ class CosyVoice2Engine:
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """Those of the model directory, then those of the store, as they were when it was loaded: by `start`, or later
-        in a new process. None before."""
+        """The voices of the model directory and then of the store, as they were when the model was last loaded: by
+        `start`, or by a new process. Empty before."""
         return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in self._voices)
 
     async def start(self) -> None:
         if self._host is not None:
             return
-        self._host = _host(self._isolation, self._settings, self._hear, self._timeouts)
+        self._host = _host(self._isolation, self._settings, self._receive, self._timeouts)
         try:
             await self._host.start()
         except BaseException as failure:
@@ -217,13 +237,15 @@ class CosyVoice2Engine:
             await host.close()
 
     def stats(self) -> EngineStats:
-        n_running = sum(listener.queued_ns is not None for listener in self._listeners.values())
-        n_queued, host = len(self._listeners) - n_running + self._n_waiting, self._host
+        states = [utterance.state for utterance in self._utterances.values()]
+        n_running = states.count(_UtteranceState.RUNNING)
+        n_queued, host = len(states) - n_running, self._host
         if host is None:
             return EngineStats(n_queued, n_running)
-        # Each listener takes a second of speech every second, and so would one more. Who is alone is let in however
-        # slow the engine is.
-        load = (len(self._listeners) + 1) * host.cost() / self._settings.n_lanes if self._listeners else 0.0
+        # Each listener takes a second of speech every second, and so would one more. A single one is always admitted,
+        # however slow the engine is.
+        n_submitted = len(states) - states.count(_UtteranceState.WAITING)
+        load = (n_submitted + 1) * host.cost() / self._settings.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
 
     def counters(self) -> dict[str, float]:
@@ -231,7 +253,7 @@ class CosyVoice2Engine:
         return self._host.counters() if self._host is not None else {}
 
     def check(self, utterance: Utterance) -> None:
-        """Text whose letters are all of scripts that the model does not know is refused; a few in between pass."""
+        """Raises UnknownVoice, and UnsupportedText if all letters are of scripts that the model does not know."""
         if self._voices and utterance.voice is not None and utterance.voice not in self._voices:
             raise UnknownVoice(f"cosyvoice2 has no voice {utterance.voice!r}; it has {', '.join(self._voices)}")
         check_letters(utterance.text)
@@ -251,80 +273,81 @@ class CosyVoice2Engine:
             utterance.more is not None,
             self._control,
         )
-        key, listener = next(self._keys), _Listener(monotonic_ns())
-        self._n_waiting += 1
+        key, stream = next(self._keys), _OpenUtterance(monotonic_ns())
+        self._utterances[key] = stream
         try:
             await host.wait_ready(follows=utterance.follows)
-        finally:
-            self._n_waiting -= 1
-        self.check(utterance)  # its voice may be gone after a restart
-        # Who is refused has nothing to wait for.
-        host.send(Submit(key, utterance.voice or self._voices[0], request, utterance.deadline_ns, utterance.follows))
-        self._listeners[key] = listener
+            self.check(utterance)  # its voice may be gone after a restart
+            voice = utterance.voice or self._voices[0]
+            host.send(SubmitUtterance(key, voice, request, utterance.deadline_ns, utterance.follows))
+        except BaseException:
+            del self._utterances[key]  # nothing was submitted, so no event comes
+            raise
+        stream.state = _UtteranceState.QUEUED
         try:
             if utterance.more is not None:
-                self._pass_on(key, host, utterance.more)
+                self._forward_text(key, host, utterance.more)
             while True:
-                if listener.chunks:
-                    chunk = listener.chunks.popleft()
+                if stream.chunks:
+                    chunk = stream.chunks.popleft()
                     yield chunk
-                    # Asking for the next one is how a listener says that it can use more.
-                    self._send(host, Took(key, len(chunk.pcm)))
-                elif listener.ended is not None:
-                    if listener.ended.error is not None:
-                        raise listener.ended.error
+                    # The caller asks for the next chunk: it has taken this one.
+                    self._send(host, AudioTaken(key, len(chunk.pcm)))
+                elif stream.ended is not None:
+                    if stream.ended.error is not None:
+                        raise stream.ended.error
                     return
                 else:
-                    listener.news.clear()
-                    await listener.news.wait()
+                    stream.changed.clear()
+                    await stream.changed.wait()
         finally:
-            await self._withdraw(key, host, listener)
+            await self._cancel(key, host, stream)
 
-    def _hear(self, key: int, event: Event) -> None:
-        listener = self._listeners.get(key)
-        if listener is not None:
-            listener.hear(event)
+    def _receive(self, key: int, event: Event) -> None:
+        stream = self._utterances.get(key)
+        if stream is not None:
+            stream.receive(event)
 
-    def _send(self, host: Host, order: Push | Took | Cancel) -> None:
-        """To an engine that may be gone: then there is nobody to tell."""
+    def _send(self, host: EngineHost, order: PushText | AudioTaken | CancelUtterance) -> None:
+        """Send an order, unless the engine was closed meanwhile."""
         if self._host is host:
             host.send(order)
 
-    def _pass_on(self, key: int, host: Host, more: TextFeed) -> None:
-        """Text to the engine, whenever and in whatever thread some comes."""
+    def _forward_text(self, key: int, host: EngineHost, more: TextFeed) -> None:
+        """Push text to the engine, whenever and in whatever thread some comes."""
 
-        def news() -> None:
-            if key not in self._listeners:
+        def push() -> None:
+            if key not in self._utterances:
                 return
             text, last = more.take()
-            self._send(host, Push(key, text, last))
+            self._send(host, PushText(key, text, last))
             if not last:
-                more.on_news(news)
+                more.on_news(push)
 
-        news()
+        push()
 
-    async def _withdraw(self, key: int, host: Host, listener: _Listener) -> None:
-        """Cancel, and wait until nothing is held, however often the waiting task is itself cancelled."""
+    async def _cancel(self, key: int, host: EngineHost, stream: _OpenUtterance) -> None:
+        """Cancel, and return when nothing is held, however often the waiting task is itself cancelled."""
         interrupted: asyncio.CancelledError | None = None
-        if listener.ended is None:
-            self._send(host, Cancel(key))
-        while listener.ended is None:
-            listener.news.clear()
+        if stream.ended is None:
+            self._send(host, CancelUtterance(key))
+        while stream.ended is None:
+            stream.changed.clear()
             try:
-                await listener.news.wait()
+                await stream.changed.wait()
             except asyncio.CancelledError as cancelled:
                 interrupted = cancelled
-        del self._listeners[key]
+        del self._utterances[key]
         if interrupted is not None:
             raise interrupted
 
 
-def _host(isolation: str, settings: Settings, told: Told, timeouts: Timeouts) -> Host:
-    """Threads import torch into this process, and a process of its own does not."""
+def _host(isolation: str, settings: Settings, tell: EventSink, timeouts: Timeouts) -> EngineHost:
+    """Imported here, because the threads' host imports torch into this process."""
     if isolation == "process":
         from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost
 
-        return ProcessHost(settings, told, timeouts)
+        return ProcessHost(settings, tell, timeouts)
     from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 
-    return ThreadHost(settings, told)
+    return ThreadHost(settings, tell)

@@ -1,4 +1,4 @@
-"""What to load and how, in values that can be sent to another process."""
+"""What the engine loads and how, in values that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -14,13 +13,13 @@ INT8, INT4, MIXED = "int8", "int4", "mixed"
 LM_DTYPES = (*DTYPES, INT8, INT4)
 FLOW_DTYPES = (*DTYPES, INT8)
 VOCODER_DTYPES = ("float32", "float16", MIXED)
-"""Of each network. int8, int4: weights in whole numbers, on a CPU. mixed: the vocoder's large convolutions in bfloat16,
-all sums in float32."""
+"""Precisions of each network. int8, int4: integer weights, on a CPU. mixed: the vocoder's large convolutions in
+bfloat16, all sums in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In what each network computes; how far each is from float32 is told in docs/cosyvoice2.md."""
+    """The precision of each network. docs/cosyvoice2.md gives their errors against float32."""
 
     lm: str = "float32"
     flow: str = "float32"
@@ -28,24 +27,40 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str, lm: str | None = None, flow: str | None = None, vocoder: str | None = None) -> Precision:
-        """`dtype` for all, but for those that are given. bfloat16 throughout is heard in the vocoder, which is mixed
-        then."""
+        """`dtype` for each network without its own. The vocoder is mixed for bfloat16, which would be audible there."""
         return cls(lm or dtype, flow or dtype, vocoder or (MIXED if dtype == "bfloat16" else dtype))
 
 
 def how_to_add_a_voice(model_dir: Path, voice_dir: Path | None) -> str:
-    """The command that stores a voice where an engine with these directories reads it, whatever file they came from."""
+    """The command that stores a voice where an engine with these directories reads it."""
     folder = "" if voice_dir in (None, model_dir / "voices") else f" --voices {shlex.quote(str(voice_dir))}"
     model = shlex.quote(str(model_dir))
     return f"telephony-tts voices add NAME --wav FILE --text 'WHAT IS SAID' --model {model}{folder}"
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Of an engine in a process of its own, in seconds.
+class AheadLimits:
+    """How far a stream may work ahead of its listener, who may interrupt at any moment.
 
-    A process that sends nothing for `stall_s`, or computes one step for `step_s`, is killed and replaced. While it is
-    replaced, new utterances wait up to `restart_wait_s` if it is expected back in that time.
+    `audio_ms`: audio made and not taken. A block begins only below this. `n_tokens`: speech ids drawn beyond those that
+    the next block takes.
+    """
+
+    audio_ms: int = 2000
+    n_tokens: int = 25
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for limits with which nothing could begin."""
+        if self.audio_ms < 1 or self.n_tokens < 0:
+            raise ValueError("a stream that may not work ahead never begins: allow at least 1 ms and 0 tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of an engine in its own process, in seconds.
+
+    A process that sends nothing for `stall_s`, or computes one step for `step_s`, is killed and replaced. Meanwhile new
+    utterances wait up to `restart_wait_s` if the new process is expected in that time.
     """
 
     stall_s: float = 5.0
@@ -53,7 +68,7 @@ class Timeouts:
     restart_wait_s: float = 10.0
 
 
-USUAL = Timeouts()
+DEFAULT_TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,6 @@ class Settings:
     n_prompts: int = 4
     n_lanes: int = 1
     n_threads: int = 1
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: AheadLimits = field(default_factory=AheadLimits)
     flow_memory_mb: int | None = None
-    """Of a device other than a CPU, see `SpeechModel.load`."""
+    """Memory of an accelerator for the flow (`SpeechModel.load`)."""

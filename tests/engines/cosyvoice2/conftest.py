@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """More of them wait for each other, and sums are not the same to the bit."""
+    """With more threads, sums do not have the same bits, and threads wait for each other."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,8 +35,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def few_steps() -> Iterator[None]:
-    """All engines of a file, in this process: what they do does not depend on how many steps a block has. Those in a
-    process of their own have all ten."""
+    """Fewer Euler steps for the engines of a file that run in this process. Their tests do not depend on the number.
+    Engines in a process of their own make all ten."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_model_directory", lambda *args: with_steps(load_model_directory(*args), FEW_EULER))
         yield
@@ -73,21 +73,21 @@ def pretence() -> Iterator[Pretence]:
 
 @pytest.fixture
 def here(cpu: Place) -> Iterator[Place]:
-    """The CPU's, of which nobody has a slot afterwards."""
+    """The model on the CPU; its slots are emptied afterwards."""
     yield cpu
     cpu.clear()
 
 
 @pytest.fixture
 def there(device: Place, pretence: Pretence) -> Iterator[Place]:
-    """The pretended device's, which the test can compute on."""
+    """The model on the pretended device, which the test can compute on."""
     yield device
     device.clear()
 
 
 @pytest.fixture
 def features() -> PromptFeatures:
-    """A voice of 87 tokens with a transcript, as far as its shapes go."""
+    """A voice of 87 random tokens with a transcript."""
     random = torch.Generator().manual_seed(0)
     return PromptFeatures(
         torch.randint(6561, (87,), generator=random),

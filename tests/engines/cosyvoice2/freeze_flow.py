@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import fixed_noise, time_sinusoids
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 
 N_PROMPT, N_TOKENS, N_VOCABULARY, D_SPEAKER, D_MODEL, N_MELS = 30, 95, 97, 24, 32, 80
 SIZES = {
@@ -48,7 +48,7 @@ SIZES = {
 }
 
 
-class RandomReader(Reader):
+class RandomReader(FlowReader):
     """Makes a random tensor for every key. Norms are around 1; all other weights keep the scale of a layer's input."""
 
     def __init__(self, seed: int) -> None:

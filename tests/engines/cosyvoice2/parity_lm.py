@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, draw
 from telephony_tts.engines.cosyvoice2.model.config import EOS, LmConfig, SamplingConfig
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK
 from telephony_tts.engines.cosyvoice2.text.generation import (
     BiStreamDecoding,
     Decoding,
@@ -83,7 +85,13 @@ def biased(model: LanguageModel, deltas: Sequence[tuple[slice, float]]) -> Langu
     bias = model.head_bias.clone()
     for where, delta in deltas:
         bias[where] += delta
-    return LanguageModel(model.config, model.tables, model.blocks, model.norm, model.head_weight, bias)
+    return LanguageModel(model.config, model.tables, model.layers, model.norm, model.head_weight, bias)
+
+
+def prefill(model: LanguageModel, x: Tensor, slot: int, cache: KvCache, n_chunk: int = PREFILL_CHUNK) -> Tensor:
+    """Append x [n, D] in chunks; the last position's hidden state [D]."""
+    cache.room(slot, len(x))
+    return [model.extend(chunk, slot, cache) for chunk in torch.split(x, n_chunk)][-1][-1]
 
 
 class Run:
@@ -92,7 +100,7 @@ class Run:
     def __init__(self, model: LanguageModel, config: SamplingConfig, max_len: int) -> None:
         self.model = model
         self.cache: KvCache = model.new_cache(1, max_len)
-        self.slot = self.cache.acquire()
+        self.slot = 0
         self.sampler = Sampler(config, 1, model.device)
         self.sampler.start(self.slot, 0)
         self.fed: list[int] = []
@@ -106,7 +114,7 @@ class Run:
         self.fed.append(feed.n_positions)
         x = self.model.embed(feed.segments)
         if feed.speech_id is None:
-            hidden = self.model.prefill(x, self.slot, self.cache)[None]
+            hidden = prefill(self.model, x, self.slot, self.cache)[None]
         else:
             hidden = self.model.decode(x, [self.slot], self.cache)
         logits = self.model.logits(hidden)
@@ -128,7 +136,7 @@ def check_forward(directory: Path, model: LanguageModel, sampling: SamplingConfi
     v = read(directory, "llm_forward")
     x = model.embed(whole_prompt(*(ids_of(v[name]) for name in ("prompt_text", "text", "prompt_speech_token"))))
     cache = model.new_cache(1, x.shape[0])
-    hidden = model.extend(x, cache.acquire(), cache)
+    hidden = model.extend(x, 0, cache)
 
     def logits() -> float:
         n = v["logits"].shape[1]
@@ -207,6 +215,14 @@ def check_stop(directory: Path, model: LanguageModel, sampling: SamplingConfig) 
         yield measure(f"lm stop {case}", stop, EXACT)
 
 
+class _Unlimited(BiStreamDecoding):
+    """The reference has no longest length; the check itself stops at one feed too many."""
+
+    @property
+    def max_len(self) -> int:
+        return sys.maxsize
+
+
 def check_bistream(directory: Path, model: LanguageModel, sampling: SamplingConfig) -> Iterator[Row]:
     v = read(directory, "llm_bistream")
     for case in sorted({name.partition("__")[0] for name in v if "__" in name}):
@@ -223,11 +239,10 @@ def check_bistream_case(title: str, v: Vectors, model: LanguageModel, sampling: 
     failed = bool(str(v["error"].reshape(-1)[0])) if "error" in v and v["error"].size else False
     text, yielded, lengths = ids_of(v["text"]), ids_of(v["yielded"]), ids_of(v["forward_lengths"])
     pulls = [(int(at), int(n)) for at, n in v["text_consumed_vs_yielded"]]
-    decoding = BiStreamDecoding(
+    decoding = _Unlimited(
         ids_of(v["prompt_text"]),
         ids_of(v["prompt_speech_token"]),
         keep_prompt=False,
-        max_len=len(yielded) + 2,
         n_mix_text=model.config.n_mix_text,
         n_mix_speech=model.config.n_mix_speech,
     )
@@ -241,16 +256,15 @@ def check_bistream_case(title: str, v: Vectors, model: LanguageModel, sampling: 
     pulled: list[tuple[int, int]] = []
     n_most = len(lengths) if failed else len(lengths) + 1  # one too many is enough to see that it does not end
     while not decoding.done and len(run.fed) < n_most:
-        if decoding.needs_text:
+        feed = decoding.next_feed()
+        if feed is None:
             if len(pulled) < len(text):
                 decoding.push_text([text[len(pulled)]])
                 pulled.append((len(pulled), len(said)))
             else:
                 decoding.end_text()
             continue
-        feed = decoding.next_feed()
-        may_end = feed is not None and EOS not in feed.banned
-        speech = run.step(decoding, EOS if may_end and decoding.n_out >= force_eos_after else None)
+        speech = run.step(decoding, EOS if EOS not in feed.banned and decoding.n_out >= force_eos_after else None)
         if speech is not None:
             said.append(speech)
     if failed:

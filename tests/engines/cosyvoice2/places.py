@@ -1,11 +1,11 @@
-"""The tiny model on a CPU and on the pretended device, and what the one is asked against the other."""
+"""The tiny model on a CPU and on the pretended device, for comparing the two."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from speaking import FEW_EULER, with_steps
+from speaking import FEW_EULER, ready_voice, with_steps
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
@@ -18,11 +18,11 @@ from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 N_SLOTS = 8
 VOICES = ("prompted", "preset")
 WITHIN = 1e-4
-"""Of the signal's rms: the order of float32 sums."""
+"""As a share of the signal's rms: the effect of the order of float32 sums."""
 
 
 class Place:
-    """The tiny model somewhere, and its voices."""
+    """The tiny model on one device, and its voices."""
 
     def __init__(self, directory: Path, device: str) -> None:
         checkpoint = with_steps(load_model_directory(directory), FEW_EULER)
@@ -34,7 +34,7 @@ class Place:
 
     def prompt(self, voice: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
         if (voice, profile) not in self._prompts:
-            self._prompts[voice, profile] = self.model.prompt(self.features[voice], profile)
+            self._prompts[voice, profile] = ready_voice(self.model, self.features[voice], profile)
         return self._prompts[voice, profile]
 
     def open(
@@ -48,9 +48,9 @@ class Place:
         return tracks
 
     def clear(self) -> None:
-        """Nobody has a slot."""
-        for slot in set(range(N_SLOTS)) - set(self.model.cache._free):
-            self.model.cache.release(slot)
+        """Empty all slots."""
+        for slot in range(N_SLOTS):
+            self.model.cache.clear(slot)
 
 
 def assert_close(there: Tensor, here: Tensor) -> None:

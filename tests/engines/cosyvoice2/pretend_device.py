@@ -1,7 +1,7 @@
-"""A device that is none: it computes on the CPU and is as strict as an accelerator.
+"""A pretended device: it computes on the CPU and is as strict as an accelerator.
 
-What lies there must be brought there, a number is read from there only by waiting for it, and every product of what
-lies on two devices fails. The values are real ones, so that what comes out can be compared.
+Tensors must be sent to it, reading a value waits for it, and operations on tensors of two devices fail. The values are
+real, so that results can be compared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NAME = "pretend"
 Op = Callable[..., Any]
 Step = tuple[Op, tuple[Any, ...], dict[str, Any], Any]
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
-"""Whose result is a number of Python's."""
+"""Operations whose result is a Python number."""
 
 
 class _Module:
-    """What PyTorch asks of every device that there is, in other tests of this process too."""
+    """What PyTorch asks of every registered device, also in other tests of this process."""
 
     def is_initialized(self) -> bool:
         return True
@@ -44,25 +44,25 @@ class _Module:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """It draws nothing at random."""
+        """It has no random generator."""
 
     def get_rng_state(self, device: object = None) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
 
     def set_rng_state(self, state: Tensor, device: object = None) -> None:
-        """There is none."""
+        """It has no random generator."""
 
 
 @functools.cache
 def device() -> torch.device:
-    """Registers it with this process's PyTorch, once."""
+    """The device, registered with PyTorch once."""
     if not hasattr(torch, NAME):
         _setup_privateuseone_for_python_backend(NAME, _Module())
     return torch.device(f"{NAME}:0")
 
 
 class There(Tensor):
-    """A tensor that says it lies on the device; `here` has its values."""
+    """A tensor on the pretended device; `here` has its values."""
 
     here: Tensor
 
@@ -89,31 +89,31 @@ class There(Tensor):
 
 
 class Pretence(TorchDispatchMode):
-    """While it is entered, `device()` can be computed on by this thread."""
+    """While it is entered, this thread can compute on `device()`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and the guard against it takes its time at each operation."""
+        """Nothing is compiled here, and the check for it would cost time at each operation."""
         return False
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
-        """Where the host waited for the device: the innermost place of the product, by file and function."""
+        """Where the host waited for the device: file and function in the product."""
         self.sent: list[str] = []
-        """Where something was brought there."""
+        """Where the host sent something to the device."""
         self.launches: Counter[str] = Counter()
-        """What an accelerator would be asked to compute: all that is not another view of the same memory."""
+        """The operations that an accelerator would compute; views are not counted."""
         self._recorded: list[Step] | None = None
 
     def clear(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         for record in (self.waits, self.sent, self.launches):
             record.clear()
 
     def record(self, work: Callable[[], object]) -> Callable[[], object]:
-        """As a CUDA graph is: does the work, and gives what does the same to the same memory, whatever Python knows by
-        then. RuntimeError where it sends, reads or waits."""
+        """Record like a CUDA graph: do the work, and return a function that repeats it on the same memory. Raises
+        RuntimeError if the work sends, reads or waits."""
         self._recorded = steps = []
         try:
             work()
@@ -121,7 +121,7 @@ class Pretence(TorchDispatchMode):
             self._recorded = None
 
         def replay() -> None:
-            # Its tensors are the CPU's: this mode has nothing to see to, as the host has not in a graph.
+            # The recorded tensors are on the CPU. Like the host during a graph, this mode takes no part.
             with _disable_current_modes():  # type: ignore[no-untyped-call]
                 for func, args, kwargs, result in steps:
                     again = func(*args, **kwargs)
@@ -134,7 +134,7 @@ class Pretence(TorchDispatchMode):
     def __torch_dispatch__(self, func: Op, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if _is_composite(func):
-            # In inference mode these arrive whole.
+            # In inference mode they are not decomposed.
             with self:
                 return func.decompose(*args, **kwargs)
         launched = _launched(func)
@@ -167,14 +167,14 @@ class Pretence(TorchDispatchMode):
             self._recorded.append((func, *inner, result))
         if not goes_there:
             return result
-        # What an operation changes in its place is still the same tensor.
+        # A tensor that the operation changed in place stays the same object.
         same = {id(each.here): each for each in there}
         return _mapped(result, Tensor, lambda each: same[id(each)] if id(each) in same else There(each))
 
 
 def _mapped(value: Any, kind: type[Tensor], change: Callable[[Any], object]) -> Any:
-    """The same with its tensors of a kind changed, in the containers that an operation may have: PyTorch's own walk
-    takes ten times as long, which was most of the time of these tests."""
+    """Replace the tensors of one kind in an operation's arguments. PyTorch's own walk takes ten times as long: that was
+    most of the time of these tests."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, _IN_ORDER):
@@ -186,11 +186,11 @@ def _mapped(value: Any, kind: type[Tensor], change: Callable[[Any], object]) -> 
 
 _IN_ORDER = (tuple, list)
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
-"""Most of what an operation is given, and never a tensor."""
+"""Types of most arguments, none of which contains a tensor."""
 
 
 def _tensors(value: Any) -> list[Any]:
-    """All that are in it, in order."""
+    """All tensors in the arguments, in order."""
     found: list[Any] = []
     _find(value, found)
     return found
@@ -211,13 +211,13 @@ def _find(value: Any, found: list[Any]) -> None:
 
 @functools.cache
 def _is_composite(func: Op) -> bool:
-    """Whether it is made of other operations."""
+    """Whether the operation consists of other operations."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 @functools.cache
 def _launched(func: Op) -> str | None:
-    """Its name; None where what it gives is memory that is there, seen in another way."""
+    """The name of the operation; None for a view."""
     is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
     return None if is_view else func.name()
 

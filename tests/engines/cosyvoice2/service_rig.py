@@ -1,4 +1,4 @@
-"""A started engine and what is inside it, for the tests of this folder."""
+"""A started engine and its parts, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from conformance import Subject
+from speaking import n_empty
 
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.hosting.process_host import ProcessHost
 from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
 WAIT_S = 60.0
 BRIEF = Subject("Thank you for calling.", "It left on Tuesday.", n_most=12)
-"""Of several chunks each: a random model stops where it must, so that a word more is half a second more."""
-FEW_SLOTS = Limits(n_slots=4)
-"""For the contract: six who speak at once, and twelve who are cancelled, are more than there are places for."""
+"""Sentences of several chunks. A random model stops at its limit, so each word adds half a second."""
+FEW_SLOTS = EngineLimits(n_slots=4)
+"""For the contract, whose six utterances at once and twelve cancelled ones exceed it."""
 
 
 def started(engine: CosyVoice2Engine, use: Callable[[CosyVoice2Engine], Awaitable[Any]]) -> Any:
@@ -37,7 +38,7 @@ def host_of(engine: CosyVoice2Engine) -> ProcessHost:
 
 
 async def until(is_so: Callable[[], bool], what: str) -> None:
-    """Return when it is; what another process does is told by no event here."""
+    """Return when `is_so` holds. It polls, because another process reports no event here."""
     for _ in range(int(WAIT_S * 100)):
         if is_so():
             return
@@ -51,4 +52,4 @@ def core_of(engine: CosyVoice2Engine) -> Core:
 
 
 def n_free(engine: CosyVoice2Engine) -> int:
-    return core_of(engine).runner.model.cache.n_free
+    return n_empty(core_of(engine).runner.model.cache)

@@ -1,4 +1,4 @@
-"""An engine's process whose first step of a vocoder takes long: in the place of `engine_process` in a test."""
+"""An engine's process whose first vocoder step takes long. Tests run it instead of `engine_process`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP_S = 4.0
 
 
 def main(fd: int, how: str) -> None:
-    """`how`: "python" runs byte code all the time, "numpy" computes where the interpreter's lock is free."""
+    """`how`: "python" runs byte code all the time, "numpy" computes without the interpreter's lock."""
     load = loading.load
 
     def slow_load(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A tiny model that can be made to speak, for the tests of this folder."""
+"""A tiny model that speaks, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ from torch import Tensor
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Push, Submit, Took
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Lane, Widths
-from telephony_tts.engines.cosyvoice2.core.stream import Block
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    Event,
+    PushText,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
+)
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
-from telephony_tts.engines.cosyvoice2.settings import Precision
-from telephony_tts.engines.cosyvoice2.text.generation import Decoding, Feed
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
+from telephony_tts.engines.cosyvoice2.text.generation import Decoding, LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
@@ -36,17 +46,30 @@ torch.set_num_threads(1)
 SENTENCE = "Thank you for calling, how can I help you today?"
 NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
-UNBOUNDED = Ahead(audio_ms=10**9)
-"""Nobody here takes what is made."""
+UNBOUNDED = AheadLimits(audio_ms=10**9)
+"""For tests in which no listener takes audio."""
 FEW_EULER = 4
-"""A first, a last and two between: the official ten are more than half of the time that an utterance takes here, and
-nothing here asks how many there are. With ten the flow itself is tested, and the engine as it is started."""
+"""A first, a last and two between. The official ten would take more than half of the time here, and nothing here
+depends on their number. The tests of the flow and of the started engine use ten."""
 
 
 def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:
-    """The same with so many steps to a block."""
+    """The checkpoint with `n_euler` steps for each block."""
     config = checkpoint.config
     return replace(checkpoint, config=replace(config, flow_decoder=replace(config.flow_decoder, n_steps=n_euler)))
+
+
+def n_empty(cache: KvCache) -> int:
+    """Slots that hold nothing."""
+    return cache.lengths.count(0)
+
+
+def ready_voice(model: SpeechModel, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
+    """A voice built at once; the core builds it step by step."""
+    build = model.begin_prompt(features, profile)
+    while not build.solve.done:
+        model.flow.step([build.solve])
+    return build.prompt()
 
 
 def live_storages() -> dict[int, int]:
@@ -72,25 +95,25 @@ class Rig:
         self.features = read_spk2info(checkpoint.spk2info)[0]
 
     def prompt(self, name: str, profile: Profile = DEFAULT) -> SpeakerPrompt:
-        return self.model.prompt(self.features[name], profile)
+        return ready_voice(self.model, self.features[name], profile)
 
     def speech_tokens(self, prompt: SpeakerPrompt, decoding: Decoding, seed: int) -> list[int]:
-        """All ids that a decoding gives; it must need no more text."""
+        """All ids of a decoding that has its whole text."""
         track = self.runner.open(0, seed, prompt, 1.0, DEFAULT)
         tokens: list[int] = []
         while (feed := decoding.next_feed()) is not None:
             if feed.speech_id is None:
-                drawn = self.runner.prefill(track, feed)
+                (drawn,) = self.runner.prefill([track], [feed])
             else:
-                drawn = self.runner.decode([track], [Row(feed.speech_id, (feed.banned,), feed.forced)])
+                (drawn,) = self.runner.decode([track], [DecodeRow(feed.speech_id, (feed.banned,), feed.forced)])
             assert drawn is not None
-            speech = decoding.consume(drawn.read()[0][0])
+            speech = decoding.consume(drawn.read()[0])
             tokens += [] if speech is None else [speech]
         self.runner.close(track)
         return tokens
 
     def audio(self, voice: str, prompt: SpeakerPrompt, tokens: list[int], seed: int) -> Tensor:
-        """All of the tokens' audio [N] at once: the flow from the first prompt token, and the vocoder."""
+        """The audio [N] of all tokens at once: the flow from the first prompt token, and the vocoder."""
         features, model = self.features[voice], self.model
         n_cut = features.speech_tokens.numel() - prompt.n_flow_tokens
         mel = recomputed(
@@ -106,23 +129,26 @@ class Rig:
 
 
 class Watched(Runner):
-    """A runner that keeps what it was asked to compute: what of, and for which slots; no slots for a voice."""
+    """A runner that records its calls: the stage and the slots. A voice has no slot."""
 
-    def __init__(self, rig: Rig, widths: Widths | None = None) -> None:
-        super().__init__(rig.model, widths=widths)
+    def __init__(self, rig: Rig, sizes: BatchSizes | None = None) -> None:
+        super().__init__(rig.model, batch_sizes=sizes)
         self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.feeds: list[LmFeed] = []
+        """Of all calls of `prefill`."""
         self._slots: dict[int, int] = {}
-        """By the id of a block under way: to keep the block itself would keep what it holds."""
+        """By the id of a block in the flow: keeping the block would keep its tensors."""
 
-    def prefill(self, track: Track, feed: Feed) -> Drawn | None:
-        self.calls.append(("prefill", (track.slot,)))
-        return super().prefill(track, feed)
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
+        self.calls.append(("prefill", tuple(track.slot for track in tracks)))
+        self.feeds += feeds
+        return super().prefill(tracks, feeds)
 
-    def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
+    def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
         self.calls.append(("decode", tuple(track.slot for track in tracks)))
         return super().decode(tracks, rows)
 
-    def begin(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[FlowBlock]:
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
         self.calls.append(("begin", tuple(track.slot for track in tracks)))
         begun = super().begin(tracks, blocks)
         self._slots.update((id(block), track.slot) for block, track in zip(begun, tracks, strict=True))
@@ -139,7 +165,7 @@ class Watched(Runner):
 
 
 class Stepped:
-    """A core whose steps are made here, one by one, by lanes that take turns in an order of one's choice."""
+    """A core that the test steps, with lanes in any order."""
 
     def __init__(
         self,
@@ -147,12 +173,12 @@ class Stepped:
         profile: Profile = DEFAULT,
         *,
         features: Mapping[str, PromptFeatures] | None = None,
-        ahead: Ahead = UNBOUNDED,
+        ahead: AheadLimits = UNBOUNDED,
         runner: Runner | None = None,
         n_prompts: int = 4,
     ) -> None:
         self.heard: dict[int, list[Chunk]] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, UtteranceEnded] = {}
         self.began: list[int] = []
         self._n_taken: dict[int, int] = {}
         self.now_ns = 1
@@ -170,26 +196,26 @@ class Stepped:
         """A new utterance; its key."""
         key = len(self.heard)
         self.heard[key] = []
-        self.core.receive(Submit(key, voice, request, deadline_ns, follows))
+        self.core.receive(SubmitUtterance(key, voice, request, deadline_ns, follows))
         return key
 
     def push(self, key: int, text: str, *, last: bool = False) -> None:
         """More of its text."""
-        self.core.receive(Push(key, text, last))
+        self.core.receive(PushText(key, text, last))
 
     def cancel(self, key: int) -> None:
-        self.core.receive(Cancel(key))
+        self.core.receive(CancelUtterance(key))
 
     def take(self, key: int) -> None:
-        """Its listener takes all that was made."""
+        """Its listener takes all audio so far."""
         n_made = sum(len(chunk.pcm) for chunk in self.heard[key])
-        self.core.receive(Took(key, n_made - self._n_taken.get(key, 0)))
+        self.core.receive(AudioTaken(key, n_made - self._n_taken.get(key, 0)))
         self._n_taken[key] = n_made
 
     def run(
         self, n_most: int = 10**9, lanes: Callable[[], Lane] = lambda: Lane.ALL, taking: Collection[int] = ()
     ) -> int:
-        """Make steps until nothing more can be done; how many. `taking`: whose listeners take what comes at once."""
+        """Step until nothing more can be done. Returns the number of steps. `taking`: keys whose audio is taken."""
         n = 0
         while n < n_most:
             for key in taking:
@@ -201,38 +227,38 @@ class Stepped:
 
     def until_heard(self, key: int, n_chunks: int) -> None:
         while len(self.heard[key]) < n_chunks:
-            assert self.core.step(), "it is silent"
+            assert self.core.step(), "the core is idle"
 
     def voice(self, name: str) -> SpeakerPrompt:
-        """The voice as this core has it ready."""
+        """A ready voice of this core."""
         prompt = self.core.voices.get(name)
         assert prompt is not None
         return prompt
 
     def pcm(self, key: int) -> Pcm:
-        """What was heard of it. Raises its error if it ended with one."""
+        """The audio of a stream. Raises its error if it ended with one."""
         error = self.ended[key].error if key in self.ended else None
         if error is not None:
             raise error
         return pcm(self.heard[key])
 
     def is_empty(self) -> bool:
-        """Nothing is held for anyone."""
-        return self.core.slots.n_free == self.core.slots.n == self.core.runner.model.cache.n_free
+        """Nothing is held for any stream."""
+        return self.core.slots.n_free == self.core.slots.n == n_empty(self.core.runner.model.cache)
 
     def _tell(self, key: int, event: Event) -> None:
-        assert key not in self.ended, "something came after the end"
+        assert key not in self.ended, "an event came after the end"
         match event:
-            case Began():
+            case UtteranceBegan():
                 self.began.append(key)
-            case Ended():
+            case UtteranceEnded():
                 self.ended[key] = event
             case Chunk():
                 self.heard[key].append(event)
 
 
-TOGETHER = Widths(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
-"""Batches of everybody, as on a device."""
+TOGETHER = BatchSizes(prefill=4, decode=N_SLOTS, flow=N_SLOTS, vocode=N_SLOTS, all_stages=True)
+"""Batches of all streams, as on a device."""
 REQUESTS = [
     Request("It left on Tuesday.", 1),
     Request("Thank you for calling.", 1, speed=1.3),
@@ -253,7 +279,7 @@ def say_all(stepped: Stepped, n: int = len(REQUESTS)) -> list[int]:
 
 
 def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> None:
-    """Each is what it is alone, all are over, and nothing is held."""
+    """Assert that each sounds as alone, all have ended, and nothing is held."""
     for key, expected in zip(keys, alone, strict=True):
         np.testing.assert_array_equal(stepped.pcm(key), expected)
     assert set(keys) <= set(stepped.ended)
@@ -261,7 +287,7 @@ def check_all(stepped: Stepped, keys: Sequence[int], alone: Sequence[Pcm]) -> No
 
 
 def spoken(rig: Rig, request: Request, voice: str = "prompted", profile: Profile = DEFAULT) -> Pcm:
-    """An utterance that is alone, to its end."""
+    """The audio of an utterance that is alone."""
     alone = Stepped(rig, profile)
     key = alone.say(request, voice)
     alone.run()

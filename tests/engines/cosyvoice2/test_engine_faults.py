@@ -23,7 +23,7 @@ from speaking import NEIGHBOUR, SENTENCE
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core import core
 from telephony_tts.engines.cosyvoice2.hosting import process_host
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -64,9 +64,9 @@ async def killed_and_back(engine: CosyVoice2Engine) -> None:
 # ------------------------------------------------------------------------------ memory
 
 
-def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: Path) -> None:
-    """The system gives its process no more: whoever comes is told, and when there is memory again all is as it was. It
-    may die of it too, and is then replaced."""
+def test_out_of_memory_ends_the_utterances_that_need_some_and_the_engine_goes_on(model_dir: Path) -> None:
+    """Without memory, utterances end with an error. With memory again, all is as before. The process may end; it is
+    then replaced."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -85,7 +85,7 @@ def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: P
         again = [speak(engine, Utterance(str(i), SENTENCE, seed=1)) for i in range(5)]
         assert all((joined(chunks) == alone).all() for chunks in await asyncio.gather(*again))
 
-    apart(model_dir, use, limits=Limits(n_slots=4))
+    apart(model_dir, use, limits=EngineLimits(n_slots=4))
 
 
 @pytest.mark.parametrize("when", ["taken in", "begun"])
@@ -93,7 +93,7 @@ def test_no_memory_left_fails_who_needs_some_and_the_engine_goes_on(model_dir: P
 def test_text_that_cannot_be_read_fails_alone(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], when: str
 ) -> None:
-    """Also before the utterance has a place in the core: whoever takes in orders must outlive it."""
+    """Also before the utterance is in the core: the thread that receives orders must survive it."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", NEIGHBOUR)))
@@ -121,8 +121,8 @@ def test_text_that_cannot_be_read_fails_alone(
 
 
 def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
-    """Given up before they begin, while they wait for a slot, in the middle; some are heard to their end, and these say
-    what they say alone. Two slots, so that one that is lost would be missed."""
+    """Most are cancelled before they begin, while they wait for a slot, or later. Some are heard to their end and sound
+    as alone. There are two slots, so that a lost one would show."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", "Yes.", seed=1)))
@@ -150,11 +150,11 @@ def test_ten_thousand_tiny_ones_come_and_go(model_dir: Path) -> None:
         both = await asyncio.gather(*(speak(engine, Utterance(str(i), "Yes.", seed=1)) for i in range(4)))
         assert all((joined(chunks) == alone).all() for chunks in both)
 
-    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=2))
+    apart(model_dir, use, n_workers=2, limits=EngineLimits(n_slots=2))
 
 
-def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
-    """Long sentences given up at every stage, from the first id to the last block, while two others are heard whole."""
+def test_a_storm_of_cancels_changes_no_other_utterance(model_dir: Path) -> None:
+    """Long sentences cancelled in every stage, while two other utterances are complete."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -171,15 +171,15 @@ def test_a_storm_of_cancels_is_not_heard_by_who_speaks(model_dir: Path) -> None:
             assert (joined(task.result()) == alone).all()
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
-    apart(model_dir, use, n_workers=2, limits=Limits(n_slots=4))
+    apart(model_dir, use, n_workers=2, limits=EngineLimits(n_slots=4))
 
 
 # ------------------------------------------------------------------------------ voices
 
 
 def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: Path) -> None:
-    """Who has it speaks on in it, and so does everyone until the engine is loaded again; then it is not there, and one
-    that was stored meanwhile is."""
+    """All utterances keep it until the engine is loaded again. Then it is gone, and a voice that was stored
+    meanwhile is there."""
     store = VoiceStore(tmp_path)
     features = read_spk2info(model_dir / "spk2info.pt")[0]["prompted"]
     store.save("anna", features)
@@ -206,7 +206,7 @@ def test_a_voice_that_is_removed_while_it_is_in_use(model_dir: Path, tmp_path: P
 
 
 def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
-    """Its sentences are cut at their longest length, and a neighbour gets its turn: one slot for all."""
+    """Its sentences are cut at the longest length, and another utterance gets the only slot next."""
     state = torch.load(directory / "llm.pt", weights_only=True)
     state["llm_decoder.bias"][6561:] = -50.0
     torch.save(state, directory / "llm.pt")
@@ -217,14 +217,14 @@ def test_a_checkpoint_that_never_draws_a_stop_id(directory: Path) -> None:
         assert [len(joined(chunks)) for chunks in heard] == [20 * n_text * 960] * 3
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
-    apart(directory, use, limits=Limits(n_slots=1))
+    apart(directory, use, limits=EngineLimits(n_slots=1))
 
 
 def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was read is not read again: it speaks on. A new process cannot load it, says which file it is, and is tried
-    again until somebody has mended it."""
+    """The running engine does not read it again and goes on. A new process cannot load it, names the file, and is tried
+    again until the file is repaired."""
     monkeypatch.setattr(process_host, "BACKOFF_S", (0.0, 0.1))
 
     async def use(engine: CosyVoice2Engine) -> None:

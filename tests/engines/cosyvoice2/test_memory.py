@@ -1,4 +1,4 @@
-"""What an utterance holds: as much as its length says, nothing twice, and nothing once it is over."""
+"""The memory of an utterance: in proportion to its length, nothing twice, and nothing after its end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
-from telephony_tts.engines.cosyvoice2.core.stream import Block, Piece, Stream
+from telephony_tts.engines.cosyvoice2.core.stream import Piece, Stream
+from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Track
-from telephony_tts.engines.cosyvoice2.device.speech_model import PromptInTheMaking, SpeakerPrompt
+from telephony_tts.engines.cosyvoice2.device.speech_model import PromptBuild, SpeakerPrompt
 from telephony_tts.engines.cosyvoice2.model.config import (
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
@@ -53,13 +54,13 @@ def prompt(rig: Rig) -> SpeakerPrompt:
     return rig.prompt("prompted")
 
 
-KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, FlowBlock, Block, PromptInTheMaking,
+KINDS = (FlowStream, ContinuousJoint, UpstreamJoint, Job, Stream, Piece, Track, FlowBlock, TokenBlock, PromptBuild,
          SentenceDecoding)  # fmt: skip
-"""What only an utterance has."""
+"""Types that only an utterance holds."""
 
 
 class Census:
-    """What lives, asked for again and again without a walk through the whole process.
+    """Live storages, counted repeatedly without walking the whole process.
 
     Nothing is collected meanwhile, so whatever is made since stays among the youngest, and only what was there before
     has to be kept in mind.
@@ -74,14 +75,14 @@ class Census:
         self._old = [weakref.ref(o) for o in there if issubclass(type(o), Tensor)]
 
     def storages(self) -> dict[int, int]:
-        """What `live_storages` would find, by the same rules."""
+        """The storages that `live_storages` would find, by the same rules."""
         old = [tensor for reference in self._old if (tensor := reference()) is not None]
         tensors = [*old, *(o for o in self._young() if issubclass(type(o), Tensor))]
         dense = [t for t in tensors if t.layout == torch.strided and t.device.type == "cpu"]
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in dense}
 
     def objects(self) -> list[object]:
-        """Of the kinds above, those included that an earlier test has left."""
+        """Live storages of the kinds above, also those of earlier tests."""
         return [*self._left_over, *(o for o in self._young() if type(o) in KINDS)]
 
     def _young(self) -> list[object]:
@@ -95,13 +96,13 @@ class Census:
 
 @pytest.fixture(autouse=True)
 def census() -> Iterator[Census]:
-    """What is freed here is freed at once, and not by a collector that comes when it comes."""
+    """Everything must be freed at once, without the garbage collector."""
     yield Census()
     gc.enable()
 
 
 def test_the_census_misses_nothing(rig: Rig, prompt: SpeakerPrompt, census: Census) -> None:
-    """With an utterance under way it finds what a walk through everything finds."""
+    """During an utterance it finds the same as a walk through the whole process."""
     stepped = Stepped(rig)
     key = stepped.say(Request(SENTENCE))
     stepped.run(60)
@@ -124,7 +125,7 @@ def elements_per_token(config: ModelConfig) -> tuple[int, int]:
 
 
 def elements_of_contexts(config: ModelConfig) -> int:
-    """Left contexts of the convolutions, whatever the length."""
+    """The left contexts of the convolutions have the same size at any length."""
     d, c, d_mel = config.flow_encoder.d_model, config.flow_decoder.n_channels, config.flow_decoder.d_mel
     of_convolutions = [4 * d_mel, c, *[c] * (2 * config.flow_decoder.n_mid_stages), 2 * c, c, c, c, c]
     return (2 + 4) * d + config.flow_decoder.n_steps * 2 * 2 * sum(of_convolutions)
@@ -143,7 +144,7 @@ def ids(n: int) -> Tensor:
 
 
 def test_a_stream_of_the_flow_grows_by_the_same_for_every_second(rig: Rig, prompt: SpeakerPrompt) -> None:
-    """Without spare room: to the byte. The prompt's whole blocks are not its own; the three tokens after them are."""
+    """Without spare room, to the byte. The prompt's whole blocks are shared; the three tokens after them are not."""
     flow = rig.model.flow
     per_token = FLOAT32 * sum(elements_per_token(rig.config))
     contexts = FLOAT32 * elements_of_contexts(rig.config)
@@ -182,11 +183,10 @@ def test_the_vocoder_holds_the_same_whatever_the_length(rig: Rig, kind: str, cen
     assert held[-1] <= 8 * n_frames * (80 + SAMPLES_PER_FRAME) + 4 * SAMPLES_PER_FRAME
 
 
-def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
+def test_the_cache_is_allocated_once(rig: Rig) -> None:
     cache, lm = rig.model.cache, rig.config.lm
     per_position = 2 * lm.n_layers * lm.n_kv_heads * lm.d_head * FLOAT32
-    assert cache.n_bytes_per_slot == per_position * cache.max_len
-    assert cache.data.untyped_storage().nbytes() == (N_SLOTS + 1) * cache.n_bytes_per_slot
+    assert cache.data.untyped_storage().nbytes() == (N_SLOTS + 1) * per_position * cache.max_len
     official = LmConfig()
     assert 2 * official.n_layers * official.n_kv_heads * official.d_head * 2 == 12 * 1024  # in float16
     at = cache.data.data_ptr()
@@ -197,8 +197,8 @@ def test_slots_are_had_once_and_for_all(rig: Rig) -> None:
     assert len(stepped.pcm(key))
 
 
-class Ready(Stepped):
-    """A core that has a voice ready, and nothing else left of making it."""
+class SteppedWithVoice(Stepped):
+    """A core with a ready voice and no other trace of building it."""
 
     def __init__(self, rig: Rig, profile: Profile) -> None:
         super().__init__(rig, profile)
@@ -207,7 +207,7 @@ class Ready(Stepped):
         self.voice("prompted")
 
     def say_at_length(self) -> int:
-        """What is heard is not kept: it would be counted."""
+        """Its chunks are not kept, because they would be counted."""
         return self.say(Request(SENTENCE))
 
     def step_unheard(self, key: int) -> bool:
@@ -221,9 +221,9 @@ class Ready(Stepped):
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, name: str, census: Census) -> None:
-    """Looked at after every third step: all live storages, of which the ids, the clock, a block under way and mel or
-    audio not yet given out are the rest."""
-    ready = Ready(rig, PROFILES[name])
+    """Checks all live storages after every third step. The rest are ids, the clock, a block in the flow, and mel or
+    audio that is not given out yet."""
+    ready = SteppedWithVoice(rig, PROFILES[name])
     before = sum(census.storages().values())
     key = ready.say_at_length()
     most, n_looks, n_steps = 0, 0, 0
@@ -247,10 +247,10 @@ def test_an_utterance_holds_its_stream_and_its_joint_and_nothing_else(rig: Rig, 
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: str, census: Census) -> None:
-    """At the end, and cancelled after steps all along: before the first token, between Euler steps, at the end. It is
-    freed where it is dropped: nothing of it refers to itself, and no collector has to come."""
-    ready = Ready(rig, PROFILES[name])
+def test_all_memory_is_free_at_the_end_and_after_any_cancel(rig: Rig, name: str, census: Census) -> None:
+    """At the end, and after a cancel before the first token, between Euler steps and at the end. Nothing refers to
+    itself, so memory is freed at once and without the garbage collector."""
+    ready = SteppedWithVoice(rig, PROFILES[name])
     before = census.storages()
     assert census.objects() == [] and ready.is_empty()
     whole = ready.say_at_length()
@@ -270,15 +270,15 @@ def test_all_of_it_is_free_at_the_end_and_wherever_it_is_left(rig: Rig, name: st
 
 
 def test_a_voice_that_is_given_up_is_free(rig: Rig, census: Census) -> None:
-    """Cancelled after any of the steps that make it ready."""
+    """A cancel after any of the steps that build the voice."""
     stepped = Stepped(rig)
     before = census.storages()
     for n in range(FEW_EULER):
         key = stepped.say(Request(SENTENCE))
-        assert (stepped.run(n) == n and stepped.core.voices.making == []) or n
+        assert (stepped.run(n) == n and stepped.core.voices.builds == []) or n
         stepped.cancel(key)
         stepped.run()
-        assert stepped.core.voices.making == [] and census.objects() == [], n
+        assert stepped.core.voices.builds == [] and census.objects() == [], n
         assert census.storages() == before, n
     key = stepped.say(Request(SENTENCE))
     stepped.run()

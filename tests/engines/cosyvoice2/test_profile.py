@@ -1,4 +1,4 @@
-"""Profiles: what they plan, and that the stream does as planned, upstream's included."""
+"""Profiles: their plans, and that streams follow them, also the upstream profile."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_stream_is_the_plan_recomputed(rig: Rig, voice: str, profile: Profil
 
 
 def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
-    """So that the test above compares what it says it does."""
+    """Checks that the test above compares two different things."""
     one, other = (
         spoken(rig, Request(TEXT, seed=3), profile=profile).astype(np.int32)
         for profile in (DEFAULT, replace(DEFAULT, causal_finish=False))
@@ -105,7 +105,7 @@ def test_the_finishes_differ_and_only_at_the_end(rig: Rig) -> None:
 
 
 def test_upstreams_text_is_cut_and_spelt_by_its_rules(rig: Rig) -> None:
-    """"3" is spelt out there and nowhere else; a long text is spoken in several runs of the language model."""
+    """Only this profile spells out "3". A long text takes several runs of the language model."""
     plain = replace(UPSTREAM, upstream_text=False)
     three = spoken(rig, Request("I have 3 apples"), "preset", UPSTREAM)
     spelt = spoken(rig, Request("I have three apples."), "preset", plain)

@@ -1,4 +1,4 @@
-"""The engine: its contract, its voices, and what it says when something is missing."""
+"""The engine: its contract, its voices, and its errors when something is missing."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.loading import build_problem
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
@@ -31,7 +31,7 @@ def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:
-    """A later utterance with an earlier deadline takes the worker away, in the middle."""
+    """A later utterance with an earlier deadline is served before the end of the first."""
 
     utterances = [
         Utterance(str(i), f"{BRIEF.sentence} {i}", voice=("preset", "prompted")[i % 2], seed=i, deadline_ns=100 - i)
@@ -97,7 +97,7 @@ def test_other_profiles_and_dtypes_speak(model_dir: Path, profile: str, dtype: s
 
 
 def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
-    """Also where those that have a slot wait for their listener, or are closed in the middle."""
+    """Also if the utterances with a slot wait for their listeners, or are closed in the middle."""
 
     utterances = [Utterance(str(i), f"{BRIEF.sentence} {i}", seed=i, deadline_ns=100 - i) for i in range(4)]
     alone: list[Pcm] = []
@@ -117,7 +117,7 @@ def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
         assert n_free(engine) == 1 and engine.stats() == EngineStats()
 
     for n_workers in (1, 2):
-        started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=Limits(n_slots=1)), use)
+        started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=EngineLimits(n_slots=1)), use)
 
 
 async def is_under_way(engine: CosyVoice2Engine) -> None:
@@ -130,7 +130,7 @@ async def is_under_way(engine: CosyVoice2Engine) -> None:
 
 
 def test_text_that_comes_while_it_is_spoken(model_dir: Path) -> None:
-    """A worker that waits for one bot's words speaks for the other calls; closing lets go of everything."""
+    """While one utterance waits for text, the worker computes the others. Closing frees everything."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -170,7 +170,7 @@ LONG = "This is a sentence that does not come to its end and goes on and on with
 def engine_of_odd_text(
     model_dir: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[asyncio.Runner, CosyVoice2Engine]]:
-    """One for all of a profile: who comes after an odd text is any of the others too."""
+    """One for all texts of a profile: any text may follow an odd one."""
     with asyncio.Runner() as runner:
         engine = CosyVoice2Engine(model_dir, profile=request.param)
         runner.run(engine.start())
@@ -203,7 +203,7 @@ def test_odd_text(
     text: str,
     is_heard: bool,
 ) -> None:
-    """Whatever a bot sends is spoken or passed over, and the next one does not notice."""
+    """Any text is spoken or skipped, and the next utterance is not affected."""
     runner, engine = engine_of_odd_text
     # All of the text goes through the engine, and little audio comes out: 300 characters are two blocks. What is longer
     # does not fit into a slot unless it is cut.
@@ -245,7 +245,7 @@ def test_a_directory_that_is_not_complete(tmp_path: Path) -> None:
     assert engine.stats() == EngineStats() and engine.voices == ()
 
 
-def test_no_voice_at_all(tmp_path: Path) -> None:
+def test_without_any_voice_the_engine_does_not_start(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path)
     (tmp_path / "spk2info.pt").unlink()
     with pytest.raises(EngineUnavailable, match="no voice"):
@@ -260,7 +260,7 @@ def test_what_cannot_be_configured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="default, fast, upstream"):
         CosyVoice2Engine(tmp_path, profile="slow")
     with pytest.raises(ConfigError, match="at least one slot"):
-        CosyVoice2Engine(tmp_path, limits=Limits(n_slots=0))
+        CosyVoice2Engine(tmp_path, limits=EngineLimits(n_slots=0))
     with pytest.raises(ConfigError, match="profile, causal, full"):
         CosyVoice2Engine(tmp_path, finish="never")
     with pytest.raises(ConfigError, match=r"'\[laugh\]'.*\[laughter\]"):
@@ -326,7 +326,7 @@ def test_not_started_and_not_there(model_dir: Path) -> None:
 
 
 def test_an_engine_that_is_gone_takes_no_more(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks is told so, at once, and nothing is left of the question."""
+    """The error comes at once, and no record of the utterance is left."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         assert await speak(engine, Utterance("u", "yes"))
@@ -345,7 +345,7 @@ def test_an_engine_that_is_gone_takes_no_more(model_dir: Path, monkeypatch: pyte
 
 
 def test_closed_while_it_loads(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another task, or because the one that starts it is cancelled: nothing runs afterwards."""
+    """By another task, or because the starting task is cancelled: nothing runs afterwards."""
     begun, may_go_on = threading.Event(), threading.Event()
     load = SpeechModel.load
 
@@ -386,7 +386,7 @@ def test_closed_while_it_loads(model_dir: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_closed_with_many_open_streams(model_dir: Path) -> None:
-    """Those under way, those that wait for a slot, and those whose listener has not asked again: each is told."""
+    """Running utterances, those that wait for a slot, and those whose listener has not asked again: each ends."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         streams = [engine.synthesize(Utterance(str(i), f"{SENTENCE} {SENTENCE}", seed=i)) for i in range(4)]
@@ -405,7 +405,7 @@ def test_closed_with_many_open_streams(model_dir: Path) -> None:
             await stream.aclose()
         assert engine.stats() == EngineStats()
 
-    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=2)), use)
+    started(CosyVoice2Engine(model_dir, limits=EngineLimits(n_slots=2)), use)
 
 
 def test_it_can_be_started_again(model_dir: Path) -> None:

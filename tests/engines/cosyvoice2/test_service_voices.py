@@ -14,7 +14,7 @@ from speaking import SENTENCE
 
 from telephony_tts.engines.api import Utterance
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.voices.enrolment import ModelSizes
 from telephony_tts.engines.cosyvoice2.voices.voice import misfits
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
@@ -23,7 +23,7 @@ from telephony_tts.errors import UnknownVoice
 
 def n_made(engine: CosyVoice2Engine) -> int:
     """Voices that were made ready, or begun."""
-    return core_of(engine).voices._n_made
+    return core_of(engine).voices._n_begun
 
 
 def test_stored_voices_stand_beside_the_directorys(
@@ -82,7 +82,7 @@ def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -
         assert await ready("anna") is anna and await ready("bert") is not bert
         assert (joined([*heard, *[chunk async for chunk in speaking]]) == alone).all()
 
-    started(CosyVoice2Engine(model_dir, tmp_path, limits=Limits(n_prompts=2)), use)
+    started(CosyVoice2Engine(model_dir, tmp_path, limits=EngineLimits(n_prompts=2)), use)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -135,7 +135,7 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
-        assert core_of(engine).voices.making == [], "nobody wants it any more"
+        assert core_of(engine).voices.builds == [], "nobody wants it any more"
         may_end.set()
         assert len(joined(await speak(engine, Utterance("3", SENTENCE, voice="anna"))))
 

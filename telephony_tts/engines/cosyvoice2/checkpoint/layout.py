@@ -19,7 +19,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.state import Shape, StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import VocoderReader
@@ -37,7 +37,7 @@ def lm_outline(config: LmConfig, state: State) -> StateReader:
 
 def flow_outline(encoder: FlowEncoderConfig, decoder: FlowDecoderConfig, state: State) -> StateReader:
     """flow.pt."""
-    reader = Reader(state, outline=True)
+    reader = FlowReader(state, outline=True)
     FlowEncoder(encoder, reader)
     Estimator(decoder, reader, "decoder.estimator")
     return reader

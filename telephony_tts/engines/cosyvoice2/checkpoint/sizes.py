@@ -178,6 +178,8 @@ def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
     d_ff = _shape(state, "llm.model.model.layers.0.mlp.gate_proj.weight", 2)[0]
     official = LmConfig()
     mix = setting(settings, "llm.mix_ratio", (official.n_mix_text, official.n_mix_speech))
+    if len(mix) != 2 or min(mix) < 1:
+        raise ValueError(f"llm.mix_ratio is {list(mix)}: give two numbers from 1 on, [text tokens, speech ids]")
     config = LmConfig(
         n_text_rows=n_text_rows,
         d_model=d_model,
@@ -188,7 +190,7 @@ def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
         norm_eps=setting(qwen, "rms_norm_eps", official.norm_eps),
         rope_theta=setting(qwen, "rope_theta", official.rope_theta),
         n_mix_text=mix[0],
-        n_mix_speech=mix[-1],
+        n_mix_speech=mix[1],
     )
     if config.n_heads < 1 or d_model % config.n_heads or config.n_kv_heads < 1 or config.n_heads % config.n_kv_heads:
         raise ValueError(f"{config.n_heads} heads with {config.n_kv_heads} key heads do not divide the width {d_model}")

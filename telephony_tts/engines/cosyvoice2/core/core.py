@@ -1,10 +1,10 @@
-"""All calls' utterances in one engine: each step plans, computes a batch, and hands out what came of it.
+"""All calls' utterances in one engine. A step plans, computes batches and hands out their results.
 
-    step(): plan = scheduler.plan(needs); then runner.prefill, decode, flow, vocode as planned
+    step():  _find (scheduler.plan)  →  _compute (batches: prefill, decode, flow, vocode)  →  _settle
 
-Any number of lanes may step at once; the lock is held while deciding and never while computing, and no two lanes work
-on the same stage of the same stream. Whoever is cancelled is left out of the next step, and what it held is free after
-it. Whatever fails, fails the utterances it was computed for and no others.
+Any number of lanes may step at once. The lock is held while a lane decides and never while it computes. No two lanes
+work on the same stage of a stream, but for two blocks of the flow (`OpenBlock`). Cancelled utterances are skipped from
+the next step on, and after it their slot is free. A failure ends only the utterances that it was computed for.
 """
 
 from __future__ import annotations
@@ -13,62 +13,69 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Order, Push, Submit, Told, Took
-from telephony_tts.engines.cosyvoice2.core.ready_voices import Making, ReadyVoices
-from telephony_tts.engines.cosyvoice2.core.scheduler import (
-    Ahead,
-    Lane,
-    Need,
-    Slots,
-    Stage,
-    newcomers_due_later_ns,
-    plan,
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    EventSink,
+    Order,
+    PushText,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
 )
-from telephony_tts.engines.cosyvoice2.core.stream import BROKEN, Stream, UnderWay
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Sound
+from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices, VoiceBuild
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Need, Slots, Stage, new_stream_delay_ns, plan
+from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, Stream
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
-from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+    from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound
+    from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
+    from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Step:
-    """What one lane does now. The stages of these belong to it until `Core._settle`."""
+class _LaneStep:
+    """What one lane computes now. The stages of these jobs belong to it until `Core._settle`."""
 
     leaving: list[Job] = field(default_factory=list)
-    """Whose slot is to be given back."""
+    """Jobs that give their slot back."""
     batches: dict[Stage, list[Job]] = field(default_factory=dict)
-    blocks: dict[int, UnderWay] = field(default_factory=dict)
-    """Of the batch of the flow, by the key of their jobs."""
-    makings: list[Making] = field(default_factory=list)
+    """All stages but the flow."""
+    blocks: dict[Job, OpenBlock] = field(default_factory=dict)
+    """The batch of the flow: each job with the block that it claimed."""
+    builds: list[VoiceBuild] = field(default_factory=list)
+    """Voices that get a step of the flow."""
 
     def __bool__(self) -> bool:
-        return bool(self.leaving or self.batches or self.makings)
+        return bool(self.leaving or self.batches or self.blocks or self.builds)
 
 
 class Core:
-    """See the module. `features`: the voices by name; `n_prompts`: how many are kept ready. `tell` is called by any
-    lane, with the lock held: it hands on and does not call back."""
+    """See the module. `features`: the voices by name; `n_prompts`: how many are kept ready. Any lane calls `tell` with
+    the lock held, so `tell` must only hand the event on."""
 
     def __init__(
         self,
         runner: Runner,
         features: Mapping[str, PromptFeatures],
         profile: Profile,
-        tell: Told,
+        tell: EventSink,
         *,
         n_prompts: int = 4,
-        ahead: Ahead | None = None,
+        ahead: AheadLimits | None = None,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.runner = runner
@@ -76,7 +83,7 @@ class Core:
         self.slots = Slots(runner.n_slots)
         self.counters = Counters()
         self._in_flight = InFlight(self.counters)
-        self.ahead = ahead or Ahead()
+        self.ahead = ahead or AheadLimits()
         self._profile = profile
         self.tell = tell
         self._now_ns = now_ns
@@ -84,73 +91,79 @@ class Core:
         self._batches = Batches(runner, self._fail)
         self._jobs: dict[int, Job] = {}
         self._is_decoding = False
-        """A lane draws ids: the next batch waits for it, so that all rows are in one."""
+        """A lane draws ids. The next decode batch waits for it, so that all rows are in one batch."""
         self._is_closed = False
         self._steps_ns: dict[int, int] = {}
-        """By thread: when the step it is at began."""
+        """When the current step of each thread began."""
 
-    # -------------------------------------------------------------------- from outside
+    # ------------------------------------------------------------------------- orders
 
     def receive(self, order: Order) -> None:
-        """From any thread; orders for utterances that are over are nothing."""
-        # Made outside the lock: a stream reads its text.
-        new = self._stream(order) if isinstance(order, Submit) else None
+        """From any thread. An order for an utterance that is over has no effect."""
+        if isinstance(order, SubmitUtterance):
+            self._submit(order)
+            return
         with self._changed:
             job = self._jobs.get(order.key)
-            if isinstance(order, Submit) and new is not None:
-                if self._is_closed or isinstance(new, EngineError):
-                    error = new if isinstance(new, EngineError) else EngineError("cosyvoice2 is closed")
-                    self.tell(order.key, Ended(error))
-                    return
-                now_ns = self._now_ns()
-                deadline_ns = order.deadline_ns or now_ns
-                self._jobs[order.key] = Job(
-                    order.key, order.voice, new, deadline_ns, follows=order.follows or deadline_ns > now_ns
-                )
-            elif job is None or job.is_over:
+            if job is None or job.is_over:
                 return
-            elif isinstance(order, Took):
-                was_full = job.held_ms >= self.ahead.audio_ms
-                job.n_taken += order.n_samples
-                if not was_full:
-                    return
-            elif isinstance(order, Push):
-                try:
-                    job.stream.push(order.text, order.last)
-                except Exception as error:
-                    job.fail(error)
-            elif isinstance(order, Cancel):
-                job.is_over = True
-                self.counters.add("cancelled")
+            match order:
+                case AudioTaken():
+                    was_full = job.held_ms >= self.ahead.audio_ms
+                    job.n_taken += order.n_samples
+                    if not was_full:
+                        return  # nothing new can begin
+                case PushText():
+                    try:
+                        job.stream.push(order.text, order.last)
+                    except Exception as error:
+                        job.fail(error)
+                case CancelUtterance():
+                    job.is_over = True
+                    self.counters.add("cancelled")
             self._changed.notify_all()
 
-    def _stream(self, order: Submit) -> Stream | EngineError:
+    def _submit(self, order: SubmitUtterance) -> None:
+        stream: Stream | None = None
+        error: EngineError | None = None
         try:
-            return Stream(order.request, self._profile, self.runner.model.tokenizer, self.runner.n_positions)
-        except EngineError as error:
-            return error
-        except Exception as error:
-            log.exception("an utterance could not be read")
-            return EngineError(f"cosyvoice2 failed: {error}")
+            # Outside the lock: a stream reads its text.
+            model = self.runner.model
+            stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
+        except EngineError as raised:
+            error = raised
+        except Exception as raised:
+            log.exception("the text of an utterance could not be read")
+            error = EngineError(f"cosyvoice2 failed: {raised}")
+        with self._changed:
+            if self._is_closed or stream is None:
+                self.tell(order.key, UtteranceEnded(error or EngineError("cosyvoice2 is closed")))
+                return
+            now_ns = self._now_ns()
+            due_ns = order.deadline_ns or now_ns
+            self._jobs[order.key] = Job(
+                order.key, order.voice, stream, due_ns, follows=order.follows or due_ns > now_ns
+            )
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """No step is begun any more; `serve` returns. Idempotent."""
+        """Begin no further step; `serve` returns. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def end_all(self) -> None:
-        """After `close`, when no lane steps any more: every utterance ends with an error."""
+        """End every utterance with an error. Call it after `close`, when no lane steps any more."""
         with self._changed:
             for job in self._jobs.values():
                 job.fail(EngineError("cosyvoice2 was closed"))
                 job.busy.clear()
                 job.blocks.clear()
             leaving = list(self._jobs.values())
-        self._do(_Step(leaving))
+        self._compute(_LaneStep(leaving))
 
     def oldest_step_ns(self) -> int | None:
-        """When the step began that has been computed for longest; None at rest. From any thread."""
+        """When the step began that has been computed for longest; None if no lane steps. From any thread."""
         return min(self._steps_ns.copy().values(), default=None)
 
     # --------------------------------------------------------------------------- lanes
@@ -164,54 +177,55 @@ class Core:
                     if self._is_closed:
                         return
                     self._changed.wait()
-            self._do(step)
-            del step  # a lane at rest must not keep the last utterance alive
+            self._compute(step)
+            del step  # an idle lane must not keep the last utterance alive
 
     def step(self, lane: Lane = Lane.ALL) -> bool:
-        """One step; False where nothing could be done now."""
+        """Make one step. False if nothing can be done now."""
         with self._changed:
             step = self._find(lane)
         if step:
-            self._do(step)
+            self._compute(step)
         return bool(step)
 
     # -------------------------------------------------------------- with the lock held
 
-    def _find(self, lane: Lane) -> _Step:
-        """What to do next, marked as being done."""
-        step = _Step()
+    def _find(self, lane: Lane) -> _LaneStep:
+        """The next step of a lane, marked as busy."""
+        step = _LaneStep()
         if self._is_closed:
             return step
         self._admit()
-        needs = [need for job in self._jobs.values() for need in job.needs(self.ahead, not self._is_decoding)]
+        jobs = self._jobs.values()
+        needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding)]
         needs += self._needs_of_voices()
-        n_drawing = sum(job.is_drawing for job in self._jobs.values())
-        step.leaving = [job for job in self._jobs.values() if job.lets_go]
-        wait_ns = 0
+        n_drawing = sum(job.is_drawing for job in jobs)
+        delay_ns = 0
         if any(need.is_new for need in needs):
             per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
-            owed = [each for job in self._jobs.values() if (each := job.owed(*per)) is not None]
-            wait_ns = newcomers_due_later_ns(owed, self.counters.prices, self._now_ns())
-        for stage, keys in plan(needs, lane, self.runner.widths, n_drawing, wait_ns).items():
-            step.makings += [making for making in self.voices.making if making.key in keys]
-            jobs = [self._jobs[key] for key in keys if key >= 0]
-            if jobs:
-                step.batches[stage] = jobs
+            pending = [work for job in jobs if (work := job.pending_work(*per)) is not None]
+            delay_ns = new_stream_delay_ns(pending, self.counters.costs, self._now_ns())
+        # A job may fail in `needs` and in `is_drawing`.
+        step.leaving = [job for job in jobs if job.can_leave]
+        needs = [need for need in needs if need.key < 0 or not self._jobs[need.key].is_over]
         for job in step.leaving:
             job.busy.add(Stage.VOCODE)
-        for making in step.makings:
-            making.is_busy = True
-        for stage, jobs in step.batches.items():
-            self._is_decoding |= stage is Stage.DECODE
-            for job in jobs:
-                if stage is Stage.FLOW:
-                    step.blocks[job.key] = job.claim_block()
-                else:
+        for stage, keys in plan(needs, lane, self.runner.batch_sizes, n_drawing, delay_ns).items():
+            step.builds += [build for build in self.voices.builds if build.key in keys]
+            batch = [self._jobs[key] for key in keys if key >= 0]
+            if stage is Stage.FLOW:
+                step.blocks = {job: job.claim_block() for job in batch}
+            elif batch:
+                self._is_decoding |= stage is Stage.DECODE
+                step.batches[stage] = batch
+                for job in batch:
                     job.busy.add(stage)
+        for build in step.builds:
+            build.is_busy = True
         return step
 
     def _admit(self) -> None:
-        """Slots for those who want one, the most urgent first. Text that was said to its end leaves."""
+        """Give slots to the jobs that wait for one, the most urgent first. A job whose text is said ends."""
         waiting = [job for job in self._jobs.values() if not job.is_over and job.stream.slot is None]
         for job in sorted(waiting, key=lambda job: (job.due_ns, job.key)):
             try:
@@ -231,90 +245,88 @@ class Core:
 
     def _begin(self, job: Job, slot: int) -> None:
         assert job.prompt is not None
-        job.stream.spoken = job.prompt
+        job.stream.voice = job.prompt
         job.stream.begin(slot)
         if not job.has_begun:
             job.has_begun = True
-            self.tell(job.key, Began(self._now_ns()))
+            self.tell(job.key, UtteranceBegan(self._now_ns()))
 
     def _needs_of_voices(self) -> list[Need]:
-        """Steps of voices that are waited for, as urgent as the most urgent who waits; others are given up."""
+        """The next step of each voice that jobs wait for, as urgent as these jobs. Other builds are abandoned."""
         needs = []
-        for making in self.voices.making:
-            if making.is_busy:
+        for build in self.voices.builds:
+            if build.is_busy:
                 continue
-            waiting = [job for job in self._jobs.values() if not (job.prompt or job.is_over)]
-            for_them = [
-                Need(making.key, Stage.FLOW, job.due_ns, is_new=job.is_new)
-                for job in waiting
-                if job.voice == making.name
+            waiting = [
+                job for job in self._jobs.values() if job.voice == build.name and not (job.prompt or job.is_over)
             ]
-            needs += for_them
-            if not for_them:
-                self.voices.give_up(making)
+            needs += [Need(build.key, Stage.FLOW, job.due_ns, is_new=job.is_new) for job in waiting]
+            if not waiting:
+                self.voices.abandon(build)
         return needs
 
     # ------------------------------------------------------------------ without the lock
 
-    def _do(self, step: _Step) -> None:
-        """Compute. On a device all of it is on its way before anything is read."""
-        drawn: list[tuple[Job, Drawn, int]] = []
-        voiced: list[tuple[Job, Sound]] = []
+    def _compute(self, step: _LaneStep) -> None:
+        """Compute a step. A device has all of its work before the host reads any result."""
+        drawn: list[tuple[Job, DrawnIds]] = []
+        sounds: list[tuple[Job, Sound]] = []
         lane = threading.get_ident()
         self._steps_ns[lane] = self._now_ns()
         try:
             for job in step.leaving:
                 self._leave(job)
             for stage in Stage:
-                jobs = step.batches.get(stage, [])
-                n_rows = len(jobs) + (len(step.makings) if stage is Stage.FLOW else 0)
+                jobs = list(step.blocks) if stage is Stage.FLOW else step.batches.get(stage, [])
+                n_rows = len(jobs) + (len(step.builds) if stage is Stage.FLOW else 0)
                 if not n_rows:
                     continue
                 begin = self.runner.moment(self._now_ns)
-                if stage is Stage.PREFILL:
-                    drawn += self._batches.prefill(jobs)
-                elif stage is Stage.DECODE:
-                    drawn += self._batches.decode(jobs)
-                elif stage is Stage.FLOW:
-                    self._batches.flow(jobs, step.blocks)
-                    for making in step.makings:
-                        self._make(making)
-                else:
-                    voiced += self._batches.vocode(jobs)
+                match stage:
+                    case Stage.PREFILL:
+                        drawn += self._batches.prefill(jobs)
+                    case Stage.DECODE:
+                        drawn += self._batches.decode(jobs)
+                    case Stage.FLOW:
+                        self._batches.flow(step.blocks)
+                        for build in step.builds:
+                            self._build_voice(build)
+                    case Stage.VOCODE:
+                        sounds += self._batches.vocode(jobs)
                 end = self.runner.moment(self._now_ns)
                 with self._changed:
-                    # A whole prompt is far dearer than a block, and says nothing about one.
-                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.makings)
+                    # A voice's prompt costs far more than a block, so its time says nothing about blocks.
+                    self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.builds)
             self._in_flight.wait()
         finally:
-            self._settle(step, drawn, voiced)
+            self._settle(step, drawn, sounds)
             del self._steps_ns[lane]
 
-    def _make(self, making: Making) -> None:
-        """A step of a voice's."""
+    def _build_voice(self, build: VoiceBuild) -> None:
+        """One step of a voice."""
         error: Exception | None = None
         try:
-            if making.work is None:
-                making.work = self.runner.begin_prompt(self.voices.features[making.name], self._profile)
-            if not making.work.solve.done:
-                self.runner.flow([making.work.solve])
-            if making.work.solve.done:
-                prompt = making.work.prompt()
+            if build.prompt is None:
+                build.prompt = self.runner.model.begin_prompt(self.voices.features[build.name], self._profile)
+            if not build.prompt.solve.done:
+                self.runner.flow([build.prompt.solve])
+            if build.prompt.solve.done:
+                prompt = build.prompt.prompt()
                 with self._changed:
-                    self.voices.made(making, prompt)
+                    self.voices.finish(build, prompt)
         except Exception as raised:
-            log.exception("voice %s could not be made ready", making.name)
+            log.exception("voice %s could not be made ready", build.name)
             error = raised
         with self._changed:
-            making.is_busy = False
+            build.is_busy = False
             if error is not None:
-                self.voices.give_up(making)
+                self.voices.abandon(build)
                 for job in self._jobs.values():
-                    if job.voice == making.name and job.prompt is None:
+                    if job.voice == build.name and job.prompt is None:
                         job.fail(error)
 
     def _leave(self, job: Job) -> None:
-        """Give back what a piece held; the utterance ends if it is over."""
+        """Free what a piece held. The utterance ends if it is over."""
         if job.track is not None:
             try:
                 self.runner.close(job.track)
@@ -328,35 +340,35 @@ class Core:
             job.busy.discard(Stage.VOCODE)
             if job.is_over:
                 del self._jobs[job.key]
-                self.tell(job.key, Ended(job.error))
+                self.tell(job.key, UtteranceEnded(job.error))
             self._changed.notify_all()
 
     def _settle(
-        self, step: _Step, drawn: Sequence[tuple[Job, Drawn, int]], voiced: Sequence[tuple[Job, Sound]]
+        self, step: _LaneStep, drawn: Sequence[tuple[Job, DrawnIds]], sounds: Sequence[tuple[Job, Sound]]
     ) -> None:
-        """Take in what was computed. The device is waited for here, and the lock is not held meanwhile."""
-        ids = [(job, self._batches.read(job, batch), row) for job, batch, row in drawn]
-        audio = [(job, sound, self._batches.read(job, sound)) for job, sound in voiced]
+        """Take in the results of a step. It waits for the device before it takes the lock."""
+        ids = [(job, self._batches.read(job, each.read)) for job, each in drawn]
+        audio = [(job, sound, self._batches.read(job, sound.read)) for job, sound in sounds]
         now_ns = self._now_ns()
         with self._changed:
             for stage, jobs in step.batches.items():
+                self._is_decoding &= stage is not Stage.DECODE
                 for job in jobs:
                     job.busy.discard(stage)
-                if stage is Stage.DECODE:
-                    self._is_decoding = False
-                elif stage is Stage.FLOW:
-                    self._take_in(jobs, step.blocks)
-            for job, rows, row in ids:
-                if rows and not job.is_over:
+            for job, block in step.blocks.items():
+                block.is_busy = False
+                self._keep_mels(job)
+            for job, read in ids:
+                if read and not job.is_over:
                     try:
-                        piece_of(job).drew(rows[row])
+                        piece_of(job).drew(read[0])
                     except Exception as error:
                         job.fail(error)
             for job, sound, pcms in audio:
                 if job.is_over or not pcms:
                     continue
                 if pcms[0] is None:
-                    job.fail(EngineError(BROKEN))
+                    job.fail(EngineError(NON_FINITE))
                     continue
                 for chunk in job.stream.voiced(pcms[0], sound.n_frames, sound.is_last):
                     job.made(len(chunk.pcm), now_ns)
@@ -365,14 +377,12 @@ class Core:
             self.counters.add("steps")
             self._changed.notify_all()
 
-    def _take_in(self, jobs: Sequence[Job], blocks: Mapping[int, UnderWay]) -> None:
-        """Mel of blocks that are done, in their order whichever lane was the last."""
-        for job in jobs:
-            blocks[job.key].is_busy = False
-            while (done := job.done_block()) is not None:
-                if not job.is_over:
-                    self.runner.keep(track_of(job), done.block, cast(FlowBlock, done.solve))
-                    piece_of(job).n_mels += 1
+    def _keep_mels(self, job: Job) -> None:
+        """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""
+        while (done := job.done_block()) is not None:
+            if not job.is_over:
+                self.runner.keep(track_of(job), done.block, cast("FlowBlock", done.solve))
+                piece_of(job).n_mels += 1
 
     def _fail(self, job: Job, error: Exception) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""What the engine is told to do, whether it runs in threads or in a process of its own."""
+"""Orders to the core and events from it, the same for an engine in threads and for one in its own process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from telephony_tts.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """A new utterance: `key` names it from now on. `deadline_ns`: when its listener hears silence, 0 for now."""
+class SubmitUtterance:
+    """A new utterance. `key` names it in all later orders and events."""
 
     key: int
     voice: str
     request: Request
     deadline_ns: int = 0
+    """When its listener hears silence, on the monotonic clock; 0 is now."""
     follows: bool = False
-    """Its listener has heard what came before it."""
+    """Its listener has heard the sentence before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """More text of an utterance that grows."""
+class PushText:
+    """More text of an utterance that is still being written."""
 
     key: int
     text: str
@@ -32,37 +33,37 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
-    """The listener has taken so much of what was made."""
+class AudioTaken:
+    """The listener has taken this much more of the audio."""
 
     key: int
     n_samples: int
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Nobody wants the utterance any more. It is answered with `Ended`, like any end."""
+class CancelUtterance:
+    """Stop the utterance. The answer is `UtteranceEnded`, as for any end."""
 
     key: int
 
 
-Order = Submit | Push | Took | Cancel
+Order = SubmitUtterance | PushText | AudioTaken | CancelUtterance
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """The utterance has a slot: from this moment, on the monotonic clock, it is being computed."""
+class UtteranceBegan:
+    """The utterance got a slot at `at_ns` on the monotonic clock and is being computed."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Nothing more comes of the utterance, and nothing is held for it. `error`: why it is not whole."""
+class UtteranceEnded:
+    """No more audio comes, and nothing is held for the utterance. `error`: why it is incomplete."""
 
     error: EngineError | None = None
 
 
-Event = Began | Chunk | Ended
-Told = Callable[[int, Event], None]
-"""Hears an utterance's key and what happened to it, in order."""
+Event = UtteranceBegan | Chunk | UtteranceEnded
+EventSink = Callable[[int, Event], None]
+"""Receives an utterance's key and its events, in order."""

@@ -1,14 +1,16 @@
-"""Who is served next: pure decisions about what streams need, whose listener runs dry first, and which slot is whose.
+"""Which stream is served next, and which stream has which slot: pure decisions.
 
-Earliest deadline first. A stream's deadline is the moment at which its listener hears silence if nothing more comes:
-for one not heard yet that is when its text was wanted, so first audio comes before all that is merely ahead; for the
-others the end of the audio they were given. Where somebody who is being heard would run dry before he could be served
-again, newcomers are due later, by `PATIENCE_NS` (`newcomers_due_later_ns`). Nobody works further ahead than `Ahead`
-allows, so a deadline that is not met grows older than all others and is the next one served: no stream starves.
+The order is earliest deadline first. A stream's deadline is when its listener hears silence if nothing more comes:
 
-    lanes    threads that make steps. One lane does everything; of two, one draws speech ids and the other makes sound,
-             and either does the other's work when it has none. A step of a lane is one batch of one stage, or of every
-             stage where a device computes all of them for about the price of one (`Widths.all_stages`).
+- for a new stream, which is not heard yet, when its text was wanted. So first audio precedes audio made ahead.
+- for an active stream, the end of the audio that it was given.
+
+If an active stream would underrun otherwise, the deadlines of new streams move back by `NEW_STREAM_DELAY_NS`. No stream
+works further ahead than `AheadLimits`. So a missed deadline becomes the oldest one and is served: no stream starves.
+
+A lane is a thread that makes steps. A single lane does all stages. With several, the first draws speech ids and the
+others make audio; each does the other stages when it has no work of its own. A step is one batch of one stage. It is
+one batch of every stage if a device computes them all for about the price of one (`BatchSizes.all_stages`).
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from telephony_tts.clock import NS_PER_MS
+from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 
-PATIENCE_NS = 1000 * NS_PER_MS
-"""How much later newcomers are due while others would run dry."""
-MARGIN_NS = 200 * NS_PER_MS
-"""Served again so long before running dry: a batch that is under way is not broken off, and may be a slow one."""
+NEW_STREAM_DELAY_NS = 1000 * NS_PER_MS
+"""How much later new streams are due while an active stream would underrun."""
+UNDERRUN_MARGIN_NS = 200 * NS_PER_MS
+"""Active streams are served this long before they underrun: a batch is never interrupted, and may be a slow one."""
 
 
 class Stage(IntEnum):
-    """What a stream can need, in the order in which text becomes sound."""
+    """What can be computed for a stream, in the order from text to audio."""
 
     PREFILL = 0
     DECODE = 1
@@ -36,135 +39,110 @@ class Stage(IntEnum):
 
 
 class Lane(Enum):
-    """What a lane prefers to do."""
+    """The stages that a lane prefers."""
 
     ALL = (Stage.VOCODE, Stage.FLOW, Stage.DECODE, Stage.PREFILL)
-    WORDS = (Stage.DECODE, Stage.PREFILL)
-    SOUND = (Stage.VOCODE, Stage.FLOW)
+    TOKENS = (Stage.DECODE, Stage.PREFILL)
+    AUDIO = (Stage.VOCODE, Stage.FLOW)
 
 
 def lanes(n: int) -> list[Lane]:
-    """The work of `n` lanes, shared out. Raises ValueError for none."""
+    """What each of `n` lanes prefers. Raises ValueError if `n` is below 1."""
     if n < 1:
-        raise ValueError("a lane is needed")
-    return [Lane.ALL] if n == 1 else [Lane.WORDS, *[Lane.SOUND] * (n - 1)]
+        raise ValueError(f"the engine needs at least one lane, not {n}")
+    return [Lane.ALL] if n == 1 else [Lane.TOKENS, *[Lane.AUDIO] * (n - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that could be done for stream `key` now. `due_ns`: when its listener hears silence. `can_wait`: its
-    next audio comes as soon without it. `is_new`: whoever asked for it hears nothing yet."""
+    """A stage that could be computed for stream `key` now."""
 
     key: int
     stage: Stage
     due_ns: int
+    """When the listener hears silence if it is not computed."""
     can_wait: bool = False
+    """The next audio of the stream does not depend on it."""
     is_new: bool = False
+    """The stream is not heard yet."""
 
 
-class Price(NamedTuple):
-    """What a batch of a stage takes, lately, and what that is for each of its rows."""
+class BatchCost(NamedTuple):
+    """Recent mean time of a stage's batches, and of each of their rows."""
 
     batch_ns: float = 0.0
     row_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """What is to be done until a listener, who hears silence from `due_ns`, gets more: batches by stage."""
+class PendingWork:
+    """The batches of each stage until an active stream gets more audio. `due_ns`: when it underruns."""
 
     due_ns: int
     n_batches: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Rows of a batch, by stage, and whether a step takes all stages at once."""
-
-    prefill: int = 1
-    decode: int = 4
-    flow: int = 1
-    vocode: int = 1
-    all_stages: bool = False
-
-    def of(self, stage: Stage) -> int:
-        return (self.prefill, self.decode, self.flow, self.vocode)[stage]
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """How far a stream may work ahead of its listener, who may turn away at any moment.
-
-    `audio_ms`: made and not taken, beyond the blocks that were begun before it was as much; `n_tokens`: drawn and not
-    yet on their way through the flow, beyond the block that is next."""
-
-    audio_ms: int = 2000
-    n_tokens: int = 25
-
-    def __post_init__(self) -> None:
-        """Raises ValueError where nothing could ever be begun."""
-        if self.audio_ms < 1 or self.n_tokens < 0:
-            raise ValueError("a stream that may not work ahead at all never begins: at least 1 ms and 0 tokens")
-
-
 Plan = Mapping[Stage, tuple[int, ...]]
-"""Keys of the streams to serve, most urgent first."""
+"""Keys of the streams to serve in each stage, most urgent first."""
 
 
-def newcomers_due_later_ns(owed: Iterable[Owed], prices: Mapping[Stage, Price], now_ns: int) -> int:
-    """How much later than they asked those are due whom nobody hears yet.
+def new_stream_delay_ns(pending: Iterable[PendingWork], costs: Mapping[Stage, BatchCost], now_ns: int) -> int:
+    """By how much the deadlines of new streams move back: 0 or `NEW_STREAM_DELAY_NS`.
 
-    Nothing, while all who are heard could be served in time one after the other, earliest deadline first, even if it
-    were begun only `MARGIN_NS` from now. Else they wait for those who run dry less than `PATIENCE_NS` after they asked:
-    otherwise one who asks again and again would take all he can use, and more than there is."""
-    price = [prices.get(stage, Price()) for stage in Stage]
-    free_ns = float(now_ns + MARGIN_NS)
-    served_ns = free_ns
-    for each in sorted(owed, key=lambda each: each.due_ns):
-        # Rows of others may share its batches; itself it goes through one batch after the other.
-        served_ns += sum(n * price[stage].row_ns for stage, n in enumerate(each.n_batches))
-        alone_ns = sum(n * price[stage].batch_ns for stage, n in enumerate(each.n_batches))
-        if max(served_ns, free_ns + alone_ns) > each.due_ns:
-            return PATIENCE_NS
+    It is 0 if all active streams could be served in time, one after the other by deadline, starting
+    `UNDERRUN_MARGIN_NS` from now. A limited delay keeps both kinds apart: without one, a caller that asks again and
+    again would take all of the engine.
+    """
+    cost = [costs.get(stage, BatchCost()) for stage in Stage]
+    begin_ns = float(now_ns + UNDERRUN_MARGIN_NS)
+    served_ns = begin_ns
+    for work in sorted(pending, key=lambda work: work.due_ns):
+        # Streams share batches, so they cost rows. One stream goes through its own batches one after the other.
+        served_ns += sum(n * cost[stage].row_ns for stage, n in enumerate(work.n_batches))
+        alone_ns = sum(n * cost[stage].batch_ns for stage, n in enumerate(work.n_batches))
+        if max(served_ns, begin_ns + alone_ns) > work.due_ns:
+            return NEW_STREAM_DELAY_NS
     return 0
 
 
-def plan(needs: Iterable[Need], lane: Lane, widths: Widths, n_drawing: int = 0, newcomers_wait_ns: int = 0) -> Plan:
-    """The next step of a lane; empty where nothing is needed. `n_drawing`: streams whose ids are not all drawn;
-    `newcomers_wait_ns`: so much later are those due who are not heard yet.
+def plan(needs: Iterable[Need], lane: Lane, sizes: BatchSizes, n_drawing: int = 0, new_delay_ns: int = 0) -> Plan:
+    """The next step of a lane; empty if nothing is needed.
 
-    Of one stream what is furthest on its way comes first: it is heard soonest. Ids of which all can wait are drawn when
-    as many streams as possible are together, or the lane has nothing else to do: a batch costs little more than a row.
+    `n_drawing`: streams whose ids are not all drawn. `new_delay_ns`: how much later new streams are due.
+
+    The later stage of a stream comes first, because it is heard sooner. A decode step that can wait for all its streams
+    waits until it has as many of them as possible, or the lane has no other work: a row costs little in a batch.
     """
-    later_ns = (0, newcomers_wait_ns)
-    queue = sorted(needs, key=lambda need: (need.due_ns + later_ns[need.is_new], need.key, -need.stage))
-    if widths.all_stages:
-        batches = {stage: _keys(queue, stage, widths) for stage in Stage}
+    delay_ns = (0, new_delay_ns)
+    queue = sorted(needs, key=lambda need: (need.due_ns + delay_ns[need.is_new], need.key, -need.stage))
+    if sizes.all_stages:
+        batches = {stage: _batch(queue, stage, sizes) for stage in Stage}
         return {stage: keys for stage, keys in batches.items() if keys}
-    words = [need for need in queue if need.stage is Stage.DECODE]
-    if all(need.can_wait for need in words) and len({need.key for need in words}) < min(n_drawing, widths.decode):
+    decode = [need for need in queue if need.stage is Stage.DECODE]
+    if all(need.can_wait for need in decode) and len({need.key for need in decode}) < min(n_drawing, sizes.decode):
         queue = [need for need in queue if need.stage is not Stage.DECODE] or queue
-    own = [need for need in queue if need.stage in lane.value]
-    for need in own or queue:
-        return {need.stage: _keys(queue, need.stage, widths)}
+    preferred = [need for need in queue if need.stage in lane.value]
+    for need in preferred or queue:
+        return {need.stage: _batch(queue, need.stage, sizes)}
     return {}
 
 
-def _keys(queue: Sequence[Need], stage: Stage, widths: Widths) -> tuple[int, ...]:
-    keys = dict.fromkeys(need.key for need in queue if need.stage == stage)
-    return tuple(keys)[: widths.of(stage)]
+def _batch(queue: Sequence[Need], stage: Stage, sizes: BatchSizes) -> tuple[int, ...]:
+    """The most urgent keys of a stage, as many as its batch takes."""
+    n_most = (sizes.prefill, sizes.decode, sizes.flow, sizes.vocode)[stage]
+    return tuple(dict.fromkeys(need.key for need in queue if need.stage == stage))[:n_most]
 
 
 class Slots:
-    """The language model's slots, each had by one stream at a time, lowest first.
+    """The language model's slots, each held by one stream at a time; the lowest free one is taken first.
 
-    Text that is still being written may have only half of them: it holds its slot while its bot thinks, and whole
+    Text that is still being written may hold half of them at most. It keeps its slot while the bot thinks, and whole
     sentences of other calls must not wait for that.
     """
 
     def __init__(self, n: int) -> None:
         if n < 1:
-            raise ValueError("a slot is needed")
+            raise ValueError(f"the engine needs at least one slot, not {n}")
         self.n = n
         self._free = set(range(n))
         self._growing: set[int] = set()
@@ -174,7 +152,7 @@ class Slots:
         return len(self._free)
 
     def acquire(self, growing: bool = False) -> int | None:
-        """A free slot, or None."""
+        """A free slot; None if there is none. `growing`: for text that is still being written."""
         if not self._free or (growing and len(self._growing) >= self.n // 2):
             return None
         slot = min(self._free)
@@ -184,7 +162,7 @@ class Slots:
         return slot
 
     def release(self, slot: int) -> None:
-        """Give it back. Raises ValueError for one that is not taken."""
+        """Give a slot back. Raises ValueError if it is not taken."""
         if not 0 <= slot < self.n or slot in self._free:
             raise ValueError(f"slot {slot} is not taken")
         self._growing.discard(slot)
@@ -192,5 +170,5 @@ class Slots:
 
 
 def due_after_ns(first_ns: int, n_samples: int, sample_rate_hz: int) -> int:
-    """When audio that began to be heard at `first_ns` is over."""
+    """When audio is over that begins to be heard at `first_ns`."""
     return first_ns + n_samples * 1000 * NS_PER_MS // sample_rate_hz

@@ -1,9 +1,10 @@
-"""Speech ids for many rows on a device, several in a row, as work that can be recorded (`model.graphs`).
+"""Decode steps of many rows on a device, recorded as graphs (`model.graphs`).
 
-A step's shape is one of few: its rows are filled up to a power of two with rows of the cache's `idle` slot, and its
-span of positions is the least of a doubling series that holds the longest row. All that differs from step to step lies
-in tensors that stay: a step reads them, draws, and leaves them as the next step needs them. So the host sends one block
-of numbers for as many ids as it dares to have drawn before it looks at any.
+A step has one of few shapes. Its rows are padded to a power of two with rows of the scratch slot (`KvCache.idle`). Its
+span of positions is padded to the smallest of a doubling series that holds the longest row.
+
+All that differs from step to step lies in tensors that stay. A step reads them, draws, and leaves them as the next step
+needs them. So the host sends one block of numbers for several ids, which it reads later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LEAST_SPAN = 256
 
 
 def doubling(least: int, most: int) -> list[int]:
-    """least, twice that, and so on, up to `most`, which ends it."""
+    """`least`, twice that, and so on; the last size is `most`."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])
@@ -32,7 +33,7 @@ def doubling(least: int, most: int) -> list[int]:
 
 
 class DecodeSteps:
-    """`n_most`: how many ids are drawn at most in one call of `draw`."""
+    """`n_most`: ids drawn at most in one call of `draw`."""
 
     def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler, n_most: int, graphs: Graphs) -> None:
         self._lm, self._cache, self._sampler, self._graphs = lm, cache, sampler, graphs
@@ -40,20 +41,20 @@ class DecodeSteps:
         self.spans = doubling(min(LEAST_SPAN, cache.max_len), cache.max_len)
         device = cache.data.device
         n = cache.n_slots
-        self._given = torch.zeros(4 + n_most, n, dtype=torch.int64, device=device)
-        """By row: last id, slot, position, the id to take or -1; then for each step the banned stops as bits."""
+        self._inputs = torch.zeros(4 + n_most, n, dtype=torch.int64, device=device)
+        """Of each row: last id, slot, position, forced id or -1; then for each step the banned stop ids as bits."""
         self._drawn = torch.zeros(n_most, n, dtype=torch.int64, device=device)
         self._i = torch.zeros(1, dtype=torch.int64, device=device)
-        """Which step of the call is next."""
+        """The next step of the call."""
         self._stop_bits = torch.arange(lm.head_bias.shape[0] - N_SPEECH_TOKENS, device=device)
 
     @torch.inference_mode()
-    def prepare(self, look: Callable[[], object]) -> None:
-        """Record every shape; `look` is called before each, and what it raises ends it."""
+    def prepare(self, check_wanted: Callable[[], object]) -> None:
+        """Record every shape. `check_wanted` is called before each and ends it by raising."""
         for n in self.n_rows if self._graphs.records else ():
             for span in self.spans:
-                look()
-                # No utterance is touched: all rows are idle ones, at their first positions.
+                check_wanted()
+                # All rows name the scratch slot, so no utterance is touched.
                 self._fill([[0] * n, [self._cache.idle] * n, [0] * n, [0] * n, *[[0] * n] * len(self._drawn)])
                 self._graphs.prepare(("decode", n, span), partial(self._step, n, span))
 
@@ -65,11 +66,11 @@ class DecodeSteps:
         banned: Sequence[Sequence[Sequence[int]]],
         forced: Sequence[int | None],
     ) -> Tensor:
-        """Ids [steps, B] on the device, there until the next call; and everything remembers them. Row i goes on from
-        `ids[i]` in `slots[i]`.
+        """Draw ids [steps, B], which stay on the device until the next call. Row i continues after `ids[i]` in
+        `slots[i]`; the cache and the sampler take its ids in.
 
-        `banned[i]`: for each step the stop ids that must not be drawn; `forced[i]`: the first id instead of a draw.
-        Raises EngineError where a slot has no room, before anything is done.
+        `banned[i]`: for each step the stop ids that must not be drawn. `forced[i]`: the first id instead of a draw.
+        Raises EngineError if a slot has no room, before anything is written.
         """
         cache, n_steps = self._cache, len(banned[0])
         starts = [cache.room(slot, n_steps) for slot in slots]
@@ -95,18 +96,18 @@ class DecodeSteps:
         return self._drawn[:n_steps, : len(slots)]
 
     def _fill(self, numbers: list[list[int]]) -> None:
-        self._given[: len(numbers), : len(numbers[0])].copy_(sent(numbers, self._given.device))
+        self._inputs[: len(numbers), : len(numbers[0])].copy_(sent(numbers, self._inputs.device))
         self._i.zero_()
 
     def _step(self, n: int, span: int) -> None:
-        """One id for each of n rows."""
-        ids, slots, starts, forced = self._given[:4, :n]
+        """Draw one id for each of n rows."""
+        ids, slots, starts, forced = self._inputs[:4, :n]
         hidden = self._lm.decode_at(self._lm.embed_speech(ids), slots, starts, span, self._cache)
-        bans = self._given[4:, :n].index_select(0, self._i)[0]
+        bans = self._inputs[4:, :n].index_select(0, self._i)[0]
         is_banned = (bans[:, None] >> self._stop_bits & 1).bool()
         drawn = self._sampler.sample_at(self._lm.logits(hidden), slots, is_banned, forced)
         self._drawn[:, :n].index_copy_(0, self._i, drawn[None])
-        # Past the end the ids are nothing, and the table has a row for all but those that are no number (-1).
+        # Ids past the end are dropped later. The table has a row for each of them, but not for -1.
         ids.copy_(drawn.clamp(min=0))
         starts.add_(1)
         forced.fill_(-1)

@@ -1,8 +1,8 @@
-"""From logits to the next id, for many utterances at once and without the host looking at a number.
+"""Draws the next id from logits, for many utterances at once. The host reads no value.
 
-The rule is repetition-aware sampling (specification 4.3): draw from the nucleus, and draw again from everything else if
-that id was among the last few. Randomness is a function of an utterance's seed and of how many ids it has drawn, so it
-depends neither on the neighbours nor on the device.
+The rule is repetition-aware sampling (specification 4.3): draw from the nucleus; if that id is among the last few, draw
+again from all other ids. Randomness is a function of an utterance's seed and of the number of ids drawn. So it depends
+neither on other utterances nor on the device.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _signed(value: int) -> int:
-    """The int64 of these 64 bits."""
+    """The int64 with the lowest 64 bits of `value`."""
     value &= _MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 def _shifted(x: Tensor, n_bits: int) -> Tensor:
-    """Logical right shift: int64 shifts in copies of the sign."""
+    """Logical right shift; `>>` on int64 copies the sign."""
     return (x >> n_bits) & ((1 << (64 - n_bits)) - 1)
 
 
 def mix(x: Tensor) -> Tensor:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014), on int64 taken as 64 bits; wraps around."""
+    """The output function of SplitMix64 (Steele, Lea and Flood 2014) on 64 bits in an int64; it wraps around."""
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shifted(x, 31)
 
 
 def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """u1, u2 [B] float64 in [0, 1) for the draw after `n_drawn` [B] of the utterances seeded `seeds` [B] (int64).
+    """u1, u2 [B] float64 in [0, 1) for the draw after `n_drawn` [B] draws of utterances with `seeds` [B] (int64).
 
-    The seed is mixed before the counter is added: otherwise seeds a multiple of the step apart would share a sequence.
+    The seed is mixed before the counter is added. Otherwise seeds whose difference is a multiple of the step would
+    share a sequence.
     """
     start = mix(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
     u1, u2 = (_shifted(mix(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))
@@ -57,7 +58,7 @@ def mask_stops(logits: Tensor, banned: Tensor) -> Tensor:
 
 
 def greedy(log_probs: Tensor) -> Tensor:
-    """The likeliest id [B] of `log_probs` [B, V]."""
+    """The most likely id [B] of `log_probs` [B, V]."""
     return log_probs.argmax(dim=-1)
 
 
@@ -65,15 +66,15 @@ def _invert(weights: Tensor, u: Tensor) -> Tensor:
     """The first index [B] where the cumulative share of `weights` [B, N] exceeds `u` [B]; summed in float64."""
     total = weights.cumsum(dim=-1, dtype=torch.float64)
     index = (total / total[:, -1:] <= u[:, None]).sum(dim=-1)
-    # A u that rounds up to 1 would fall off the end.
+    # A u that rounds to 1 would give an index past the end.
     return index.clamp(max=weights.shape[-1] - 1)
 
 
-def _likeliest(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The `n` largest of `probs` [B, V], none negative, and their ids, by falling probability and rising id: [B, n].
+def _most_likely(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The `n` largest of `probs` [B, V] and their ids, by falling probability and rising id: [B, n]. No negative ones.
 
-    Bits of floats that are not negative rank as the floats do. With the id below them no two keys are equal, and the
-    few wanted are found without all being sorted, which on a CPU takes as long as a layer of the model.
+    The bits of floats that are not negative rank like the floats. With the id in the low bits no two keys are equal, so
+    top-k suffices. Sorting all of them would take a CPU as long as a layer of the model.
     """
     from_last = torch.arange(probs.shape[-1] - 1, -1, -1, device=probs.device)
     keys = (probs.float().view(torch.int32).long() << 32) | from_last
@@ -83,7 +84,7 @@ def _likeliest(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw and how it came about; all [B]."""
+    """A draw and its steps; all [B]."""
 
     ids: Tensor
     nucleus_size: Tensor
@@ -92,15 +93,15 @@ class Draw:
 
 
 def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: SamplingConfig) -> Draw:
-    """Repetition-aware draw from `log_probs` [B, V]; `recent` [B, window]: the last ids in any order, -1 where none.
+    """Repetition-aware draw from `log_probs` [B, V]. `recent` [B, window]: the last ids in any order, padded with -1.
 
-    The nucleus: ids by falling probability (equal ones by id) up to and with the one that reaches `top_p`, at most
-    `top_k`. Second draws, from all of the vocabulary but the repeated id, are made for every row and used where needed:
-    a branch would have to ask the device.
+    The nucleus has at most `top_k` ids, by falling probability and rising id. It ends with the id that reaches `top_p`.
+    Every row gets a second draw from the vocabulary without the first id, which is used if the first is a repetition.
+    A branch would make the host wait for the device.
     """
-    probs, ids = _likeliest(torch.softmax(log_probs, dim=-1), config.top_k)
+    probs, ids = _most_likely(torch.softmax(log_probs, dim=-1), config.top_k)
     inside = probs.cumsum(dim=-1) - probs < config.top_p
-    # Rounding of the difference above must never empty it.
+    # The difference above may round to top_p; the nucleus keeps one id.
     inside[:, 0] = True
     index = _invert(probs * inside, u1)
     first = ids.gather(1, index[:, None])
@@ -111,9 +112,9 @@ def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: Samp
 
 
 class Sampler:
-    """What sampling remembers of every cache slot: seed, ids drawn, the last ids. Lives on the device.
+    """The sampling state of every cache slot, on the device: seed, number of ids drawn, last ids.
 
-    One more slot than utterances, `n_slots`, takes what idle rows of a batch draw (see `KvCache.idle`).
+    The slot `idle` takes what the padding rows of a batch draw (`KvCache.idle`).
     """
 
     def __init__(self, config: SamplingConfig, n_slots: int, device: torch.device | str = "cpu") -> None:
@@ -122,11 +123,11 @@ class Sampler:
         self.seeds = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.n_drawn = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.recent = torch.full((n_slots + 1, config.window), -1, dtype=torch.int64, device=device)
-        """A ring: the rule asks what is in the window, not where."""
+        """A ring buffer: the rule does not need the order."""
 
     @torch.inference_mode()
     def start(self, slot: int, seed: int) -> None:
-        """A new utterance in `slot`; any integer is a seed."""
+        """Begin an utterance in `slot`; any integer is a seed."""
         self.seeds[slot] = _signed(seed)
         self.n_drawn[slot] = 0
         self.recent[slot] = -1
@@ -141,17 +142,17 @@ class Sampler:
         *,
         likeliest: bool = False,
     ) -> Tensor:
-        """Next ids [B], on the device, of `logits` [B, V] whose rows belong to `slots`, and remember them.
+        """Draw the next ids [B] from `logits` [B, V] of `slots`, on the device, and record them.
 
-        `banned`: per row the stop ids not to be drawn; `forced`: per row the id to take instead of a draw, or None.
-        `likeliest`: no randomness and no repetition rule, for comparison with reference vectors. A row whose logits are
-        no numbers gets -1, whatever else is asked of it: seen where the ids are read, not here.
+        `banned`: for each row the stop ids that must not be drawn. `forced`: for each row the id instead of a draw, or
+        None. `likeliest`: the most likely id without the repetition rule, for comparison with reference vectors. A row
+        whose logits are not finite gets -1, which the reader of the ids must check.
         """
         n_rows, n_ids = logits.shape
         if not len(slots) == len(banned) == n_rows or (forced is not None and len(forced) != n_rows):
             raise ValueError(f"{n_rows} rows of logits for {len(slots)} slots and {len(banned)} rows of banned ids")
         if any(not N_SPEECH_TOKENS <= stop < n_ids for row in banned for stop in row):
-            raise ValueError(f"only the stop ids {N_SPEECH_TOKENS} to {n_ids - 1} can be banned")
+            raise ValueError(f"only stop ids can be banned: {N_SPEECH_TOKENS} to {n_ids - 1}")
         device = self.recent.device
         is_banned = [[stop in row for stop in range(N_SPEECH_TOKENS, n_ids)] for row in banned]
         fixed = None
@@ -165,8 +166,7 @@ class Sampler:
     def sample_at(
         self, logits: Tensor, slots: Tensor, is_banned: Tensor, forced: Tensor | None, *, likeliest: bool = False
     ) -> Tensor:
-        """The same for rows that the device knows: `slots` [B], `is_banned` [B, V - 6561] bool, `forced` [B], -1 where
-        an id is to be drawn."""
+        """`sample` with arguments on the device: `slots` [B], `is_banned` [B, V - 6561] bool, `forced` [B] or -1."""
         log_probs = mask_stops(logits, is_banned)
         n_drawn = self.n_drawn[slots]
         if likeliest:

@@ -1,4 +1,4 @@
-"""What all utterances share: the networks, the tokenizer, the language model's cache, voices made ready to speak."""
+"""What all utterances share: the networks, the tokenizer, the language model's cache, and ready voices."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 FLOW_SHARE = 0.6
-"""Of a GPU's memory that is free after loading, for what the flow keeps; the rest is for what is computed."""
+"""Share of a GPU's free memory after loading for what the flow keeps. The rest is for what it computes."""
 FLOW_BYTES_ELSEWHERE = 128 << 20
-"""Where a device does not say how much it has."""
+"""Memory for the flow on a device that does not report how much it has."""
 MAX_POSITIONS = 4096
-"""Of a slot: prompt, text and speech of one piece; 48 MB at full size in float16."""
+"""Positions of a slot: prompt, text and speech of one piece. They take 48 MB at full size in float16."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerPrompt:
-    """A voice, ready to speak; shared by its utterances, written by none."""
+    """A ready voice, which its utterances share. Nothing writes to it."""
 
     transcript_ids: tuple[int, ...]
     speech_tokens: tuple[int, ...]
-    """Of the language model: none where there is no transcript ("cross-lingual", specification 3.4)."""
+    """The language model's prompt; empty without a transcript ("cross-lingual", specification 3.4)."""
     flow: FlowPrompt
     flow_tokens: Tensor
-    """int64 [1, P]: the prompt as the flow has it, cut at the front by the profile."""
+    """int64 [1, P]: the flow's prompt, whose beginning the profile has cut."""
     flow_mel: Tensor
     """[1, 2P, 80]"""
     embedding: Tensor
@@ -50,8 +50,8 @@ class SpeakerPrompt:
 
 
 @dataclass(slots=True)
-class PromptInTheMaking:
-    """A voice on its way to be ready: its blocks are solved as any block is."""
+class PromptBuild:
+    """A voice that is being built: the flow solves its blocks like any other."""
 
     features: PromptFeatures
     transcript_ids: tuple[int, ...]
@@ -61,20 +61,20 @@ class PromptInTheMaking:
     solve: FlowBlock
 
     def prompt(self) -> SpeakerPrompt:
-        """When the solve is done."""
+        """The ready voice. Call it when `solve` is done."""
         ids = self.transcript_ids
         speech = tuple(self.features.speech_tokens.tolist()) if ids else ()
         return SpeakerPrompt(ids, speech, self.solve.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
 
 
-class _Watched(Mapping[str, Tensor]):
-    """Tensors by name. `look` is called before each is read; what it raises ends the loading between two of them."""
+class _InterruptibleTensors(Mapping[str, Tensor]):
+    """Tensors by name. `check_wanted` is called before each read and ends the loading by raising."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], look: Callable[[], object]) -> None:
-        self._tensors, self._look = tensors, look
+    def __init__(self, tensors: Mapping[str, Tensor], check_wanted: Callable[[], object]) -> None:
+        self._tensors, self._check_wanted = tensors, check_wanted
 
     def __getitem__(self, name: str) -> Tensor:
-        self._look()
+        self._check_wanted()
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -85,7 +85,7 @@ class _Watched(Mapping[str, Tensor]):
 
 
 class SpeechModel:
-    """Only the cache's slots, and what the sampler knows of each, change after loading."""
+    """After loading, only the cache and the sampler's state of each slot change."""
 
     def __init__(
         self, tokenizer: TextTokenizer, lm: LanguageModel, flow: Flow, vocoder: Vocoder, sampler: Sampler, n_slots: int
@@ -103,19 +103,21 @@ class SpeechModel:
         precision: Precision,
         n_slots: int,
         flow_memory_mb: int | None = None,
-        look: Callable[[], object] = lambda: None,
+        check_wanted: Callable[[], object] = lambda: None,
     ) -> Self:
-        """`flow_memory_mb`: of a device other than a CPU, for what the flow keeps; None is a share of what is free.
+        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of what is free.
+        `check_wanted` is called before each tensor and ends the loading by raising.
 
-        Raises ValueError for a precision that the device does not have, EngineUnavailable where the memory does not do,
-        and what `look` raises: it is called before each tensor."""
+        Raises ValueError for a precision that the device does not have, EngineUnavailable if the memory does not
+        suffice."""
 
         def moved(state: dict[str, Tensor], to: str) -> Mapping[str, Tensor]:
-            there = {name: tensor.to(device, getattr(torch, to)) for name, tensor in _Watched(state, look).items()}
-            return _Watched(there, look)
+            read = _InterruptibleTensors(state, check_wanted)
+            there = {name: tensor.to(device, getattr(torch, to)) for name, tensor in read.items()}
+            return _InterruptibleTensors(there, check_wanted)
 
         config = checkpoint.config
-        hift = moved(checkpoint.hift, "float32")  # the pitch is never less, whatever the convolutions are
+        hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are
         if precision.lm == INT8 or precision.lm == INT4:
             weights: Literal["int8", "int4"] = "int4" if precision.lm == INT4 else "int8"
             lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=weights)
@@ -144,28 +146,21 @@ class SpeechModel:
         return model
 
     @torch.inference_mode()
-    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptInTheMaking:
-        """What a voice's utterances share; costs about as much as speaking for the prompt's length."""
+    def begin_prompt(self, features: PromptFeatures, profile: Profile) -> PromptBuild:
+        """Begin to build what a voice's utterances share. It costs about as much as speech of the prompt's length."""
         ids = features.transcript_ids or tuple(self.tokenizer.encode(features.transcript))
         n_cut = profile.n_cut(features.speech_tokens.numel())
         tokens = features.speech_tokens[None, n_cut:].to(self.device)
         mel = features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device)
         embedding = features.embedding[None].to(self.device, self.flow.dtype)
         solve = self.flow.begin_prompt(tokens, mel, embedding)
-        return PromptInTheMaking(features, ids, tokens, mel, embedding, solve)
-
-    def prompt(self, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
-        """The same, at once."""
-        making = self.begin_prompt(features, profile)
-        while not making.solve.done:
-            self.flow.step([making.solve])
-        return making.prompt()
+        return PromptBuild(features, ids, tokens, mel, embedding, solve)
 
 
 def _flow_bytes(device: torch.device) -> int:
-    """How much of a device the flow may have where nobody said it."""
+    """Bytes of a device for the flow by default."""
     if device.type != "cuda":
         return FLOW_BYTES_ELSEWHERE
-    torch.cuda.empty_cache()  # what loading has left over is counted as taken
+    torch.cuda.empty_cache()  # PyTorch's spare memory counts as taken
     n_free, _ = torch.cuda.mem_get_info(device)
     return int(FLOW_SHARE * n_free)

@@ -1,4 +1,4 @@
-"""From a model directory to a core that is ready to speak: weights, voices, and a first sentence."""
+"""Loads a model directory: weights, voices, recorded graphs and a warm-up sentence. Then the core can speak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Ended, Event, Submit, Told, Took
+from telephony_tts.engines.cosyvoice2.core.orders import AudioTaken, Event, EventSink, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
@@ -26,30 +26,33 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 log = logging.getLogger(__name__)
 
 WARM_UP = "Hello."
-_TELL_EVERY_NS = 5 * NS_PER_S
+_LOG_EVERY_NS = 5 * NS_PER_S
 
 
-def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: True) -> Core:
-    """Read, check and warm up. `tell` hears of later utterances only. Raises EngineUnavailable with what to do, and
-    EngineError where it is no longer `wanted`: that is asked between files, tensors and steps."""
+def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = lambda: True) -> Core:
+    """Read, check and warm up. `tell` receives the events of later utterances only.
 
-    def look() -> None:
-        if not wanted():
+    Raises EngineUnavailable with what to do. Raises EngineError once it is no longer wanted: `is_wanted` is asked
+    between files, tensors and steps.
+    """
+
+    def check_wanted() -> None:
+        if not is_wanted():
             raise EngineError("cosyvoice2 was closed while it was loading")
 
-    look()
+    check_wanted()
     name = settings.model_dir
     problem = device_problem(settings.device)
     if problem is not None:
         raise EngineUnavailable(f"cosyvoice2 cannot use {settings.device}: {problem}")
-    log.info("cosyvoice2 loads %s", name)
-    checkpoint = load_model_directory(name, look)
+    log.info("loading cosyvoice2 from %s", name)
+    checkpoint = load_model_directory(name, check_wanted)
     if checkpoint.is_random:
-        log.warning("%s has random weights: it makes noises, not speech", name)
+        log.warning("%s has random weights: its audio is noise, not speech", name)
     features = read_voices(checkpoint, VoiceStore(settings.voice_dir) if settings.voice_dir is not None else None)
     if not features:
         raise EngineUnavailable(
-            f"cosyvoice2 has no voice: {name} comes without one, and none is stored; make one of a "
+            f"cosyvoice2 has no voice: {name} contains none, and none is stored. Make one from a "
             f"recording: {how_to_add_a_voice(name, settings.voice_dir)}"
         )
     model = SpeechModel.load(
@@ -58,10 +61,10 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
         precision=settings.precision,
         n_slots=settings.n_slots,
         flow_memory_mb=settings.flow_memory_mb,
-        look=look,
+        check_wanted=check_wanted,
     )
     runner = Runner(model, settings.n_threads)
-    _record(runner, look)
+    _record_graphs(runner, check_wanted)
     core = Core(
         runner,
         features,
@@ -70,63 +73,62 @@ def load(settings: Settings, tell: Told, wanted: Callable[[], bool] = lambda: Tr
         n_prompts=settings.n_prompts,
         ahead=settings.ahead,
     )
-    log.info("cosyvoice2 has loaded its weights and makes its first sentence; voices: %s", ", ".join(features))
-    _warm_up(core, look, name)
+    log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))
+    _warm_up(core, check_wanted, name)
     core.tell = tell
     return core
 
 
-def _record(runner: Runner, look: Callable[[], None], now_ns: Callable[[], int] = monotonic_ns) -> None:
-    """Record what a GPU does at every step, where it can; told every few seconds, since it takes a while."""
+def _record_graphs(runner: Runner, check_wanted: Callable[[], None], now_ns: Callable[[], int] = monotonic_ns) -> None:
+    """Record the steps of a GPU as graphs. It takes a while, so the log shows progress every few seconds."""
     if not runner.graphs.records:
         return
-    log.info("cosyvoice2 has loaded its weights and records its steps as graphs")
-    n_recorded, told_ns = 0, now_ns()
+    log.info("cosyvoice2 has loaded its weights and records graphs of its steps")
+    n_recorded, logged_ns = 0, now_ns()
 
-    def looked() -> None:
-        nonlocal n_recorded, told_ns
-        look()
-        if now_ns() - told_ns > _TELL_EVERY_NS:
-            told_ns = now_ns()
+    def before_each() -> None:
+        nonlocal n_recorded, logged_ns
+        check_wanted()
+        if now_ns() - logged_ns > _LOG_EVERY_NS:
+            logged_ns = now_ns()
             log.info("cosyvoice2 has recorded %d graphs", n_recorded)
         n_recorded += 1
 
-    runner.prepare(looked)
+    runner.prepare(before_each)
     log.info("cosyvoice2 has recorded %d graphs", n_recorded)
 
 
-def _warm_up(core: Core, look: Callable[[], None], directory: Path) -> None:
-    """A sentence of the default voice, thrown away; `look` is called after each step. Raises EngineUnavailable where it
-    cannot be made."""
+def _warm_up(core: Core, check_wanted: Callable[[], None], directory: Path) -> None:
+    """Synthesise a sentence of the default voice and drop it. Raises EngineUnavailable if that fails."""
     failures: list[EngineError] = []
     n_made = 0
 
-    def hear(_: int, event: Event) -> None:
+    def receive(_: int, event: Event) -> None:
         nonlocal n_made
         if isinstance(event, Chunk):
             n_made += len(event.pcm)
-        elif isinstance(event, Ended) and event.error is not None:
+        elif isinstance(event, UtteranceEnded) and event.error is not None:
             failures.append(event.error)
 
-    core.tell = hear
+    core.tell = receive
     core.runner.enter()
-    core.receive(Submit(0, next(iter(core.voices.features)), Request(WARM_UP)))
+    core.receive(SubmitUtterance(0, next(iter(core.voices.features)), Request(WARM_UP)))
     while core.step():
-        look()
-        # Of one that nobody takes, no more than `ahead` is made: it would keep its slot for ever.
-        core.receive(Took(0, n_made))
+        check_wanted()
+        # Audio that is not taken stops at `ahead`, and the utterance would keep its slot.
+        core.receive(AudioTaken(0, n_made))
         n_made = 0
     if failures:
         raise EngineUnavailable(
-            f"cosyvoice2 could not make its first sentence: {failures[0]}; whether the weights are damaged is told "
-            f"by: telephony-tts models check {shlex.quote(str(directory))}"
+            f"cosyvoice2 could not synthesise its warm-up sentence: {failures[0]}. To see whether the weights are "
+            f"damaged, run: telephony-tts models check {shlex.quote(str(directory))}"
         )
 
 
 def device_problem(name: str, cpu: str = "engines.cosyvoice2.device: cpu") -> str | None:
-    """Why PyTorch cannot compute on a device: the reason, a semicolon and what to do; None where it can.
+    """Why PyTorch cannot compute on a device: the reason, a semicolon and what to do. None if it can.
 
-    `cpu` is how whoever reads it would take a CPU instead."""
+    `cpu`: the setting or flag with which the reader chooses a CPU instead."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -147,7 +149,7 @@ def device_problem(name: str, cpu: str = "engines.cosyvoice2.device: cpu") -> st
 
 
 def build_problem(capability: tuple[int, int], architectures: list[str]) -> str | None:
-    """Whether a build of PyTorch ("sm_75", "sm_80", ...) leaves out an older GPU, such as a V100 (7.0)."""
+    """Why a build of PyTorch for `architectures` ("sm_75", ...) does not support a GPU; None if it does."""
     built = [int(name.removeprefix("sm_").rstrip("af")) for name in architectures if name.startswith("sm_")]
     if not built or 10 * capability[0] + capability[1] >= min(built):
         return None
@@ -158,7 +160,7 @@ def build_problem(capability: tuple[int, int], architectures: list[str]) -> str 
 
 
 def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:
-    """The usable voices by name; a stored one hides the model directory's of that name. The others are logged."""
+    """The usable voices by name; unusable ones are logged. A stored voice hides one of that name in the directory."""
     voices: dict[str, PromptFeatures] = {}
     problems: list[str] = []
     if checkpoint.spk2info is not None:
@@ -173,17 +175,17 @@ def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, P
             except EngineError as error:
                 problems.append(str(error))
     for name in list(voices):
-        unfit = misfits(voices[name], _Sizes(checkpoint.config))
+        unfit = misfits(voices[name], _VoiceSizes(checkpoint.config))
         if unfit:
             del voices[name]
             problems.append(f"{name}: {'; '.join(unfit)}")
     for problem in problems:
-        log.warning("cosyvoice2 leaves out a voice: %s", problem)
+        log.warning("cosyvoice2 skips a voice: %s", problem)
     return voices
 
 
-class _Sizes:
-    """Those of a model in memory, as `misfits` wants them."""
+class _VoiceSizes:
+    """Sizes of a model in memory, as `misfits` takes them."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.n_embedding = config.flow_encoder.d_speaker

@@ -1,8 +1,8 @@
-"""The engine in a process of its own: its own interpreter lock, and a death that no call dies of.
+"""The engine in a process of its own: it has its own interpreter lock, and calls survive its end.
 
-A process that ends, sends no heartbeat, or computes one step for too long, is replaced: its utterances end with an
-error that may be tried again, and calls stay up. New utterances wait for the new process if it is expected in time;
-else they are refused with that error. `Timeouts` in `settings.py` has the limits.
+A process is replaced when it ends, sends no heartbeat, or computes one step for too long. Its utterances end with an
+error that may be tried again, and calls stay up. New utterances wait for the new process if it is expected in time.
+Otherwise they are refused with that error. `Timeouts` in `settings.py` has the limits.
 """
 
 from __future__ import annotations
@@ -18,49 +18,55 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
+from enum import Enum, auto
 
 from telephony_tts.clock import NS_PER_S
-from telephony_tts.engines.cosyvoice2.core.orders import Ended, Order, Submit, Told
+from telephony_tts.engines.cosyvoice2.core.orders import EventSink, Order, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     HEADER,
-    Alive,
-    Failed,
-    Heard,
-    Logged,
+    EngineReady,
+    Heartbeat,
+    LoadFailed,
+    LogMessage,
     Message,
-    Ready,
+    UtteranceEvent,
     packed,
 )
-from telephony_tts.engines.cosyvoice2.hosting.stall_judge import LOOK_NS, STALLED_NS, StallJudge, Verdict
-from telephony_tts.engines.cosyvoice2.settings import USUAL, Settings, Timeouts
+from telephony_tts.engines.cosyvoice2.hosting.stall_judge import (
+    CHECK_INTERVAL_NS,
+    STALLED_NS,
+    StallJudge,
+    StallVerdict,
+)
+from telephony_tts.engines.cosyvoice2.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
 from telephony_tts.errors import EngineError
 
 log = logging.getLogger(__name__)
 
 LOADING_SILENCE_S = 60.0
-"""A process that loads is killed after so long without a heartbeat. To load a library can hold the interpreter's lock
-for many seconds, so `Timeouts.stall_s` does not apply. A process that loads and sends heartbeats has no limit."""
+"""A loading process is killed after this long without a heartbeat. Loading a library can hold the interpreter's lock
+for many seconds, so `Timeouts.stall_s` does not apply. A loading process that sends heartbeats has no limit."""
 RETRY_LEAST_MS = 500
-"""The smallest hint of when to try again."""
+"""The smallest hint for a retry."""
 TERM_S = 5.0
-"""A process whose socket was closed may take so long to end."""
+"""A process may take this long to end after its socket was closed."""
 POLL_S = 0.02
-"""Between looks at whether a killed process has ended, where nothing tells it."""
+"""Between checks whether a killed process has ended, if the system cannot report it."""
 BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before each new start in a row; the last one for all further ones."""
+"""Pauses before each new start after failures in a row; the last one repeats."""
 STEADY_S = 60.0
-"""A process that was ready for so long begins a new row when it fails."""
+"""After this long ready, a failure counts as the first in a row."""
 
 
 _CHILD = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from telephony_tts.engines.cosyvoice2.hosting.engine_process import main; main(int(sys.argv[1]))"
 )
-"""Modules come from where they come from here: `-m` would look in the working directory first, whatever lies there."""
+"""It takes the module path of this process. With `-m` Python would search the working directory first."""
 
 
-class _Process:
-    """One run of it, from its start to its end."""
+class _EngineProcess:
+    """One run of the engine's process, from start to end."""
 
     def __init__(self, settings: Settings, n_threads: int) -> None:
         ours, theirs = socket.socketpair()
@@ -90,10 +96,10 @@ class _Process:
             self._writer.write(packed(order))
 
     async def end(self) -> str:
-        """Close the socket, which ends it, and kill it if that does not; how it ended."""
+        """Close the socket, which ends the process, or kill it. Returns how it ended."""
         if self._writer is not None:
-            self._writer.transport.abort()  # a process that hangs reads no more, and its orders would be waited for
-            with suppress(Exception):  # it raises whatever the connection was lost by
+            self._writer.transport.abort()  # a hung process reads no orders, and closing would wait for them
+            with suppress(Exception):  # it raises what broke the connection
                 await self._writer.wait_closed()
         else:
             self._socket.close()
@@ -104,14 +110,14 @@ class _Process:
     async def _exit(self) -> None:
         try:
             fd = os.pidfd_open(self.child.pid)
-        except OSError:  # no file is left, or a kernel without it
+        except OSError:  # out of file descriptors, or the kernel has no pidfd
             await self._killed()
             return
         exited = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
             loop.add_reader(fd, exited.set)
-        except OSError:  # the system watches no more files for this user
+        except OSError:  # the limit of watched files is reached
             os.close(fd)
             await self._killed()
             return
@@ -127,9 +133,9 @@ class _Process:
             os.close(fd)
 
     async def _killed(self) -> None:
-        """Kill it, and look whether it has ended where nothing tells it."""
+        """Kill it and poll for its end."""
         self.child.kill()
-        while self.child.poll() is None:  # noqa: ASYNC110 - there is nothing that would tell it
+        while self.child.poll() is None:  # noqa: ASYNC110 - the system reports no event for it
             await asyncio.sleep(POLL_S)
 
 
@@ -142,39 +148,46 @@ def _how_it_ended(code: int) -> str:
         return f"signal {-code}"
 
 
-class _Hung(Exception):
+class _ProcessHung(Exception):
     """The process must be killed. The message says why."""
 
 
-class ProcessHost:
-    """Made, started and closed on an event loop, where `told` is called for each event."""
+class _HostState(Enum):
+    LOADING = auto()
+    """A process loads, or the next one is about to start."""
+    READY = auto()
+    """Utterances can be taken."""
+    STALLED = auto()
+    """The process is ready and silent. It may recover."""
 
-    def __init__(self, settings: Settings, told: Told, timeouts: Timeouts = USUAL) -> None:
+
+class ProcessHost:
+    """Created, started and closed on an event loop, which also calls `tell` for each event."""
+
+    def __init__(self, settings: Settings, tell: EventSink, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         self._settings = settings
-        self._told = told
+        self._tell = tell
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._open: set[int] = set()
-        """Utterances that have not ended."""
-        self._process: _Process | None = None
-        self._is_ready = False
-        """It has loaded. All times here are on the loop's clock."""
-        self._is_stalled = False
+        """Keys of the utterances that have not ended."""
+        self._process: _EngineProcess | None = None
+        self._state = _HostState.LOADING
         self._ready_s = 0.0
-        """Since when it is ready."""
+        """When it became ready. All times here are on the loop's clock."""
         self._load_s = 0.0
         """How long the last process took to be ready."""
         self._back_s = 0.0
         """When it is expected to be ready again."""
         self._n_failed = 0
         """Failures in a row."""
-        self._news = asyncio.Event()
-        """Set, and replaced by a new one, when an utterance that waits is to look again."""
-        self._looking: asyncio.TimerHandle | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new one, when waiting utterances must check the state again."""
+        self._next_check: asyncio.TimerHandle | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
-        """Done when it has been ready for the first time, or could not be."""
+        """Done when the first process is ready or has failed."""
         self.voices: tuple[str, ...] = ()
         self._counters: dict[str, float] = {}
         self._cost = 0.0
@@ -182,82 +195,83 @@ class ProcessHost:
     async def start(self) -> None:
         """Load. Raises what loading raises."""
         first: asyncio.Future[None] = self._loop.create_future()
-        self._life = asyncio.create_task(self._live(first))
+        self._supervisor = asyncio.create_task(self._supervise(first))
         self._first = first
         await first
 
     @property
     def is_ready(self) -> bool:
         """Whether utterances can be taken."""
-        return self._is_ready and not self._is_stalled
+        return self._state is _HostState.READY
 
     def retry_after_ms(self) -> int:
-        """When it is expected to be ready again; 0 while it is ready, and while it loads for the first time."""
+        """When it is expected to be ready again; 0 while it is ready and during the first load."""
         if self.is_ready or not self._load_s:
             return 0
         return max(RETRY_LEAST_MS, round((self._back_s - self._loop.time()) * 1000))
 
     async def wait_ready(self, *, follows: bool = False) -> None:
-        """Return when utterances can be taken. Raises EngineError, with when to try again, where that takes too long.
+        """Return when utterances can be taken. Raises EngineError with a retry hint if that takes too long.
 
         While the process is stalled, a new turn is refused at once. A sentence that `follows` others of its turn waits
-        until the stall is over, so that a short stall loses nothing. While the process is replaced, both wait up to
+        for the end of the stall, so that a short stall loses nothing. While the process is replaced, both wait up to
         `restart_wait_s`, and only if the new process is expected in that time.
         """
         end_s = self._loop.time() + self._timeouts.restart_wait_s
         while not self.is_ready:
-            if self._is_stalled and follows:
-                await self._news.wait()
+            is_stalled = self._state is _HostState.STALLED
+            if is_stalled and follows:
+                await self._changed.wait()
                 continue
-            if self._is_stalled or self._life is None or self._back_s > end_s:
+            if is_stalled or self._supervisor is None or self._back_s > end_s:
                 raise self._refusal()
             try:
                 async with asyncio.timeout_at(end_s):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 raise self._refusal() from None
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Of the current process."""
         return self._process.child.pid if self._process is not None else None
 
     def send(self, order: Order) -> None:
         """From any thread. Raises EngineError for a new utterance while the engine is not running."""
-        if isinstance(order, Submit):
+        if isinstance(order, SubmitUtterance):
             if not self.is_ready:
                 raise self._refusal()
             self._open.add(order.key)
         if threading.get_ident() == self._thread:
-            self._pass_on(order)
+            self._forward(order)
         else:
-            self._loop.call_soon_threadsafe(self._pass_on, order)
+            self._loop.call_soon_threadsafe(self._forward, order)
 
     def counters(self) -> dict[str, float]:
-        """See `Counters.snapshot`; as of the last heartbeat."""
+        """See `Counters.snapshot`. As of the last heartbeat."""
         return dict(self._counters)
 
     def cost(self) -> float:
-        """See `Counters.cost`; as of the last heartbeat."""
+        """See `Counters.cost`. As of the last heartbeat."""
         return self._cost
 
     async def close(self) -> None:
         """End all utterances and the process. Idempotent."""
-        life, self._life = self._life, None
+        life, self._supervisor = self._supervisor, None
         if life is not None:
             life.cancel()
             await asyncio.wait([life])
-        self._wake()
+        self._notify_waiting()
         if self._first is not None and not self._first.done():
             self._first.set_exception(EngineError("cosyvoice2 was closed while it was loading"))
         self._end_all(EngineError("cosyvoice2 was closed"))
 
-    def _pass_on(self, order: Order) -> None:
+    def _forward(self, order: Order) -> None:
         if self._process is not None and order.key in self._open:
             self._process.send(order)
 
-    async def _live(self, first: asyncio.Future[None]) -> None:
-        """Run the process, and another one when it ends."""
+    async def _supervise(self, first: asyncio.Future[None]) -> None:
+        """Run a process, and another one when it fails."""
         while True:
             process, how = None, "it could not be started"
             failure: Exception | None = None
@@ -265,15 +279,15 @@ class ProcessHost:
             begun_s = self._loop.time()
             self._back_s = begun_s + self._load_s
             try:
-                process = self._process = _Process(self._settings, self._settings.n_threads)
+                process = self._process = _EngineProcess(self._settings, self._settings.n_threads)
                 reason = await self._listen(process, first, begun_s)
             except asyncio.CancelledError:
-                if process is not None and not self._is_ready:
-                    process.child.kill()  # while it loads it does not look at its socket, and it holds nothing yet
+                if process is not None and self._state is _HostState.LOADING:
+                    process.child.kill()  # a loading process does not read its socket, and it holds nothing yet
                 raise
-            except _Hung as hung:
+            except _ProcessHung as hung:
                 assert process is not None
-                process.child.kill()  # nothing else ends a stopped process
+                process.child.kill()  # a stopped process ends by nothing else
                 is_hung, reason = True, str(hung)
                 failure = EngineError(f"the speech engine's process was killed while it was loading: {reason}")
             except Exception as error:
@@ -281,10 +295,10 @@ class ProcessHost:
             finally:
                 pause_s = self._plan_restart()
                 if is_hung:
-                    # Before its end: a process that a driver holds may take long to die.
+                    # Before its end: a process in a driver call may take long to die.
                     self._end_all(self._failure())
                 if process is not None:
-                    how = await _to_its_end(_ended(process))
+                    how = await _to_completion(_ended(process))
             if not first.done():
                 gone = EngineError(f"the speech engine's process ended while it was loading ({how})")
                 first.set_exception(failure or gone)
@@ -294,73 +308,73 @@ class ProcessHost:
             log.error("the speech engine's process failed (%s, %s); starting it again in %g s", reason, how, pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _listen(self, process: _Process, first: asyncio.Future[None], begun_s: float) -> str:
-        """Handle its messages until it ends; return why it ended. Raises _Hung if it must be killed."""
+    async def _listen(self, process: _EngineProcess, first: asyncio.Future[None], begun_s: float) -> str:
+        """Handle its messages until it ends. Returns why it ended. Raises _ProcessHung if it must be killed."""
         reader = await process.connect()
         judge = StallJudge(self._now_ns())
         try:
-            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with a message.
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with a message.
             async with asyncio.timeout(None) as limit:
-                self._look_later(judge, limit)
+                self._check_later(judge, limit)
                 while (message := await _read(reader)) is not None:
                     judge.heard(self._now_ns())
-                    if self._is_stalled:
-                        self._is_stalled = False
-                        self._wake()
+                    if self._state is _HostState.STALLED:
+                        self._state = _HostState.READY
+                        self._notify_waiting()
                         log.info("the speech engine's process responds again; nothing was lost")
-                    self._take_in(message, first, begun_s)
+                    self._handle(message, first, begun_s)
         except TimeoutError:
-            raise _Hung(f"it said nothing for {self._silence_s:g} s") from None
+            raise _ProcessHung(f"it sent nothing for {self._silence_s:g} s") from None
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
+            if self._next_check is not None:
+                self._next_check.cancel()
         return "it ended"
 
-    def _take_in(self, message: Message, first: asyncio.Future[None], begun_s: float) -> None:
+    def _handle(self, message: Message, first: asyncio.Future[None], begun_s: float) -> None:
         match message:
-            case Ready():
-                # Others than before, where some were stored or removed meanwhile.
-                self._is_ready, self._ready_s, self.voices = True, self._loop.time(), message.voices
+            case EngineReady():
+                self._state, self._ready_s = _HostState.READY, self._loop.time()
                 self._load_s = self._ready_s - begun_s
-                self._wake()
+                self.voices = message.voices  # some may have been stored or removed meanwhile
+                self._notify_waiting()
                 if not first.done():
                     first.set_result(None)
                 else:
                     log.info("the speech engine is ready again")
-            case Failed():
+            case LoadFailed():
                 raise message.error
-            case Heard():
-                if isinstance(message.event, Ended):
+            case UtteranceEvent():
+                if isinstance(message.event, UtteranceEnded):
                     self._open.discard(message.key)
-                self._told(message.key, message.event)
-            case Alive():
+                self._tell(message.key, message.event)
+            case Heartbeat():
                 self._counters, self._cost = message.counters, message.cost
                 if message.step_s > self._timeouts.step_s:
-                    raise _Hung(f"a step has taken {message.step_s:.0f} s")
-            case Logged():
+                    raise _ProcessHung(f"a step has taken {message.step_s:.0f} s")
+            case LogMessage():
                 logging.getLogger(message.record.name).handle(message.record)
 
-    def _look_later(self, judge: StallJudge, limit: asyncio.Timeout) -> None:
-        self._looking = self._loop.call_later(LOOK_NS / NS_PER_S, self._look, judge, limit)
+    def _check_later(self, judge: StallJudge, limit: asyncio.Timeout) -> None:
+        self._next_check = self._loop.call_later(CHECK_INTERVAL_NS / NS_PER_S, self._check, judge, limit)
 
-    def _look(self, judge: StallJudge, limit: asyncio.Timeout) -> None:
+    def _check(self, judge: StallJudge, limit: asyncio.Timeout) -> None:
         """Judge the process by its silence."""
         now_s = self._loop.time()
-        verdict = judge.look(self._now_ns(), round(self._silence_s * NS_PER_S))
-        if verdict is Verdict.HUNG:
+        verdict = judge.check(self._now_ns(), round(self._silence_s * NS_PER_S))
+        if verdict is StallVerdict.HUNG:
             limit.reschedule(now_s)
             return
-        if verdict is Verdict.STALLED and self._is_ready and not self._is_stalled:
-            self._is_stalled = True
+        if verdict is StallVerdict.STALLED and self._state is _HostState.READY:
+            self._state = _HostState.STALLED
             stalled_s = STALLED_NS / NS_PER_S
             self._back_s = now_s + self._timeouts.stall_s - stalled_s + self._load_s
-            log.warning("the speech engine's process said nothing for %g s; it takes no utterances", stalled_s)
-        self._look_later(judge, limit)
+            log.warning("the speech engine's process sent nothing for %g s; it takes no utterances", stalled_s)
+        self._check_later(judge, limit)
 
     @property
     def _silence_s(self) -> float:
-        """After so long without a message the process is killed."""
-        return self._timeouts.stall_s if self._is_ready else LOADING_SILENCE_S
+        """The process is killed after this long without a message."""
+        return LOADING_SILENCE_S if self._state is _HostState.LOADING else self._timeouts.stall_s
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * NS_PER_S)
@@ -368,40 +382,40 @@ class ProcessHost:
     def _plan_restart(self) -> float:
         """Plan the next start of a process that failed. Returns how long to pause before it, in seconds."""
         now_s = self._loop.time()
-        if self._is_ready and now_s - self._ready_s >= STEADY_S:
+        if self._state is not _HostState.LOADING and now_s - self._ready_s >= STEADY_S:
             self._n_failed = 0
         pause_s = BACKOFF_S[min(self._n_failed, len(BACKOFF_S) - 1)]
         self._n_failed += 1
-        self._is_ready = self._is_stalled = False
+        self._state = _HostState.LOADING
         self._back_s = now_s + pause_s + self._load_s
-        self._wake()
+        self._notify_waiting()
         return pause_s
 
-    def _wake(self) -> None:
-        """Let utterances that wait look again: `is_ready` or `_back_s` has changed, or it is closed."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify_waiting(self) -> None:
+        """Let waiting utterances check again: the state or `_back_s` has changed, or the host is closed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _failure(self) -> EngineError:
-        """The end of utterances that the process had."""
+        """The error that ends the utterances of a failed process."""
         message = "the speech engine failed and is being started again; say it again in a moment"
         return EngineError(message, retry_after_ms=self.retry_after_ms())
 
     def _refusal(self) -> EngineError:
-        """The answer to a new utterance while none can be taken."""
-        if self._life is None:
+        """The error for a new utterance that cannot be taken."""
+        if self._supervisor is None:
             return EngineError("cosyvoice2 was closed")
-        what = "does not respond" if self._is_stalled else "is being started again"
+        what = "does not respond" if self._state is _HostState.STALLED else "is being started again"
         return EngineError(f"the speech engine {what}; say it again in a moment", retry_after_ms=self.retry_after_ms())
 
     def _end_all(self, error: EngineError) -> None:
         ended, self._open = self._open, set()
         for key in ended:
-            self._told(key, Ended(error))
+            self._tell(key, UtteranceEnded(error))
 
 
-async def _ended(process: _Process) -> str:
-    """How it ended. Raises nothing of its own: what follows its end is the end of its utterances."""
+async def _ended(process: _EngineProcess) -> str:
+    """End the process. Returns how it ended and never raises: the end of its utterances must follow."""
     try:
         return await process.end()
     except Exception as error:
@@ -410,8 +424,8 @@ async def _ended(process: _Process) -> str:
         return f"it could not be cleared away: {error}"
 
 
-async def _to_its_end(work: Coroutine[None, None, str]) -> str:
-    """Its result, however often the waiting task is cancelled meanwhile; it is then cancelled afterwards."""
+async def _to_completion(work: Coroutine[None, None, str]) -> str:
+    """The result of `work`, however often the waiting task is cancelled. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
     while not task.done():
@@ -425,7 +439,7 @@ async def _to_its_end(work: Coroutine[None, None, str]) -> str:
 
 
 async def _read(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None at the end."""
+    """The next message; None when the process has closed the socket."""
     try:
         (n,) = HEADER.unpack(await reader.readexactly(HEADER.size))
         message: Message = pickle.loads(await reader.readexactly(n))

@@ -1,4 +1,4 @@
-"""What the engine's process says to its parent, and how messages go over their socket: a length, then a pickle."""
+"""Messages from the engine's process to its parent. On the socket each is a length and a pickle."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ HEADER = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The voices, by name: utterances may come."""
+class EngineReady:
+    """The model is loaded and utterances can be taken. `voices`: their names."""
 
     voices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """It could not be loaded, and the process ends."""
+class LoadFailed:
+    """The model could not be loaded, and the process ends."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """Something happened to an utterance."""
+class UtteranceEvent:
+    """An event of an utterance."""
 
     key: int
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """The heartbeat, sent every `engine_process.HEARTBEAT_S`. `step_s`: how long the oldest step has been computed;
-    `counters`, `cost`: see `Counters`."""
+class Heartbeat:
+    """Sent every `engine_process.HEARTBEAT_S`."""
 
     step_s: float
+    """How long the oldest step has been computed."""
     counters: dict[str, float]
     cost: float
+    """See `Counters`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogMessage:
     """A log record for the parent's handlers."""
 
     record: logging.LogRecord
 
 
-Message = Ready | Failed | Heard | Alive | Logged
+Message = EngineReady | LoadFailed | UtteranceEvent | Heartbeat | LogMessage
 
 
 def packed(message: object) -> bytes:
-    """As it goes over the socket."""
+    """The bytes of a message on the socket."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(data)) + data

@@ -1,4 +1,4 @@
-"""Whether a process that should send a heartbeat is stalled. Pure: time is an argument."""
+"""Whether a process that should send heartbeats is stalled. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from enum import Enum, auto
 
 from telephony_tts.clock import NS_PER_MS, NS_PER_S
 
-LOOK_NS = 250 * NS_PER_MS
-"""Call `StallJudge.look` this often."""
+CHECK_INTERVAL_NS = 250 * NS_PER_MS
+"""Call `StallJudge.check` this often."""
 STALLED_NS = 2 * NS_PER_S
-"""A process that was silent for so long is stalled."""
+"""A process is stalled after this much silence."""
 
 
-class Verdict(Enum):
+class StallVerdict(Enum):
     ALIVE = auto()
     STALLED = auto()
-    """It may come back: a stopped process continues, or the machine stood still."""
+    """It may recover: a stopped process continues, or the machine was suspended."""
     HUNG = auto()
-    """It is to be killed."""
+    """Kill it."""
 
 
 class StallJudge:
     """Measures how long a process was silent while the server itself ran.
 
-    The server may stand still too: its machine is suspended, or its event loop is busy. The heartbeats of that time
-    then wait unread in the socket. So one look never counts more than `LOOK_NS`, and the server reads the socket
-    between two looks.
+    The server may stop too: its machine is suspended, or its event loop is busy. The heartbeats of that time then wait
+    unread in the socket. So one check never counts more than `CHECK_INTERVAL_NS`, and the server reads the socket
+    between two checks.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -33,14 +33,14 @@ class StallJudge:
         self._silent_ns = 0
 
     def heard(self, now_ns: int) -> None:
-        """A message came."""
+        """A message arrived."""
         self._since_ns = now_ns
         self._silent_ns = 0
 
-    def look(self, now_ns: int, limit_ns: int) -> Verdict:
-        """Judge now. `limit_ns`: a process that was silent for so long has hung."""
-        self._silent_ns += min(now_ns - self._since_ns, LOOK_NS)
+    def check(self, now_ns: int, limit_ns: int) -> StallVerdict:
+        """The verdict now. After `limit_ns` of silence the process has hung."""
+        self._silent_ns += min(now_ns - self._since_ns, CHECK_INTERVAL_NS)
         self._since_ns = now_ns
         if self._silent_ns >= limit_ns:
-            return Verdict.HUNG
-        return Verdict.STALLED if self._silent_ns >= STALLED_NS else Verdict.ALIVE
+            return StallVerdict.HUNG
+        return StallVerdict.STALLED if self._silent_ns >= STALLED_NS else StallVerdict.ALIVE

@@ -1,4 +1,4 @@
-"""The engine in threads of this process: one per lane."""
+"""The engine in threads of this process, one per lane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from telephony_tts.engines.cosyvoice2.core.orders import Event, Order, Told
+from telephony_tts.engines.cosyvoice2.core.orders import Event, EventSink, Order
 from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
 from telephony_tts.engines.cosyvoice2.settings import Settings
 from telephony_tts.errors import EngineError
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class ThreadHost:
-    """Made, started and closed on an event loop, where `told` is called for each event."""
+    """Created, started and closed on an event loop, which also calls `tell` for each event."""
 
-    def __init__(self, settings: Settings, told: Told) -> None:
+    def __init__(self, settings: Settings, tell: EventSink) -> None:
         self._settings = settings
-        self._told = told
+        self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._threads: list[tuple[threading.Thread, asyncio.Event]] = []
@@ -44,7 +44,7 @@ class ThreadHost:
             self._begin(str(i), partial(result.serve, lane))
 
     def send(self, order: Order) -> None:
-        """From any thread. Raises EngineError where the engine is not running."""
+        """From any thread. Raises EngineError if the engine is not running."""
         if self.core is None:
             raise EngineError("cosyvoice2 is not running")
         self.core.receive(order)
@@ -63,11 +63,11 @@ class ThreadHost:
         return self.core is not None
 
     def retry_after_ms(self) -> int:
-        """Not known: nothing starts it again."""
+        """Always 0: threads are not restarted."""
         return 0
 
     async def wait_ready(self, *, follows: bool = False) -> None:
-        """Raises EngineError where the engine is not running; there is nothing to wait for."""
+        """Raises EngineError if the engine is not running. It never waits: threads are not restarted."""
         if self.core is None:
             raise EngineError("cosyvoice2 is not running")
 
@@ -83,16 +83,15 @@ class ThreadHost:
 
     def _load(self) -> Core | BaseException:
         try:
-            from telephony_tts.engines.cosyvoice2.hosting.loading import (
-                load,  # torch: seconds, and the loop has work meanwhile
-            )
+            # In this thread: importing torch takes seconds.
+            from telephony_tts.engines.cosyvoice2.hosting.loading import load
 
-            return load(self._settings, self._tell, lambda: not self._is_closed)
+            return load(self._settings, self._hand_on, lambda: not self._is_closed)
         except BaseException as error:
             return error
 
-    def _tell(self, key: int, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._told, key, event)
+    def _hand_on(self, key: int, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._tell, key, event)
 
     def _begin(self, name: str, work: Callable[[], object]) -> None:
         exited = asyncio.Event()
@@ -113,6 +112,6 @@ class ThreadHost:
             thread, exited = begun = self._threads[-1]
             await exited.wait()
             thread.join()
-            # Who closes while it is loading waits for the same thread.
+            # `close` may wait for the same thread while `start` loads.
             if begun in self._threads:
                 self._threads.remove(begun)

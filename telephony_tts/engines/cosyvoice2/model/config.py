@@ -1,8 +1,8 @@
-"""Sizes of the CosyVoice2 networks, first thing to read: every other file of the model takes one of these.
+"""Sizes of the CosyVoice2 networks. Read this first: every other file of the model takes one of these.
 
-The defaults are the official CosyVoice2-0.5B. A checkpoint of other sizes brings its own: what a shape tells is
-read from the tensor (`weights.py`), the rest (head counts, kernel sizes) from the model directory's configuration.
-Source of every constant: the reference specification of the model, sections 1, 2 and 5.
+The defaults are the official CosyVoice2-0.5B. Another checkpoint brings its own sizes (`checkpoint/sizes.py`): from the
+shapes of its tensors, and head counts and kernel sizes from its configuration files. The constants come from the
+reference specification of the model, sections 1, 2 and 5.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SAMPLES_PER_FRAME = 480
 N_MELS = 80
 N_SPEECH_TOKENS = 6561
 EOS, UNUSED_STOP, FILL = 6561, 6562, 6563
-"""Ids from 6561 on are no speech: end of speech, a stop id the code never emits, and the fill token of bi-streaming."""
+"""Ids from 6561 on are not speech: the end of speech, an unused stop id, and the fill id of bi-streaming."""
 N_SPEECH_ROWS = 6564
 LOOKAHEAD_TOKENS = 3
 BLOCK_TOKENS = 25
 BLOCK_FRAMES = 50
 N_NOISE_FRAMES = 15_000
-"""Frames of the fixed noise: 300 s, prompt included, are the longest the flow can make."""
+"""Frames of the fixed noise. The flow can make 300 s at most, prompt included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class LmConfig:
     rope_theta: float = 1e6
     n_mix_text: int = 5
     n_mix_speech: int = 15
+    """While text arrives: this many text tokens, then this many speech ids, and so on (specification 4.4)."""
 
     @property
     def d_head(self) -> int:
@@ -53,7 +54,7 @@ class SamplingConfig:
     top_k: int = 25
     window: int = 10
     max_repeat: float = 0.1
-    """A draw that occurs at least window * max_repeat times in the last `window` tokens is drawn again."""
+    """An id that occurs at least window * max_repeat times in the last `window` ids is drawn again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""What the language model is fed next, and when it has said enough. Decides only: no tensor is touched here.
+"""Decides what the language model is fed next and when speech ends. It touches no tensor.
 
-A decoding is asked `next_feed()` for what to run through the model, and told with `consume(id)` what was drawn from the
-result. Two kinds, of one shape: `SentenceDecoding` knows its whole text before it starts, `BiStreamDecoding` gets text
-while it speaks. Both always end: the first stops at its longest length, the second raises EngineError there.
-Source of the rules: specification 4.1, 4.2 and 4.4.
+`next_feed()` gives the next run of the model. `consume(id)` takes the id that was drawn from it. `SentenceDecoding` has
+its whole text from the start; `BiStreamDecoding` gets text while it speaks. Both end: the first stops at its longest
+length, and the second raises EngineError there. The rules are from the specification, 4.1, 4.2 and 4.4.
 """
 
 from __future__ import annotations
@@ -11,46 +10,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_TOKENS, UNUSED_STOP
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
 MIN_TOKENS_PER_TEXT, MAX_TOKENS_PER_TEXT = 2, 20
-"""Speech tokens per text token, at least and at most (specification 4.2)."""
-N_MIX_TEXT, N_MIX_SPEECH = 5, 15
+"""Speech ids for each text token, at least and at most (specification 4.2)."""
 
 
-class Table(Enum):
-    """Which embedding an id is looked up in."""
-
-    CONTROL = "control"
-    TEXT = "text"
-    SPEECH = "speech"
+SOS = TokenSegment(EmbeddingTable.CONTROL, (0,))
+TASK = TokenSegment(EmbeddingTable.CONTROL, (1,))
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Ids of one embedding table, in order."""
+class LmFeed:
+    """One run of the model: the embeddings of `segments`, and one id drawn from the last position."""
 
-    table: Table
-    ids: tuple[int, ...]
-
-
-SOS = Segment(Table.CONTROL, (0,))
-TASK = Segment(Table.CONTROL, (1,))
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """One run of the model: these embeddings in, one id out of the last position."""
-
-    segments: tuple[Segment, ...]
+    segments: tuple[TokenSegment, ...]
     banned: tuple[int, ...] = ()
     """Ids that must not be drawn."""
     forced: int | None = None
-    """The id to take whatever the model says; the run still has to happen, later ones read what it leaves."""
+    """The id to take instead of a draw. The run still happens, because later runs read its keys and values."""
 
     @property
     def n_positions(self) -> int:
@@ -58,37 +40,40 @@ class Feed:
 
     @property
     def speech_id(self) -> int | None:
-        """The one speech id this feed consists of: a decode step, which rows of many utterances can share."""
-        if self.n_positions != 1 or self.segments[0].table is not Table.SPEECH:
+        """The speech id of a feed of a single one, which is a decode step; else None."""
+        if self.n_positions != 1 or self.segments[0].table is not EmbeddingTable.SPEECH:
             return None
         return self.segments[0].ids[0]
 
 
 class Decoding(Protocol):
-    """An utterance on its way through the language model."""
+    """The decoding of one piece of text."""
 
     @property
     def done(self) -> bool:
-        """No further id will come."""
+        """No further id comes."""
 
-    def next_feed(self) -> Feed | None:
-        """What to run now; None when done or when text is awaited. The same until `consume` is called."""
+    def next_feed(self) -> LmFeed | None:
+        """The next run; None if it is done or waits for text. It stays the same until `consume` is called."""
 
     def consume(self, drawn: int) -> int | None:
-        """Take the id drawn after the last feed; returns it if it is speech to be heard. Raises EngineError."""
+        """Take the id drawn after the last feed. Returns it if it is speech. Raises EngineError if it is invalid."""
 
 
-def whole_prompt(prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]) -> tuple[Segment, ...]:
+def whole_prompt(
+    prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
+) -> tuple[TokenSegment, ...]:
     """start | prompt text, text | task | prompt speech (specification 4.1)."""
-    parts = (SOS, Segment(Table.TEXT, (*prompt_text, *text)), TASK, Segment(Table.SPEECH, tuple(prompt_speech)))
-    return tuple(part for part in parts if part.ids)
+    words = TokenSegment(EmbeddingTable.TEXT, (*prompt_text, *text))
+    speech = TokenSegment(EmbeddingTable.SPEECH, tuple(prompt_speech))
+    return tuple(segment for segment in (SOS, words, TASK, speech) if segment.ids)
 
 
 class SentenceDecoding:
-    """All text known: prompt, then one speech id after the other until a stop id or the longest length.
+    """All text is known: the prompt, then one speech id after the other up to a stop id or the longest length.
 
-    Only the end-of-speech id waits for the shortest length; the other two stop ids always stop (specification 4.2).
-    Text of no tokens says nothing.
+    The end-of-speech id is banned below the shortest length; the other two stop ids always stop (specification 4.2).
+    Text without tokens is done at once.
     """
 
     def __init__(self, prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]) -> None:
@@ -103,33 +88,34 @@ class SentenceDecoding:
         return self._done
 
     def banned_at(self, n_out: int) -> tuple[int, ...]:
-        """What must not be drawn after `n_out` ids: known ahead of the draws, so that steps can be queued unseen."""
+        """Ids that must not be drawn after `n_out` ids. Known ahead, so a device can draw several ids in a row."""
         return (EOS,) if n_out < self.min_len else ()
 
-    def next_feed(self) -> Feed | None:
-        return None if self._done else Feed(self._pending, self.banned_at(self.n_out))
+    def next_feed(self) -> LmFeed | None:
+        return None if self._done else LmFeed(self._pending, self.banned_at(self.n_out))
 
     def consume(self, drawn: int) -> int | None:
-        """Ids drawn past the end, by a device that ran ahead, are nothing."""
+        """Ids past the end, from a device that drew ahead, are dropped."""
         if self._done or drawn >= N_SPEECH_TOKENS:
             self._done = True
             return None
         self.n_out += 1
         self._done = self.n_out >= self.max_len
-        self._pending = (Segment(Table.SPEECH, (drawn,)),)
+        self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn,)),)
         return drawn
 
 
 class BiStreamDecoding:
-    """Text arrives while speech is made: 5 text tokens, up to 15 of speech, a fill id that asks for text, and so on.
+    """Text arrives while speech is made: some text tokens, some speech ids, a fill id that asks for text, and so on.
+    `n_mix_text` and `n_mix_speech` are the checkpoint's numbers of both, officially 5 and 15.
 
-    The feed depends on the text alone and not on when it came: arrived tokens are taken one by one, each only when the
-    model has nothing left to say without it (specification 4.4).
+    The feeds depend only on the text, not on when it arrives: a text token is taken when the model needs it to go on
+    (specification 4.4).
 
-    `keep_prompt`: prompt speech is interleaved at 15 per 5 text tokens, and where the text ends before that is finished
-    the reference drops the rest of the voice's prompt. Nothing has been fed by then, so by default all of it is laid
-    out as in `SentenceDecoding` instead, which is what the model was taught for a text it knows from the start. False
-    does as the reference does.
+    `keep_prompt`: the prompt's speech is interleaved with the first text tokens. If the text ends before that is
+    finished, the reference drops the rest of the prompt's speech (False). Nothing is fed by then. So by default the
+    whole prompt is laid out as in `SentenceDecoding`, as the model was trained for text that is known from the start.
+    The golden vectors of the reference need False.
     """
 
     def __init__(
@@ -137,32 +123,30 @@ class BiStreamDecoding:
         prompt_text: Sequence[int],
         prompt_speech: Sequence[int],
         *,
+        n_mix_text: int,
+        n_mix_speech: int,
         keep_prompt: bool = True,
-        max_len: int | None = None,
-        n_mix_text: int = N_MIX_TEXT,
-        n_mix_speech: int = N_MIX_SPEECH,
     ) -> None:
         self.n_out = 0
-        """Ids drawn, fill ids included: they count in the fill arithmetic and in the window of the sampling."""
+        """Ids drawn, fill ids included: they count for the next fill id and in the window of the sampling."""
         self.n_speech = 0
         self.n_text_taken = 0
-        self._max_len = max_len
         self._n_mix_text, self._n_mix_speech = n_mix_text, n_mix_speech
         self._prompt_text, self._prompt_speech = tuple(prompt_text), tuple(prompt_speech)
         self._keep_prompt = keep_prompt
         self._arrived: deque[int] = deque()
         self._text: list[int] = []
-        """All text taken."""
+        """All text tokens taken."""
         self._cached = list(prompt_text)
-        """Text taken and not yet part of a feed."""
+        """Text tokens taken that are in no feed yet."""
         self._prompt_left = list(prompt_speech)
-        self._pending: tuple[Segment, ...] = (SOS,)
+        self._pending: tuple[TokenSegment, ...] = (SOS,)
         self._next_fill = (len(prompt_speech) // n_mix_speech + 1) * n_mix_speech - len(prompt_speech)
         self._text_ended = False
         self._speaking = False
-        """Between feeding text and the fill id that asks for more."""
+        """Text is fed, and no fill id has asked for more."""
         self._final = False
-        """All text is fed; only the end of speech is to come."""
+        """All text is fed; speech goes on to its end."""
         self._whole: SentenceDecoding | None = None
         self._done = False
 
@@ -171,26 +155,19 @@ class BiStreamDecoding:
         return self._done
 
     @property
-    def needs_text(self) -> bool:
-        """Nothing can be fed until text is pushed or ended."""
-        return self.next_feed() is None and not self._done
-
-    @property
     def max_len(self) -> int:
-        """As for a sentence, and one run more, which may be spoken over text of the prompt alone."""
-        if self._max_len is not None:
-            return self._max_len
+        """Speech ids at most: as for a sentence, and one run more, which may need only the prompt's text."""
         return MAX_TOKENS_PER_TEXT * self.n_text_taken + self._n_mix_speech
 
     def push_text(self, ids: Iterable[int]) -> None:
         if self._text_ended:
-            raise ValueError("text after end_text()")
+            raise ValueError("push_text() was called after end_text()")
         self._arrived.extend(ids)
 
     def end_text(self) -> None:
         self._text_ended = True
 
-    def next_feed(self) -> Feed | None:
+    def next_feed(self) -> LmFeed | None:
         while not (self._speaking or self._final or self._done or self._whole):
             if self._arrived:
                 self._take_text(self._arrived.popleft())
@@ -203,13 +180,13 @@ class BiStreamDecoding:
         if self._whole is not None:
             return self._whole.next_feed()
         if not self._final and self.n_out == self._next_fill:
-            return Feed(self._pending, banned=(EOS, UNUSED_STOP), forced=FILL)
+            return LmFeed(self._pending, banned=(EOS, UNUSED_STOP), forced=FILL)
         if self.n_speech >= self.max_len:
             raise EngineError(
                 f"speech did not end after {self.n_speech} tokens for {self.n_text_taken} of text, the most allowed;"
                 " say it again with another seed, or as whole sentences"
             )
-        return Feed(self._pending, banned=(UNUSED_STOP, FILL) if self._final else (EOS, UNUSED_STOP))
+        return LmFeed(self._pending, banned=(UNUSED_STOP, FILL) if self._final else (EOS, UNUSED_STOP))
 
     def consume(self, drawn: int) -> int | None:
         if self._whole is not None:
@@ -223,28 +200,28 @@ class BiStreamDecoding:
             self._done = True
             return None
         if not self._final and drawn == FILL:
-            # The fill id itself is never fed. What was fed last stays pending, as in the reference: it matters only
-            # when the text ends here, see _finish_text.
+            # The fill id is never fed. The last feed stays pending, as in the reference. That matters only if the text
+            # ends here: see _finish_text.
             self._next_fill = self.n_out + self._n_mix_speech + 1
             self.n_out += 1
             self._speaking = False
             return None
         if drawn >= N_SPEECH_TOKENS:
-            raise EngineError(f"the speech model drew the id {drawn}, which has no place there; say it again")
+            raise EngineError(f"the speech model drew the id {drawn} out of place; say it again")
         self.n_out += 1
         self.n_speech += 1
-        self._pending = (Segment(Table.SPEECH, (drawn,)),)
+        self._pending = (TokenSegment(EmbeddingTable.SPEECH, (drawn,)),)
         return drawn
 
     def _take_text(self, token: int) -> None:
-        """One text token: goes with the prompt's speech while that lasts, then opens the next run of speech."""
+        """Take a text token. It goes with the prompt's speech while some is left, and then opens a run of speech."""
         self.n_text_taken += 1
         self._text.append(token)
         self._cached.append(token)
         while self._prompt_left and len(self._cached) >= self._n_mix_text:
             speech = tuple(self._prompt_left[: self._n_mix_speech])
             del self._prompt_left[: self._n_mix_speech]
-            self._pending += (self._cut_text(), Segment(Table.SPEECH, speech))
+            self._pending += (self._cut_text(), TokenSegment(EmbeddingTable.SPEECH, speech))
         if self._prompt_left:
             return
         if self.n_out == 0 and self._pending != (SOS,):
@@ -254,23 +231,22 @@ class BiStreamDecoding:
             self._pending = (*opening, self._cut_text())
             self._speaking = True
 
-    def _cut_text(self) -> Segment:
-        segment = Segment(Table.TEXT, tuple(self._cached[: self._n_mix_text]))
+    def _cut_text(self) -> TokenSegment:
+        segment = TokenSegment(EmbeddingTable.TEXT, tuple(self._cached[: self._n_mix_text]))
         del self._cached[: self._n_mix_text]
         return segment
 
     def _finish_text(self) -> None:
-        """The text has ended and the model waits: feed what is left of it and the task id.
+        """The text has ended and the model waits: feed the rest of the text and the task id.
 
-        After a fill id the last feed is still pending and goes in a second time: so does the reference, and the
-        vectors show it.
+        After a fill id the last feed is still pending and is fed a second time, as in the reference and its vectors.
         """
         if self.n_text_taken == 0:
             self._done = True
         elif self.n_out == 0 and self._keep_prompt:
             self._whole = SentenceDecoding(self._prompt_text, self._text, self._prompt_speech)
         else:
-            rest = (Segment(Table.TEXT, tuple(self._cached)),) if self._cached else ()
+            rest = (TokenSegment(EmbeddingTable.TEXT, tuple(self._cached)),) if self._cached else ()
             self._pending = (*self._pending, *rest, TASK)
             self._cached.clear()
             self._final = True

@@ -1,4 +1,4 @@
-"""Text on its way to the language model: cut into what is said in one go, spelt, and laid out with a voice's prompt."""
+"""Prepares text for the language model: cuts it into pieces, spells it, and lays it out with a voice's prompt."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import END_OF_PROMPT, TextT
 from telephony_tts.engines.words import MAX_WORD_CHARS, is_speakable, pieces, without_endless_words
 
 SOFT_CHARS, HARD_CHARS = 200, 300
-"""Longer text is cut, at sentences where it can be: a model that is given more loses words."""
+"""Longer text is cut, between sentences if possible: the model loses words of longer text."""
 MOST_TOKENS = 300
-"""Of a piece as upstream cuts it, which is 60 to 140 where sentences end."""
+"""Tokens of a piece that upstream's rules cut; their usual pieces have 60 to 140."""
 
 
-class Spoken(Protocol):
-    """What of a voice decides what is fed, and where blocks end."""
+class VoicePrompt(Protocol):
+    """The parts of a voice that decide what is fed and where blocks end."""
 
     @property
     def transcript_ids(self) -> tuple[int, ...]: ...
@@ -33,10 +33,10 @@ class Spoken(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to say and how. `speed` stretches the mel, by linear interpolation, so the pitch stays.
+    """What to say and how. `speed` stretches the mel by linear interpolation, so the pitch stays.
 
-    `grows`: `text` is a beginning, and the rest comes while it is spoken (specification 4.4). `control` are the control
-    tokens that mean what they say in `text`; all others are read like any word.
+    `grows`: `text` is the beginning, and the rest comes while it is spoken (specification 4.4). `control`: the control
+    tokens that act as such in `text`; others are read out like words.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Request:
 
 
 def cut(text: str, profile: Profile, tokenizer: TextTokenizer) -> Iterator[tuple[int, int, str]]:
-    """What is to be spoken in one go: where it stands in the text, and how it is spelt for the model."""
+    """The pieces of a text: begin and end in the text, and the spelling for the model."""
     if profile.upstream_text:
 
         def n_tokens(part: str) -> int:
@@ -56,12 +56,12 @@ def cut(text: str, profile: Profile, tokenizer: TextTokenizer) -> Iterator[tuple
 
         spelt: list[str] = []
         for part in text_rules.normalize(text, n_tokens):
-            # A sentence without an end is never cut there, and the model would not come to its end either.
+            # Upstream's rules never cut a sentence without an end, and the model would not reach its end.
             cuts = pieces(part, SOFT_CHARS, HARD_CHARS) if n_tokens(part) > MOST_TOKENS else [(0, len(part))]
             spelt += [part[start:end] for start, end in cuts]
         n_spelt, n_done = sum(map(len, spelt)), 0
         for piece in spelt:
-            # Signs and numbers are rewritten, so a piece's place in the text is told by its share of it.
+            # Signs and numbers are rewritten, so the position of a piece is estimated from its share of the text.
             start, n_done = n_done * len(text) // n_spelt, n_done + len(piece)
             yield start, n_done * len(text) // n_spelt, piece
         return
@@ -71,15 +71,15 @@ def cut(text: str, profile: Profile, tokenizer: TextTokenizer) -> Iterator[tuple
 
 
 def with_end(piece: str) -> str:
-    """The model takes the end of a sentence from its sign, and without one it may go on."""
+    """Add an end mark if there is none: without one the model may go on after the text."""
     if not piece[-1:].isalnum():
         return piece
     return piece + ("。" if piece[-1] >= "\u2e80" else ".")
 
 
-def decoding_of(tokenizer: TextTokenizer, spoken: Spoken, request: Request, text: str) -> SentenceDecoding:
-    """The language model's prompt (specification 3.4). An instruction takes the place of the voice's transcript, and
-    the prompt's speech, which does not follow it, is left out."""
+def decoding_of(tokenizer: TextTokenizer, spoken: VoicePrompt, request: Request, text: str) -> SentenceDecoding:
+    """The decoding of a piece of text with the voice's prompt (specification 3.4). An instruction replaces the voice's
+    transcript. The prompt's speech is then left out, because it does not follow the instruction."""
     ids = tokenizer.encode(text, request.control)
     instruct = (request.instruct or "").strip().removesuffix(END_OF_PROMPT)
     if instruct:
@@ -88,7 +88,7 @@ def decoding_of(tokenizer: TextTokenizer, spoken: Spoken, request: Request, text
 
 
 class GrowingText:
-    """The bot's text on its way into a decoding."""
+    """Passes text that is still being written into a decoding."""
 
     def __init__(
         self, decoding: BiStreamDecoding, tokenizer: TextTokenizer, control: frozenset[str], first: str
@@ -96,11 +96,11 @@ class GrowingText:
         self._decoding, self._tokenizer, self._control = decoding, tokenizer, control
         self._last = ""
         self._tail = ""
-        """As much of what came as tells whether an endless word goes on."""
+        """The last characters, which tell whether an endless word goes on."""
         self._push(first.lstrip())
 
     def push(self, text: str, last: bool) -> None:
-        """Hand on what has come, and at the end the sign of it where the text has none."""
+        """Pass text on. After the last text add an end mark if there is none."""
         self._push(text)
         if last:
             if self._last.isalnum():

@@ -1,7 +1,7 @@
-"""The reference's text rules (specification 3.2 and 3.3), for those who want its cuts and spellings to the letter.
+"""The reference's text rules (specification 3.2 and 3.3): its cuts and spellings, exactly.
 
-The server normalises text itself before any engine sees it; a profile that mimics the reference uses these instead.
-Where the reference fails (whitespace alone, a quotation mark after a leading stop) these go on.
+The server normalises text before any engine gets it. A profile that imitates the reference uses these rules as well.
+Where the reference fails (only whitespace, a quotation mark after a leading stop) these rules continue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Lang = Literal["zh", "en"]
 
 
 def normalize(text: str, n_tokens: Callable[[str], int], frontend: bool = True) -> list[str]:
-    """The pieces of a text, each synthesised by itself. `n_tokens` measures English."""
+    """The pieces of a text, each synthesised separately. `n_tokens` measures English text."""
     if not frontend or has_control_tokens(text) or not text:
         return [text]
     plain = spell(text)
@@ -32,7 +32,7 @@ def normalize(text: str, n_tokens: Callable[[str], int], frontend: bool = True) 
 
 
 def normalize_whole(text: str, frontend: bool = True) -> str:
-    """The text in one piece, as a prompt's transcript is."""
+    """The text in one piece, as for a prompt's transcript."""
     return text if not frontend or has_control_tokens(text) else spell(text)
 
 
@@ -41,7 +41,7 @@ def has_control_tokens(text: str) -> bool:
 
 
 def spell(text: str) -> str:
-    """Signs and numbers as the reference rewrites them without a text normaliser."""
+    """Rewrite signs and numbers as the reference does without a text normaliser."""
     text = text.strip()
     if not contains_chinese(text):
         return spell_out_numbers(text)
@@ -55,11 +55,11 @@ def contains_chinese(text: str) -> bool:
 
 
 def drop_blanks(text: str) -> str:
-    """Drops each space that does not stand between two ASCII characters."""
+    """Drop each space that is not between two ASCII characters."""
     kept = []
     for i, char in enumerate(text):
         if char == " ":
-            before, after = text[i - 1], text[i + 1 : i + 2]  # the first has the last before it, as in the reference
+            before, after = text[i - 1], text[i + 1 : i + 2]  # before the first is the last, as in the reference
             if not (before.isascii() and after.isascii() and before.strip(" ") and after.strip(" ")):
                 continue
         kept.append(char)
@@ -75,7 +75,7 @@ def drop_brackets(text: str) -> str:
 
 
 def is_only_punctuation(text: str) -> bool:
-    """Nothing but punctuation and symbols, so nothing to say; true of the empty text."""
+    """Whether there is nothing to say: only punctuation and symbols, or no text."""
     return all(unicodedata.category(char)[0] in "PS" for char in text)
 
 
@@ -91,7 +91,7 @@ def split_paragraph(
     short_piece: int = SHORT_PIECE,
     comma_split: bool = False,
 ) -> list[str]:
-    """Sentences, joined up to `max_piece` where that fits; a last piece under `short_piece` joins the one before."""
+    """Sentences joined into pieces up to `max_piece`. A last piece below `short_piece` joins the one before."""
     ends = ENDS[lang] + (COMMAS if comma_split else "")
     if not text:
         return []
@@ -114,7 +114,7 @@ def split_paragraph(
 
 
 def _sentences(text: str, ends: str) -> Iterator[str]:
-    """Text up to each stop. A closing quotation mark goes with the sentence before; a stop without words vanishes."""
+    """Text up to each stop. A closing quotation mark joins the sentence before. A stop without words is dropped."""
     sentences: list[str] = []
     pending = ""
     i = 0
@@ -149,7 +149,7 @@ _GROUPS = (
 
 
 def spell_out_numbers(text: str) -> str:
-    """Every run of digits in English words: "10086" is "ten thousand and eighty-six"."""
+    """Each run of digits in English words: "10086" is "ten thousand and eighty-six"."""
     spelt = []
     digits = ""
     for char in text:
@@ -166,7 +166,7 @@ def spell_out_numbers(text: str) -> str:
 
 
 def number_words(digits: str) -> str:
-    """A run of digits as a number; a raised "²" counts as no digit, and more than 36 digits are read one by one."""
+    """A run of digits as a number. A superscript "²" does not count; more than 36 digits are read one by one."""
     plain = [char for char in digits if char.isdecimal()]
     number = int("".join(plain) or "0") if len(plain) <= 36 else -1
     if number < 0:

@@ -1,7 +1,7 @@
 """Text to token ids: byte-level BPE with the model directory's own vocabulary and merges (specification 3.1).
 
-The directory's merges leave out those that would join Chinese characters; the stock Qwen2 tokenizer gives other ids and
-a voice that stumbles. Control tokens are recognised only where the caller says so: what somebody types is text.
+The directory's merges do not join Chinese characters. The stock Qwen2 tokenizer does, gives other ids, and the speech
+stumbles. Control tokens are recognised only if the caller allows them: what a user types is text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from telephony_tts.errors import EngineUnavailable
 
 END_OF_PROMPT = "<|endofprompt|>"
-"""Ends an instruction that stands before the text to be spoken."""
+"""Ends an instruction before the text."""
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -40,14 +40,14 @@ SPECIAL_TOKENS = (
     "[lipsmack]",
     "[mn]",
 )
-"""In the order of their ids, which follow the vocabulary's: 151643 to 151662 in the official directory."""
+"""In the order of their ids, which follow the vocabulary: 151643 to 151662 in the official directory."""
 CONTROL_TOKENS = SPECIAL_TOKENS[3:]
-"""Those that a text may be allowed to hold: the others end or begin what the model was trained on."""
+"""Tokens that a text may be allowed to contain. The others mark begin and end of the training data."""
 
 N_BYTES = 256
-"""Entries of a byte-level vocabulary that no merge makes."""
+"""Entries of a byte-level vocabulary that do not come from merges."""
 MIN_MERGED = 0.85
-"""Share of the other entries that merges.txt makes, at least. The official directory's makes 0.89, Qwen2's own all."""
+"""Smallest share of the other entries that merges.txt must make: officially 0.89, and all of them in Qwen2."""
 
 # Qwen2's pre-tokenizer: contractions, words with one leading sign, single digits, runs of signs, line ends, spaces.
 _PIECES = (
@@ -65,7 +65,7 @@ class TextTokenizer:
             bpe, self.special_ids = _read(directory)
         except ValueError as error:
             raise EngineUnavailable(
-                f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory anew with "
+                f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory again with "
                 f"telephony-tts models pull {directory.parent}"
             ) from error
         self.n_ids = max(self.special_ids.values()) + 1
@@ -81,9 +81,9 @@ class TextTokenizer:
     def encode(self, text: str, control: Collection[str] = ()) -> list[int]:
         """Token ids, without begin or end marks; [] for "".
 
-        The control tokens of `control` become their ids where they stand in the text; others are spelt like all text.
+        The control tokens in `control` become their ids; all others are encoded like text.
         """
-        text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no character
+        text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is not a character
         ids: list[int] = []
         for piece in re.split(f"({'|'.join(map(re.escape, control))})", text) if control else [text]:
             if piece in control:
@@ -94,9 +94,9 @@ class TextTokenizer:
 
 
 def tokenizer_problem(directory: Path) -> str:
-    """What is wrong with a tokenizer's files, "" where they can be used.
+    """What is wrong with a tokenizer's files; "" if nothing is.
 
-    It sees more than reading them does: merges.txt has one rule a line, so what is left of a cut one can be read.
+    It finds more than reading does: merges.txt has one rule in each line, so a truncated file can be read.
     """
     try:
         _read(directory)
@@ -126,7 +126,7 @@ def _read(directory: Path) -> tuple[models.BPE, dict[str, int]]:
 
 
 def _check_special_ids(path: Path, special_ids: dict[str, int]) -> None:
-    """The ids index rows of the text embedding: one off, and every control token is another. Raises ValueError."""
+    """Raises ValueError if the directory declares other ids for the special tokens, which index the text embedding."""
     if not path.is_file():
         return
     try:

@@ -1,7 +1,7 @@
-"""Where words sound, estimated while the audio is still being made: the model tells no timings.
+"""Estimates word timings while the audio is still being made; the model gives none.
 
-Words are laid out at a usual rate of speech until the end is known, and the rest is shared out over what is left. The
-last word waits for the end, so that it never ends before the speech does. An error of some words is to be expected.
+Words are placed at a usual rate of speech until the end is known. Then the remaining words share the remaining audio.
+The last word waits for the end, so it never ends before the speech does. Expect an error of some words.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.words import words
 
 SHARES_PER_S = 15.0
-"""Letters, and one for the joint of each two words, as spoken in a second of English."""
+"""Letters spoken in a second of English. The gap between two words counts as one letter."""
 SYLLABLE_SHARES = 2.5
-"""Of a letter that stands for a syllable (Han, kana, hangul): with its joint, some four in a second."""
+"""Letters that a syllable sign (Han, kana, hangul) counts as: with its gap about four in a second."""
 
 
 class WordClock:
-    """The words of `text[start_char:end_char]`, which begins to sound at `first_sample`."""
+    """The words of `text[start_char:end_char]`, whose audio begins at `first_sample`."""
 
     def __init__(self, text: str, start_char: int, end_char: int, first_sample: int, speed: float) -> None:
         spans = [(start + start_char, end + start_char) for start, end in words(text[start_char:end_char])]
         self._words = spans[::-1]
-        """Not yet placed, the next one last."""
+        """Words not placed yet; the next one is last."""
         self._share = SAMPLE_RATE_HZ / SHARES_PER_S / speed
         self._lengths = {span: sum(map(_shares, text[slice(*span)])) + 1.0 for span in spans}
         self._n_heard = self._at = first_sample
-        """Samples made; where the last placed word ends."""
+        """Samples made, and the end of the last placed word."""
         self._first = self._n_taken = first_sample
         self._placed: list[Timing] = []
 
     def heard(self, n_samples: int, n_known: int, *, last: bool) -> None:
-        """The next `n_samples` were made, and there will be `n_known` or more of the piece in all."""
+        """The next `n_samples` were made. The piece will have `n_known` or more in all."""
         begin, self._n_heard = self._n_heard, self._n_heard + n_samples
         if last:
             self._share_out(max(begin, self._at))
@@ -50,7 +50,7 @@ class WordClock:
         return tuple(taken)
 
     def _share_out(self, start: int) -> None:
-        """All words that are left, over what is left; none where that is not even a sample for each."""
+        """Place all remaining words over the remaining audio, unless it has less than a sample for each."""
         if self._n_heard - start < len(self._words):
             return
         total = sum(self._lengths[span] for span in self._words)

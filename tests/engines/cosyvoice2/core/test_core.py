@@ -1,4 +1,4 @@
-"""All calls' utterances in one core: who disturbs whom, which is nobody, whatever fails, whoever steps."""
+"""All calls' utterances in one core: no stream changes another, in any order of steps and with any failure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from speaking import (
     Stepped,
     Watched,
     check_all,
+    n_empty,
     pcm,
     say_all,
     spoken,
@@ -33,9 +34,17 @@ from speaking import (
 from telephony_tts.clock import NS_PER_MS
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import Began, Cancel, Ended, Event, Submit, Took
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead, Lane, Stage, lanes
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    AudioTaken,
+    CancelUtterance,
+    Event,
+    SubmitUtterance,
+    UtteranceBegan,
+    UtteranceEnded,
+)
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage, lanes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
@@ -46,12 +55,12 @@ WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_steps_and_whenever_the_others_come_the_samples_are_the_same(
+def test_samples_depend_neither_on_the_lanes_nor_on_other_streams(
     rig: Rig, alone: list[Pcm], seed: int
 ) -> None:
-    """Lanes in random order, utterances that begin and are cancelled at random moments, listeners that dawdle."""
+    """Lanes in random order, utterances that begin and are cancelled at random times, slow listeners."""
     order = random.Random(seed)
-    stepped = Stepped(rig, ahead=Ahead(audio_ms=400, n_tokens=order.choice([5, 25, 60])))
+    stepped = Stepped(rig, ahead=AheadLimits(audio_ms=400, n_tokens=order.choice([5, 25, 60])))
     keys: list[int] = []
     others: list[int] = []
     for _ in range(10**6):
@@ -76,7 +85,7 @@ def test_whoever_steps_and_whenever_the_others_come_the_samples_are_the_same(
     assert set(others) <= set(stepped.ended) and all(stepped.ended[key].error is None for key in others)
 
 
-def test_in_batches_of_everybody_as_on_a_device_each_is_what_it_is_alone(rig: Rig, alone: list[Pcm]) -> None:
+def test_in_batches_of_all_streams_each_is_as_alone(rig: Rig, alone: list[Pcm]) -> None:
     runner = Watched(rig, TOGETHER)
     stepped = Stepped(rig, runner=runner)
     keys = say_all(stepped)
@@ -86,13 +95,13 @@ def test_in_batches_of_everybody_as_on_a_device_each_is_what_it_is_alone(rig: Ri
         assert max(len(slots) for name, slots in runner.calls if name == stage) == N_SLOTS
 
 
-class Crowd:
-    """Utterances of a core that threads step, and who hears of them."""
+class ThreadedCore:
+    """A core that threads step, and the events of its utterances."""
 
-    def __init__(self, rig: Rig, ahead: Ahead = UNBOUNDED) -> None:
+    def __init__(self, rig: Rig, ahead: AheadLimits = UNBOUNDED) -> None:
         self.changed = threading.Condition()
         self.heard: dict[int, list[Chunk]] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, UtteranceEnded] = {}
         self.takes = True
         self.core = Core(rig.runner, rig.features, DEFAULT, self._tell, ahead=ahead)
 
@@ -111,7 +120,7 @@ class Crowd:
 
     def say(self, key: int, request: Request, voice: str = "preset") -> None:
         self.heard[key] = []
-        self.core.receive(Submit(key, voice, request))
+        self.core.receive(SubmitUtterance(key, voice, request))
 
     def wait(self, keys: Sequence[int]) -> None:
         with self.changed:
@@ -121,36 +130,36 @@ class Crowd:
         with self.changed:
             assert key not in self.ended, "something came after the end"
             match event:
-                case Ended():
+                case UtteranceEnded():
                     self.ended[key] = event
                 case Chunk():
                     self.heard[key].append(event)
-                case Began():
+                case UtteranceBegan():
                     pass
             self.changed.notify_all()
 
 
 @pytest.mark.parametrize("n_lanes", [1, 2, 3])
 def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], n_lanes: int) -> None:
-    crowd = Crowd(rig)
-    with crowd.served(n_lanes):
+    threaded = ThreadedCore(rig)
+    with threaded.served(n_lanes):
         for n in range(2):
             keys = list(range(4 * n, 4 * n + 4))
             for key, request, voice in zip(keys, REQUESTS, VOICES, strict=True):
-                crowd.say(key, request, voice)
-            crowd.say(100 + n, Request(SENTENCE))
-            crowd.core.receive(Cancel(100 + n))
-            crowd.wait([*keys, 100 + n])
+                threaded.say(key, request, voice)
+            threaded.say(100 + n, Request(SENTENCE))
+            threaded.core.receive(CancelUtterance(100 + n))
+            threaded.wait([*keys, 100 + n])
             for key, expected in zip(keys, alone, strict=True):
-                assert crowd.ended[key].error is None
-                np.testing.assert_array_equal(pcm(crowd.heard[key]), expected)
-            assert rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
-            assert crowd.core.oldest_step_ns() is None or crowd.core._jobs == {}
+                assert threaded.ended[key].error is None
+                np.testing.assert_array_equal(pcm(threaded.heard[key]), expected)
+            assert n_empty(rig.model.cache) == threaded.core.slots.n_free == N_SLOTS
+            assert threaded.core.oldest_step_ns() is None or threaded.core._jobs == {}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_lanes_make_two_blocks_of_a_stream_at_once_one_behind_the_other(rig: Rig, alone: list[Pcm], seed: int) -> None:
-    """Steps that are found before the last one is made, as threads find them: the samples are the same in any order."""
+def test_two_lanes_compute_two_blocks_of_a_stream_at_once(rig: Rig, alone: list[Pcm], seed: int) -> None:
+    """Steps are found before earlier ones are computed, as with threads. The samples are the same in any order."""
     order = random.Random(seed)
     stepped = Stepped(rig)
     keys = say_all(stepped)
@@ -163,30 +172,30 @@ def test_lanes_make_two_blocks_of_a_stream_at_once_one_behind_the_other(rig: Rig
             break
         most = max(most, *(sum(block.is_busy for block in job.blocks) for job in core._jobs.values()), 0)
         if not step or order.random() < 0.4:
-            core._do(found.pop(order.randrange(len(found))))
+            core._compute(found.pop(order.randrange(len(found))))
     assert most == 2
     check_all(stepped, keys, alone)
 
 
-def test_ten_thousand_that_change_their_minds(rig: Rig, alone: list[Pcm]) -> None:
-    """Before they begin, or just after; two lanes serve them, and one who keeps to it is heard as ever."""
-    crowd = Crowd(rig)
+def test_ten_thousand_cancelled_utterances_leave_nothing(rig: Rig, alone: list[Pcm]) -> None:
+    """They are cancelled before they begin or just after. Two lanes serve them; another utterance is unchanged."""
+    threaded = ThreadedCore(rig)
     order = random.Random(1)
-    with crowd.served(2):
+    with threaded.served(2):
         for key in range(10_000):
-            crowd.say(key, Request("Yes.", 3), "prompted")
-            crowd.core.receive(Cancel(key if order.random() < 0.7 else order.randrange(key + 1)))
-        crowd.say(10_000, REQUESTS[2], VOICES[2])
+            threaded.say(key, Request("Yes.", 3), "prompted")
+            threaded.core.receive(CancelUtterance(key if order.random() < 0.7 else order.randrange(key + 1)))
+        threaded.say(10_000, REQUESTS[2], VOICES[2])
         for key in range(10_000):
-            crowd.core.receive(Cancel(key))
-        crowd.wait(range(10_001))
-    np.testing.assert_array_equal(pcm(crowd.heard[10_000]), alone[2])
-    assert all(ended.error is None for ended in crowd.ended.values())
-    assert crowd.core._jobs == {} and rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
+            threaded.core.receive(CancelUtterance(key))
+        threaded.wait(range(10_001))
+    np.testing.assert_array_equal(pcm(threaded.heard[10_000]), alone[2])
+    assert all(ended.error is None for ended in threaded.ended.values())
+    assert threaded.core._jobs == {} and n_empty(rig.model.cache) == threaded.core.slots.n_free == N_SLOTS
 
 
-def test_more_than_there_are_slots_for_are_served_by_urgency(rig: Rig) -> None:
-    """Nobody waits for ever, and of those who wait the one whose listener needs it first is next."""
+def test_streams_that_wait_for_a_slot_are_served_by_urgency(rig: Rig) -> None:
+    """No stream waits for ever. The one with the earliest deadline is next."""
     stepped = Stepped(rig)
     deadlines = [1, 2, 3, 60, 40, 50, 70]
     keys = [stepped.say(Request("Yes.", 3), "preset", deadline_ns) for deadline_ns in deadlines]
@@ -197,15 +206,15 @@ def test_more_than_there_are_slots_for_are_served_by_urgency(rig: Rig) -> None:
     assert stepped.is_empty()
 
 
-def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(rig: Rig) -> None:
-    """And whose speech before it is still heard, or was, is no newcomer: he is due when that is over, or now."""
+def test_an_active_stream_precedes_a_new_one_only_if_it_would_underrun(rig: Rig) -> None:
+    """A stream whose previous sentence is or was heard is not new: it is due when that sentence ends, or now."""
     cases = ((900, None, False, 1), (100, None, False, 0), (100, 900, False, 0), (100, 50, False, 1))
     for left_ms, follows_ms, follows, expected in (*cases, (100, None, True, 1)):
         runner = Watched(rig)
         stepped = Stepped(rig, runner=runner)
         stepped.say(Request("no"))
         stepped.run()
-        stepped.core.ahead = Ahead(audio_ms=1)
+        stepped.core.ahead = AheadLimits(audio_ms=1)
         heard = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
         stepped.run()
         assert stepped.heard[heard] and heard not in stepped.ended
@@ -225,30 +234,30 @@ def test_who_would_run_dry_is_served_before_a_newcomer_and_otherwise_after_him(r
         assert stepped.is_empty() and first == (slots[expected],), (left_ms, follows_ms, follows)
 
 
-def test_who_takes_no_more_puts_no_newcomer_back(rig: Rig) -> None:
-    """His audio is over by the clock, and still nothing is owed to him: he has not taken what he was given."""
+def test_a_stream_whose_listener_takes_nothing_delays_no_new_stream(rig: Rig) -> None:
+    """By the clock its audio is over. It has no pending work, because its listener has not taken the audio."""
     runner = Watched(rig)
-    stepped = Stepped(rig, runner=runner, ahead=Ahead(audio_ms=1))
+    stepped = Stepped(rig, runner=runner, ahead=AheadLimits(audio_ms=1))
     stalled = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3))
     stepped.run()
     job = stepped.core._jobs[stalled]
     assert job.dry_ns is not None and stepped.heard[stalled]
     stepped.now_ns = job.dry_ns + 10**10
     per = stepped.core.ahead, runner.n_flow_steps, runner.n_run_ahead
-    assert job.owed(*per) is None
+    assert job.pending_work(*per) is None
     stepped.take(stalled)
-    owed = job.owed(*per)
+    owed = job.pending_work(*per)
     assert owed is not None and owed.due_ns == job.dry_ns and owed.n_batches[2:] == (FEW_EULER, 1)
     stepped.cancel(stalled)
     stepped.run()
     assert stepped.is_empty()
 
 
-def test_words_that_fail_while_it_is_only_counted_fail_their_own_utterance(
+def test_a_feed_that_fails_while_streams_are_counted_ends_only_its_stream(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has ids enough ahead, so that nothing is asked of it but whether it draws any more."""
-    stepped = Stepped(rig, ahead=Ahead(audio_ms=1, n_tokens=0))
+    """It has enough ids ahead, so only `is_drawing` asks for its feed."""
+    stepped = Stepped(rig, ahead=AheadLimits(audio_ms=1, n_tokens=0))
     broken, other = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3)), stepped.say(Request("Yes.", 3))
     job = stepped.core._jobs[broken]
     while (piece := job.stream.piece) is None or piece.n_waiting < 0 or piece._feed is not None:
@@ -265,25 +274,25 @@ def test_words_that_fail_while_it_is_only_counted_fail_their_own_utterance(
     np.testing.assert_array_equal(stepped.pcm(other), spoken(rig, Request("Yes.", 3)))
 
 
-def test_the_price_of_a_block_knows_nothing_of_voices(rig: Rig) -> None:
+def test_the_cost_of_a_block_does_not_count_voices(rig: Rig) -> None:
     stepped = Stepped(rig)
     ticks = itertools.count(1, 1000)
     stepped.core._now_ns = lambda: next(ticks)
     stepped.say(Request("Yes."))
-    while Stage.PREFILL not in stepped.core.counters.prices:
+    while Stage.PREFILL not in stepped.core.counters.costs:
         assert stepped.core.step()
     assert stepped.core.counters.snapshot()["flow_batches"] > 0, "of the voice"
-    assert Stage.FLOW not in stepped.core.counters.prices
+    assert Stage.FLOW not in stepped.core.counters.costs
     stepped.run()
-    assert stepped.core.counters.prices[Stage.FLOW].batch_ns > 0 and stepped.is_empty()
+    assert stepped.core.counters.costs[Stage.FLOW].batch_ns > 0 and stepped.is_empty()
 
 
 # -------------------------------------------------------------------------------- ahead
 
 
-def test_nobody_is_computed_far_ahead_of_its_listener(rig: Rig) -> None:
-    """Not by more than a block of audio, and not by more words than the block needs that is next."""
-    ahead = Ahead(audio_ms=1500, n_tokens=10)
+def test_no_stream_works_far_ahead_of_its_listener(rig: Rig) -> None:
+    """At most a block of audio beyond the limit, and the ids that the next block needs."""
+    ahead = AheadLimits(audio_ms=1500, n_tokens=10)
     stepped = Stepped(rig, ahead=ahead)
     key = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR} {SENTENCE}", 3))
     n_taken = n_rests = 0
@@ -297,39 +306,39 @@ def test_nobody_is_computed_far_ahead_of_its_listener(rig: Rig) -> None:
         assert ahead.audio_ms <= made_ms < ahead.audio_ms + 4000 + 1000, "a block is four seconds at most"
         piece = stepped.core._jobs[key].stream.piece
         assert piece is not None and piece.n_waiting <= ahead.n_tokens
-        assert piece.n_waiting == ahead.n_tokens or piece.decoding.done, "it rests sooner than it has to"
+        assert piece.n_waiting == ahead.n_tokens or piece.decoding.done, "it stops too early"
         n_taken += 2400
-        stepped.core.receive(Took(key, 2400))
+        stepped.core.receive(AudioTaken(key, 2400))
     assert n_rests > 10
     np.testing.assert_array_equal(stepped.pcm(key), whole)
     assert stepped.is_empty()
 
 
-def test_what_is_taken_wakes_a_lane_that_rests(rig: Rig) -> None:
-    """A listener that begins to take again is served by threads that had nothing to do."""
-    crowd = Crowd(rig, ahead=Ahead(audio_ms=1))
+def test_taken_audio_wakes_an_idle_lane(rig: Rig) -> None:
+    """A listener that takes audio again is served by idle threads."""
+    threaded = ThreadedCore(rig, ahead=AheadLimits(audio_ms=1))
     whole = spoken(rig, Request(SENTENCE), "preset")
     taken: list[Chunk] = []
-    with crowd.served(2):
-        crowd.say(0, Request(SENTENCE))
+    with threaded.served(2):
+        threaded.say(0, Request(SENTENCE))
 
         def is_news() -> bool:
-            return 0 in crowd.ended or len(crowd.heard[0]) > len(taken)
+            return 0 in threaded.ended or len(threaded.heard[0]) > len(taken)
 
-        while 0 not in crowd.ended:
-            with crowd.changed:
-                assert crowd.changed.wait_for(is_news, WAIT_S)
-                new = crowd.heard[0][len(taken) :]
-            crowd.core.receive(Took(0, len(pcm(new))))
+        while 0 not in threaded.ended:
+            with threaded.changed:
+                assert threaded.changed.wait_for(is_news, WAIT_S)
+                new = threaded.heard[0][len(taken) :]
+            threaded.core.receive(AudioTaken(0, len(pcm(new))))
             taken += new
-    np.testing.assert_array_equal(pcm(crowd.heard[0]), whole)
+    np.testing.assert_array_equal(pcm(threaded.heard[0]), whole)
 
 
-def test_orders_for_those_who_are_gone_are_nothing(rig: Rig) -> None:
+def test_orders_for_ended_utterances_have_no_effect(rig: Rig) -> None:
     stepped = Stepped(rig)
     key = stepped.say(Request("no"))
     stepped.run()
-    for order in (Cancel(key), Took(key, 5), Cancel(99), Took(99, 1)):
+    for order in (CancelUtterance(key), AudioTaken(key, 5), CancelUtterance(99), AudioTaken(99, 1)):
         stepped.core.receive(order)
     stepped.push(key, "more", last=True)
     assert stepped.run() == 0 and len(stepped.pcm(key)) and stepped.is_empty()
@@ -338,7 +347,7 @@ def test_orders_for_those_who_are_gone_are_nothing(rig: Rig) -> None:
 # ----------------------------------------------------------------------------------- end
 
 
-def test_closed_in_the_middle_all_end_with_an_error_and_nothing_is_held(rig: Rig) -> None:
+def test_close_ends_all_utterances_with_an_error_and_frees_everything(rig: Rig) -> None:
     stepped = Stepped(rig)
     keys = [*say_all(stepped), stepped.say(Request("Well", grows=True), "preset")]
     stepped.run(60)
@@ -359,40 +368,40 @@ def test_closed_in_the_middle_all_end_with_an_error_and_nothing_is_held(rig: Rig
 
 
 def test_closed_while_threads_step(rig: Rig) -> None:
-    crowd = Crowd(rig)
-    with crowd.served(2):
+    threaded = ThreadedCore(rig)
+    with threaded.served(2):
         for key, request in enumerate(REQUESTS * 2):
-            crowd.say(key, Request(request.text * 20, key))
-        with crowd.changed:
-            assert crowd.changed.wait_for(lambda: any(crowd.heard.values()), WAIT_S)
-    crowd.core.end_all()
-    assert all("was closed" in str(crowd.ended[key].error) for key in crowd.heard)
-    assert rig.model.cache.n_free == crowd.core.slots.n_free == N_SLOTS
+            threaded.say(key, Request(request.text * 20, key))
+        with threaded.changed:
+            assert threaded.changed.wait_for(lambda: any(threaded.heard.values()), WAIT_S)
+    threaded.core.end_all()
+    assert all("was closed" in str(threaded.ended[key].error) for key in threaded.heard)
+    assert n_empty(rig.model.cache) == threaded.core.slots.n_free == N_SLOTS
 
 
-def test_nothing_of_an_utterance_outlives_it(rig: Rig) -> None:
-    """Neither in a core that rests, nor in a lane of one; and nothing has to be searched for by a collector."""
-    crowd = Crowd(rig)
+def test_an_ended_utterance_leaves_nothing(rig: Rig) -> None:
+    """Neither in an idle core nor in one of its lanes, and without the garbage collector."""
+    threaded = ThreadedCore(rig)
     gc.collect()
     gc.disable()
     try:
-        with crowd.served(2):
-            crowd.say(0, Request(SENTENCE))
-            with crowd.changed:
-                assert crowd.changed.wait_for(lambda: crowd.heard[0], WAIT_S)
-                job = crowd.core._jobs[0]
+        with threaded.served(2):
+            threaded.say(0, Request(SENTENCE))
+            with threaded.changed:
+                assert threaded.changed.wait_for(lambda: threaded.heard[0], WAIT_S)
+                job = threaded.core._jobs[0]
                 left = [weakref.ref(part) for part in (job.stream, job.stream.piece) if part is not None]
                 del job
             assert len(left) == 2
-            crowd.wait([0])
-            crowd.say(1, Request("no"))
-            crowd.wait([1])
+            threaded.wait([0])
+            threaded.say(1, Request("no"))
+            threaded.wait([1])
             assert [reference() for reference in left] == [None, None]
     finally:
         gc.enable()
 
 
-def test_what_was_done_is_counted(rig: Rig) -> None:
+def test_computed_batches_are_counted(rig: Rig) -> None:
     stepped = Stepped(rig)
     stepped.say(Request(SENTENCE))
     n_steps = stepped.run()

@@ -1,4 +1,4 @@
-"""What fails in a core fails the utterances it was computed for, and no others; voices that cannot be made likewise."""
+"""A failure in a core ends only the utterances that it was computed for; so does a voice that cannot be built."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from speaking import (
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Row, Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
 
 
-def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[Pcm]) -> None:
-    """Its keys and values are no numbers any more; the others share its steps and hear nothing of it."""
+def test_a_row_that_is_not_finite_ends_only_its_utterance(rig: Rig, alone: list[Pcm]) -> None:
+    """Its keys and values are NaN. The streams in the same batches are unchanged."""
     runner = Watched(rig, TOGETHER)
     stepped = Stepped(rig, runner=runner)
     keys = say_all(stepped, 3)
@@ -42,7 +45,7 @@ def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[
     cache = rig.model.cache
     cache.data[:, :, 1, :, : cache.lengths[1]] = torch.nan
     stepped.run()
-    with pytest.raises(EngineError, match="out of range"):
+    with pytest.raises(EngineError, match="not finite"):
         stepped.pcm(keys[1])
     for i in (0, 2):
         np.testing.assert_array_equal(stepped.pcm(keys[i]), alone[i])
@@ -50,10 +53,10 @@ def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[
 
 
 class Faulty(Runner):
-    """Fails where it is told to: for a batch of several, or for one slot."""
+    """Fails in one stage, for a batch of several or for one slot."""
 
     def __init__(self, rig: Rig, stage: str, nth: int, slot: int | None, error: BaseException) -> None:
-        super().__init__(rig.model, widths=TOGETHER)
+        super().__init__(rig.model, batch_sizes=TOGETHER)
         self.stage, self.slot, self.error = stage, slot, error
         self.n_left = nth
         self.n_raised = 0
@@ -69,11 +72,11 @@ class Faulty(Runner):
                 self.n_raised += 1
                 raise self.error
 
-    def prefill(self, track: Track, feed: Any) -> Drawn | None:
-        self._maybe("prefill", [track])
-        return super().prefill(track, feed)
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
+        self._maybe("prefill", tracks)
+        return super().prefill(tracks, feeds)
 
-    def decode(self, tracks: Sequence[Track], rows: Sequence[Row]) -> Drawn:
+    def decode(self, tracks: Sequence[Track], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
         self._maybe("decode", tracks)
         return super().decode(tracks, rows)
 
@@ -104,7 +107,7 @@ class Faulty(Runner):
 
 
 @pytest.mark.parametrize("stage", ["decode", "flow"])
-def test_a_batch_that_fails_once_is_made_one_by_one(rig: Rig, alone: list[Pcm], stage: str) -> None:
+def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[Pcm], stage: str) -> None:
     for nth in (0, 3):
         runner = Faulty(rig, stage, nth, None, RuntimeError("out of memory"))
         stepped = Stepped(rig, runner=runner)
@@ -117,10 +120,10 @@ def test_a_batch_that_fails_once_is_made_one_by_one(rig: Rig, alone: list[Pcm], 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode", "begin", "flow", "vocode", "close"])
 @pytest.mark.parametrize(("kind", "reason"), [(RuntimeError, "out of memory"), (EngineError, "no room")])
-def test_who_cannot_be_computed_fails_alone(
+def test_a_stream_that_cannot_be_computed_fails_alone(
     rig: Rig, alone: list[Pcm], stage: str, kind: type[Exception], reason: str
 ) -> None:
-    """In every batch that it is part of, and for whichever reason; its slot can be had again."""
+    """In any batch and for any reason. Its slot can be used again."""
     for nth in (0, 1):
         error = kind(reason)
         runner = Faulty(rig, stage, nth, 1, error)
@@ -145,10 +148,10 @@ def test_who_cannot_be_computed_fails_alone(
 
 @pytest.mark.parametrize("n_run_ahead", [1, 4])
 @pytest.mark.parametrize("nth", [30, 31, 32])
-def test_half_a_decode_step_is_taken_back(
+def test_a_failed_decode_step_is_rolled_back(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch, nth: int, n_run_ahead: int
 ) -> None:
-    """The sampling of one of three rows fails, once. Others had drawn their ids already, and must not draw more."""
+    """The sampling of one of three rows fails once. Other rows had drawn their ids, and must not draw again."""
     sample, n_calls = rig.model.sampler.sample, 0
 
     def once(*args: Any, **named: Any) -> Any:
@@ -168,7 +171,7 @@ def test_half_a_decode_step_is_taken_back(
     check_all(stepped, keys, alone)
 
 
-def test_a_slot_that_cannot_be_opened_is_not_lost(
+def test_a_slot_is_free_again_after_opening_it_failed(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -188,10 +191,10 @@ def test_a_slot_that_cannot_be_opened_is_not_lost(
     check_all(stepped, keys, alone)
 
 
-def test_audio_that_cannot_be_read_fails_its_utterance_and_no_lane(
+def test_audio_that_cannot_be_read_ends_its_utterance_and_no_lane(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a device computed shows its failures where the host waits for it."""
+    """A device reports its failures when the host reads the results."""
     read, n_reads = Sound.read, 0
 
     def second_fails(self: Sound) -> Pcm | None:
@@ -216,7 +219,7 @@ def test_audio_that_cannot_be_read_fails_its_utterance_and_no_lane(
 # -------------------------------------------------------------------------------- voices
 
 
-def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_again(
+def test_a_voice_that_cannot_be_built_ends_the_waiting_utterances_and_is_tried_again(
     rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = rig.model.flow.backend.step
@@ -241,21 +244,21 @@ def test_a_voice_that_cannot_be_made_fails_those_who_wait_for_it_and_is_tried_ag
     for key in waiting:
         with pytest.raises(EngineError, match="out of memory"):
             stepped.pcm(key)
-    assert stepped.is_empty() and stepped.core.voices.making == []
+    assert stepped.is_empty() and stepped.core.voices.builds == []
     next_one = stepped.say(REQUESTS[0], "prompted")
     stepped.run()
     np.testing.assert_array_equal(stepped.pcm(next_one), alone[0])
 
 
-def test_who_else_speaks_does_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -> None:
-    """One that is ready is heard while another one is made, a step of it at a time, when it is the more urgent."""
+def test_other_streams_do_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -> None:
+    """A more urgent stream with a ready voice is served between the steps of another voice."""
     stepped = Stepped(rig)
     stepped.say(Request("no"), "preset")
     stepped.run()
     late = stepped.say(REQUESTS[0], "prompted", 10**15)
     urgent = stepped.say(REQUESTS[1], "preset", 1)
-    stepped.run(FEW_EULER - 2, lambda: Lane.SOUND)
-    assert [making.work is not None for making in stepped.core.voices.making] == [True], "it is on its way"
+    stepped.run(FEW_EULER - 2, lambda: Lane.AUDIO)
+    assert [build.prompt is not None for build in stepped.core.voices.builds] == [True], "it is on its way"
     stepped.until_heard(urgent, 1)
     assert late not in stepped.began
     stepped.run()
@@ -263,19 +266,19 @@ def test_who_else_speaks_does_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -
     np.testing.assert_array_equal(stepped.pcm(urgent), alone[1])
 
 
-def test_a_voice_is_made_once_for_all_who_wait_and_given_up_with_the_last(rig: Rig) -> None:
+def test_a_voice_is_built_once_and_abandoned_with_the_last_waiting_utterance(rig: Rig) -> None:
     runner = Watched(rig)
     stepped = Stepped(rig, runner=runner)
     first, second = (stepped.say(Request(SENTENCE, seed), "prompted") for seed in (1, 2))
     stepped.run(1)
-    (making,) = stepped.core.voices.making
+    (build,) = stepped.core.voices.builds
     stepped.cancel(first)
     stepped.run(2)
-    assert stepped.core.voices.making == [making] and making.work is not None
-    k = making.work.solve.k
+    assert stepped.core.voices.builds == [build] and build.prompt is not None
+    k = build.prompt.solve.k
     stepped.cancel(second)
     stepped.run()
-    assert stepped.core.voices.making == [] and making.work.solve.k == k
+    assert stepped.core.voices.builds == [] and build.prompt.solve.k == k
     assert {first, second} == set(stepped.ended)
     runner.calls.clear()
     keys = [stepped.say(Request("no", seed), "prompted") for seed in (1, 2)]
@@ -284,8 +287,8 @@ def test_a_voice_is_made_once_for_all_who_wait_and_given_up_with_the_last(rig: R
     assert sum(name == "flow" and not slots for name, slots in runner.calls) == FEW_EULER, "once, in all its steps"
 
 
-def test_more_voices_than_are_kept_are_all_spoken(rig: Rig, alone: list[Pcm]) -> None:
-    """Each new one drives out the one not used for longest, also before who waits for it has it."""
+def test_more_voices_than_are_kept_ready_can_all_be_used(rig: Rig, alone: list[Pcm]) -> None:
+    """Each new one replaces the one not used for longest, even if an utterance still waits for that one."""
     features = {name: rig.features["prompted"] for name in "abcde"}
     for widths in (None, TOGETHER):
         stepped = Stepped(rig, features=features, n_prompts=1, runner=Watched(rig, widths))
@@ -296,10 +299,10 @@ def test_more_voices_than_are_kept_are_all_spoken(rig: Rig, alone: list[Pcm]) ->
         assert len(stepped.core.voices._ready) == 1 and stepped.is_empty()
 
 
-def test_a_voice_that_there_is_not(rig: Rig, alone: list[Pcm]) -> None:
+def test_an_unknown_voice_is_refused(rig: Rig, alone: list[Pcm]) -> None:
     stepped = Stepped(rig)
-    nobody, somebody = stepped.say(Request(SENTENCE), "nobody"), stepped.say(REQUESTS[0])
+    unknown, known = stepped.say(Request(SENTENCE), "nobody"), stepped.say(REQUESTS[0])
     stepped.run()
     with pytest.raises(UnknownVoice, match="'nobody'; it has preset, prompted"):
-        stepped.pcm(nobody)
-    np.testing.assert_array_equal(stepped.pcm(somebody), alone[0])
+        stepped.pcm(unknown)
+    np.testing.assert_array_equal(stepped.pcm(known), alone[0])

@@ -1,4 +1,4 @@
-"""What batches cost where the device is behind the host."""
+"""The cost of batches when the device is behind the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from telephony_tts.engines.cosyvoice2.model.border import HostMoment
 
 
 class Device:
-    """Is as far as `at_ns`; who waits for it brings it on."""
+    """Has computed up to `at_ns`. Waiting advances it."""
 
     def __init__(self) -> None:
         self.at_ns = 0
@@ -28,12 +28,12 @@ class Moment:
         self.device.at_ns = max(self.device.at_ns, self.ns)
 
 
-def test_a_batch_is_counted_when_the_device_is_through_with_it_and_at_the_devices_time() -> None:
+def test_a_batch_is_counted_when_the_device_has_finished_it_with_the_devices_time() -> None:
     device, counters = Device(), Counters()
     in_flight = InFlight(counters)
     in_flight.add(Stage.FLOW, 3, device.moment(0), device.moment(900), is_usual=True)
     in_flight.add(Stage.DECODE, 2, device.moment(1000), device.moment(1400), is_usual=True)
-    assert counters.snapshot() == {} and not counters.prices
+    assert counters.snapshot() == {} and not counters.costs
     device.at_ns = 1000
     in_flight.add(Stage.FLOW, 1, device.moment(1400), device.moment(1500), is_usual=False)
     assert counters.snapshot() == {"flow_batches": 1, "flow_rows": 3, "flow_s": 900e-9}
@@ -41,10 +41,10 @@ def test_a_batch_is_counted_when_the_device_is_through_with_it_and_at_the_device
     in_flight.add(Stage.VOCODE, 1, device.moment(2000), device.moment(2000), is_usual=True)
     snapshot = counters.snapshot()
     assert (snapshot["flow_batches"], snapshot["flow_rows"], snapshot["decode_s"]) == (2, 4, 400e-9)
-    assert counters.prices[Stage.FLOW].batch_ns == 900, "what is not usual has no price"
+    assert counters.costs[Stage.FLOW].batch_ns == 900, "an unusual batch has no cost"
 
 
-def test_the_host_is_few_batches_in_front() -> None:
+def test_the_host_is_few_batches_ahead() -> None:
     device, in_flight = Device(), InFlight(Counters())
     for i in range(10):
         in_flight.add(Stage.FLOW, 1, device.moment(100 * i), device.moment(100 * i + 100), is_usual=True)
@@ -52,7 +52,7 @@ def test_the_host_is_few_batches_in_front() -> None:
         assert device.at_ns == max(0, 100 * (i + 1 - MOST_IN_FLIGHT))
 
 
-def test_a_host_that_is_its_own_device_is_through_at_once() -> None:
+def test_on_a_cpu_a_batch_is_counted_at_once() -> None:
     times = iter([5, 12])
     counters = Counters()
     begin, end = (HostMoment(times.__next__) for _ in range(2))

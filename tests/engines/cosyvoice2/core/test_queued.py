@@ -1,4 +1,4 @@
-"""How long an utterance waited for the engine, as its first chunk tells it."""
+"""How long an utterance waited for the engine, as its first chunk reports it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 3
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_first_chunk_tells_how_long_it_waited_for_a_slot(model_dir: Path, isolation: str) -> None:
-    """One slot: the second cannot begin before the first has ended, and has waited for all of that."""
+    """With one slot the second waits until the first has ended."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         begun_ns = monotonic_ns()
@@ -38,10 +38,10 @@ def test_the_first_chunk_tells_how_long_it_waited_for_a_slot(model_dir: Path, is
         assert 0 <= waited_ns["first"] < times_ns["first"][0], "before its first audio"
         assert times_ns["first"][0] < waited_ns["second"] < times_ns["second"][0]
         for name in chunks:
-            assert all(chunk.queued_ns == 0 for chunk in chunks[name][1:]), "told once"
+            assert all(chunk.queued_ns == 0 for chunk in chunks[name][1:]), "reported once"
         assert engine.stats().n_running == engine.stats().n_queued == 0
 
-    started(CosyVoice2Engine(model_dir, isolation=isolation, limits=Limits(n_slots=1)), use)
+    started(CosyVoice2Engine(model_dir, isolation=isolation, limits=EngineLimits(n_slots=1)), use)
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -56,7 +56,7 @@ def test_the_core_is_told_whether_a_listener_has_heard_the_sentence_before(model
     started(CosyVoice2Engine(model_dir), use)
 
 
-def test_who_waits_is_queued_and_who_is_spoken_runs(model_dir: Path) -> None:
+def test_waiting_utterances_are_queued_and_the_others_run(model_dir: Path) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         speaking = engine.synthesize(Utterance("a", LONG))
         await anext(speaking)
@@ -67,4 +67,4 @@ def test_who_waits_is_queued_and_who_is_spoken_runs(model_dir: Path) -> None:
         (first, *_) = await waiting
         assert first.queued_ns > 0
 
-    started(CosyVoice2Engine(model_dir, limits=Limits(n_slots=1)), use)
+    started(CosyVoice2Engine(model_dir, limits=EngineLimits(n_slots=1)), use)

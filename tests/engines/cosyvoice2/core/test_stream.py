@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from plain_flow import tensors
-from speaking import FEW_EULER, N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, pcm, spoken
+from speaking import FEW_EULER, N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, n_empty, pcm, ready_voice, spoken
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.core import stream
-from telephony_tts.engines.cosyvoice2.core.scheduler import Ahead
 from telephony_tts.engines.cosyvoice2.device.speech_model import MAX_POSITIONS
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.engines.cosyvoice2.text import prompting
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
-HELD = Ahead(audio_ms=1)
-"""Whose listener takes nothing goes no further than the first block."""
+HELD = AheadLimits(audio_ms=1)
+"""If the listener takes nothing, the stream stops after its first block."""
 
 
 @pytest.mark.parametrize("profile", [DEFAULT, FAST, UPSTREAM], ids=["default", "fast", "upstream"])
@@ -39,16 +39,16 @@ def test_interleaved_utterances_equal_each_alone(rig: Rig, voice: str, profile: 
     assert together.is_empty()
 
 
-def test_seed_decides(rig: Rig) -> None:
+def test_the_seed_decides_the_audio(rig: Rig) -> None:
     one, again, other = (spoken(rig, Request(SENTENCE, seed)) for seed in (5, 5, 6))
     np.testing.assert_array_equal(one, again)
     assert len(one) != len(other) or not np.array_equal(one, other)
 
 
-def test_cancelled_after_any_step_it_frees_all_and_spares_the_neighbour(
+def test_a_cancel_after_any_step_frees_everything_and_changes_no_other_stream(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is computed for it any more; one step later its slot is free and its listener told."""
+    """Nothing more is computed for it. One step later its slot is free and it has ended."""
     monkeypatch.setattr(prompting, "SOFT_CHARS", 16)
     monkeypatch.setattr(prompting, "HARD_CHARS", 20)
     alone = spoken(rig, Request(NEIGHBOUR, seed=2))
@@ -68,13 +68,13 @@ def test_cancelled_after_any_step_it_frees_all_and_spares_the_neighbour(
     for n in range(n_steps):
         key = stepped.say(two_pieces)
         assert stepped.run(n, taking=[key]) == n
-        assert key not in stepped.ended, "it was to be cancelled"
+        assert key not in stepped.ended, "it must not have ended yet"
         n_chunks = len(stepped.heard[key])
         stepped.cancel(key)
         runner.calls.clear()
-        assert stepped.run() == 1, "one step to let go"
+        assert stepped.run() == 1, "one step frees the slot"
         assert runner.calls == [] and stepped.ended[key].error is None and len(stepped.heard[key]) == n_chunks
-        assert rig.model.cache.n_free == stepped.core.slots.n_free == N_SLOTS - 1
+        assert n_empty(rig.model.cache) == stepped.core.slots.n_free == N_SLOTS - 1
         assert rig.model.cache.data[:, :, 1:N_SLOTS].count_nonzero() == 0
     stepped.run(taking=[neighbour])
     np.testing.assert_array_equal(stepped.pcm(neighbour), alone)
@@ -85,8 +85,8 @@ def test_cancelled_after_any_step_it_frees_all_and_spares_the_neighbour(
 def test_a_step_is_one_speech_token_or_one_euler_step(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
-    """So that no more than that is computed for a caller who has spoken. A block is as many of them as there are, and a
-    voice on its way to be ready, or the whole utterance once more, is stepped through like any block."""
+    """So a barge-in wastes no more than that. A voice, and an end that is computed over the whole utterance again, are
+    stepped through like any block."""
     lm, decoder = rig.model.lm, rig.model.flow.decoder
     n_of = Counter[str]()
 
@@ -97,7 +97,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
 
         return call
 
-    monkeypatch.setattr(lm, "_layers", counted("lm", lm._layers))
+    monkeypatch.setattr(lm, "run_layers", counted("lm", lm.run_layers))
     monkeypatch.setattr(decoder, "step", counted("flow", decoder.step))
     monkeypatch.setattr(rig.model.vocoder, "decode", counted("vocoder", rig.model.vocoder.decode))
     stepped = Stepped(rig, profile)
@@ -112,7 +112,7 @@ def test_a_step_is_one_speech_token_or_one_euler_step(
     assert total["flow"] % FEW_EULER == 0 and total["flow"] >= 3 * FEW_EULER and total["vocoder"] >= 2
 
 
-def test_cancelled_at_any_chunk_it_frees_the_slot(rig: Rig) -> None:
+def test_a_cancel_at_any_chunk_frees_the_slot(rig: Rig) -> None:
     stepped = Stepped(rig)
     whole = stepped.say(Request(SENTENCE))
     stepped.run()
@@ -148,14 +148,14 @@ def test_first_audio_comes_early(rig: Rig, profile: Profile, n_prompt: int, n_mo
 
 def test_a_prompt_shorter_than_its_cut_is_kept_whole(rig: Rig) -> None:
     for n in range(30):
-        prompt = rig.model.prompt(of_length(rig.features["prompted"], n), DEFAULT)
+        prompt = ready_voice(rig.model, of_length(rig.features["prompted"], n), DEFAULT)
         assert prompt.n_flow_tokens == n or prompt.n_flow_tokens % 25 == 3
         assert bool(prompt.n_flow_tokens) == bool(n)
 
 
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_the_stream_is_the_whole_utterance(rig: Rig, voice: str) -> None:
-    """Against all tokens first, the flow at once from the first prompt token, and the vocoder at once."""
+    """Against all tokens first, then the flow from the first prompt token and the vocoder, each once."""
     model, prompt = rig.model, rig.prompt(voice)
     text = f"{SENTENCE} {NEIGHBOUR}"
     heard = spoken(rig, Request(text, seed=3), voice)
@@ -189,7 +189,7 @@ def test_utterances_write_nothing_into_the_voice(rig: Rig) -> None:
 # ------------------------------------------------------------------------------ limits
 
 
-def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_never_draws_a_stop_id_is_stopped(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(model_dir)
     rig.model.lm.head_bias[6561:] = -50.0
     n_text = len(rig.model.tokenizer.encode("no."))  # the end of the sentence is added
@@ -207,12 +207,12 @@ def test_a_model_that_never_ends_is_ended(model_dir: Path, monkeypatch: pytest.M
 
 
 def test_the_longest_piece_is_shorter_than_the_limit() -> None:
-    """300 Chinese characters, slowly, 4.2 a second; and a slot holds them with 30 s of prompt and its transcript."""
+    """300 Chinese characters at a slow 4.2 a second. A slot holds them with 30 s of prompt and its transcript."""
     assert 25 * prompting.HARD_CHARS / 4.2 <= stream.MAX_SPEECH_TOKENS <= 3000
     assert 30 * 25 + 30 * 15 + prompting.HARD_CHARS + stream.MAX_SPEECH_TOKENS + 2 <= MAX_POSITIONS
 
 
-def test_what_does_not_fit_into_a_slot_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_does_not_fit_a_slot_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.model.cache, "max_len", 90)
     stepped = Stepped(rig)
     short, long = stepped.say(Request("no"), "preset"), stepped.say(Request(SENTENCE))
@@ -224,7 +224,7 @@ def test_what_does_not_fit_into_a_slot_is_an_error(rig: Rig, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("stop", [6562, 6563])
-def test_any_stop_id_ends_it_and_none_is_heard(model_dir: Path, stop: int) -> None:
+def test_any_stop_id_ends_the_speech_and_is_not_voiced(model_dir: Path, stop: int) -> None:
     rig = Rig(model_dir)
     rig.model.lm.head_bias[stop] = 50.0
     for voice in ("preset", "prompted"):
@@ -236,7 +236,7 @@ def test_any_stop_id_ends_it_and_none_is_heard(model_dir: Path, stop: int) -> No
 
 
 def test_an_utterance_waits_for_a_slot(rig: Rig) -> None:
-    """Those that have one keep it while their listeners take nothing; the most urgent of those who wait is next."""
+    """A stream keeps its slot while its listener takes nothing. The most urgent waiting stream is next."""
     stepped = Stepped(rig, ahead=HELD)
     open_ones = [stepped.say(Request(SENTENCE), "preset") for _ in range(N_SLOTS)]
     stepped.run()
@@ -250,7 +250,7 @@ def test_an_utterance_waits_for_a_slot(rig: Rig) -> None:
     assert stepped.began[N_SLOTS:] == [urgent, late]
     for key in (urgent, late):
         np.testing.assert_array_equal(stepped.pcm(key), stepped.pcm(last))
-    assert stepped.core.slots.n_free == rig.model.cache.n_free == 1
+    assert stepped.core.slots.n_free == n_empty(rig.model.cache) == 1
     for key in open_ones:
         stepped.cancel(key)
     stepped.run()
@@ -269,7 +269,7 @@ def test_an_instruction_is_heeded_and_typed_control_tokens_are_text(rig: Rig) ->
     assert plain.segments[-1].ids == prompt.speech_tokens and len(prompt.speech_tokens) == 87
 
 
-def test_control_tokens_count_where_they_are_allowed(rig: Rig) -> None:
+def test_only_allowed_control_tokens_act(rig: Rig) -> None:
     tokenizer, prompt = rig.model.tokenizer, rig.prompt("preset")
     text = "well [laughter] a<|endofprompt|>b"
 
@@ -285,14 +285,14 @@ def test_control_tokens_count_where_they_are_allowed(rig: Rig) -> None:
     assert ids(both) == (*tokenizer.encode("well "), laughter, *tokenizer.encode(" a"), end, *tokenizer.encode("b"))
 
 
-def test_a_sentence_without_its_end_gets_one() -> None:
+def test_a_sentence_without_an_end_mark_gets_one() -> None:
     assert [prompting.with_end(text) for text in ("Hello", "Hello!", "你好", "ok,", "a)", "", "Привет")] == [
         "Hello.", "Hello!", "你好。", "ok,", "a)", "", "Привет.",
     ]  # fmt: skip
 
 
-def test_running_ahead_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at a stop id, not at the longest length, not at the end of the slot, whatever is drawn past it."""
+def test_drawing_ahead_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at a stop id, nor at the longest length, nor at the end of the slot."""
     requests = [Request("Thank you for calling.", seed) for seed in range(3)] + [Request("no", 9)]
     alone = [spoken(rig, request) for request in requests]
     bias = rig.model.lm.head_bias[6561:].clone()
@@ -304,11 +304,11 @@ def test_running_ahead_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch
         rig.model.lm.head_bias[6561:] = -50.0
         assert len(spoken(rig, Request("no"))) == 20 * n_text * 960
         rig.model.lm.head_bias[6561:] = bias
-    assert rig.model.cache.n_free == N_SLOTS
+    assert n_empty(rig.model.cache) == N_SLOTS
 
 
-def test_running_ahead_together_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them ends, and another has not yet begun, while a third is in the middle."""
+def test_drawing_ahead_in_a_batch_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream ends, another begins, and a third is in the middle."""
     requests = [Request("no", 9), Request(SENTENCE, 0), Request(NEIGHBOUR, 1), Request("yes", 2)]
     alone = [spoken(rig, request) for request in requests]
     monkeypatch.setattr(rig.runner, "n_run_ahead", 5)
@@ -324,7 +324,7 @@ def test_running_ahead_together_changes_nothing(rig: Rig, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("n_ahead", [1, 5])
-def test_a_language_model_without_numbers_ends_that_utterance(
+def test_language_model_output_that_is_not_finite_ends_that_utterance(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, n_ahead: int
 ) -> None:
     alone = spoken(rig, Request(NEIGHBOUR), "preset")
@@ -339,16 +339,16 @@ def test_a_language_model_without_numbers_ends_that_utterance(
         patch.setattr(rig.model.lm, "head_bias", broken)
         key = stepped.say(Request(SENTENCE), "preset")
         stepped.run()
-        with pytest.raises(EngineError, match="out of range"):
+        with pytest.raises(EngineError, match="not finite"):
             stepped.pcm(key)
     stepped.run(taking=[neighbour])
     np.testing.assert_array_equal(stepped.pcm(neighbour), alone)
     assert stepped.is_empty()
 
 
-def test_a_vocoder_without_numbers_ends_that_utterance(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocoder_output_that_is_not_finite_ends_that_utterance(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     step = rig.model.flow.decoder.step
     monkeypatch.setattr(rig.model.flow.decoder, "step", lambda *args, **named: step(*args, **named) * torch.nan)
-    with pytest.raises(EngineError, match="out of range"):
+    with pytest.raises(EngineError, match="not finite"):
         spoken(rig, Request(SENTENCE), "preset")
-    assert rig.model.cache.n_free == N_SLOTS
+    assert n_empty(rig.model.cache) == N_SLOTS

@@ -1,4 +1,4 @@
-"""Ids for many rows on a device: the same as on a CPU row by row, in shapes that were recorded beforehand."""
+"""Ids for many rows on a device, in recorded shapes: the same as on a CPU row by row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity_lm import prefill
 from pretend_device import Pretence, device
 from torch import Tensor
 
@@ -22,16 +23,15 @@ N_MOST = 5
 STOP = N_SPEECH_TOKENS
 NOTHING = ((),) * N_MOST
 LENGTHS = [3, 300, 17, 255, 90]
-"""Of the slots' pasts; two of them end beyond the least span."""
+"""Positions in the slots; two of them exceed the smallest span."""
 
 
 def loaded(directory: Path, where: str) -> SpeechModel:
     model = SpeechModel.load(load_model_directory(directory), device=where, precision=Precision(), n_slots=N_SLOTS)
     past = torch.randn(max(LENGTHS), model.lm.config.d_model, generator=torch.Generator().manual_seed(1))
     for slot, n in enumerate(LENGTHS):
-        model.cache.take(slot)
         model.sampler.start(slot, 40 + slot)
-        model.lm.prefill(past[:n].to(where), slot, model.cache)
+        prefill(model.lm, past[:n].to(where), slot, model.cache)
     return model
 
 
@@ -47,7 +47,7 @@ def steps_of(model: SpeechModel, graphs: Graphs | None = None) -> DecodeSteps:
 def row_by_row(
     model: SpeechModel, slot: int, first: int, banned: tuple[tuple[int, ...], ...], forced: int | None
 ) -> list[int]:
-    """As a CPU draws them."""
+    """The ids that a CPU draws."""
     ids, drawn = torch.tensor([first]), []
     for i, bans in enumerate(banned):
         hidden = model.lm.decode(model.lm.embed_speech(ids), [slot], model.cache)
@@ -57,12 +57,12 @@ def row_by_row(
 
 
 def keys_and_values(model: SpeechModel) -> Tensor:
-    """Of all slots but the idle one, on the CPU."""
+    """Of all slots but the scratch slot, on the CPU."""
     return model.cache.data[:, :, :-1].cpu()
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_rows_of_any_lengths_draw_what_each_draws_alone(
+def test_rows_of_any_length_draw_the_same_ids_as_alone(
     model_dir: Path, there: SpeechModel, pretence: Pretence, recorded: bool
 ) -> None:
     here = loaded(model_dir, "cpu")
@@ -87,7 +87,7 @@ def test_rows_of_any_lengths_draw_what_each_draws_alone(
         assert torch.equal(mine[:-1].cpu(), theirs[:-1])
 
 
-def test_what_is_recorded_touches_no_slot_and_is_not_done_anew(there: SpeechModel, pretence: Pretence) -> None:
+def test_recording_touches_no_slot_and_happens_once(there: SpeechModel, pretence: Pretence) -> None:
     before = keys_and_values(there), there.sampler.n_drawn[:-1].cpu(), list(there.cache.lengths)
     n_works = 0
 
@@ -111,7 +111,7 @@ def test_what_is_recorded_touches_no_slot_and_is_not_done_anew(there: SpeechMode
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1]) and before[2] == after[2]
 
 
-def test_preparing_ends_where_nobody_wants_it_any_more(there: SpeechModel, pretence: Pretence) -> None:
+def test_recording_stops_when_loading_is_cancelled(there: SpeechModel, pretence: Pretence) -> None:
     def look() -> None:
         raise EngineError("closed")
 
@@ -119,7 +119,7 @@ def test_preparing_ends_where_nobody_wants_it_any_more(there: SpeechModel, prete
         steps_of(there, Graphs(there.device, pretence.record)).prepare(look)
 
 
-def test_what_cannot_be_recorded_is_done_piece_by_piece(
+def test_without_graphs_each_operation_is_launched_alone(
     model_dir: Path, there: SpeechModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     def record(work: Work) -> Work:
@@ -136,7 +136,7 @@ def test_what_cannot_be_recorded_is_done_piece_by_piece(
     assert drawn == [row_by_row(here, 0, 5, NOTHING, None), row_by_row(here, 2, 6, NOTHING, None)]
 
 
-def test_a_row_without_room_stops_all_before_anything_is_done(there: SpeechModel) -> None:
+def test_a_row_without_room_is_an_error_before_anything_is_written(there: SpeechModel) -> None:
     steps = steps_of(there)
     there.cache.lengths[1] = there.cache.max_len - 2
     before = keys_and_values(there), list(there.cache.lengths)
@@ -147,13 +147,13 @@ def test_a_row_without_room_stops_all_before_anything_is_done(there: SpeechModel
     assert drawn.shape == (2, 2) and there.cache.lengths[1] == there.cache.max_len
 
 
-def test_a_row_that_is_no_number_is_told_and_is_nobody_elses(model_dir: Path, there: SpeechModel) -> None:
+def test_a_row_that_is_not_finite_gives_minus_one_and_changes_no_other(model_dir: Path, there: SpeechModel) -> None:
     there.cache.data[:, :, 2, :, :17] = torch.nan
     drawn = steps_of(there).draw([5, 6], [0, 2], [NOTHING, NOTHING], [None, None]).cpu().T.tolist()
     assert drawn == [row_by_row(loaded(model_dir, "cpu"), 0, 5, NOTHING, None), [-1] * N_MOST]
 
 
-def test_sizes_double_up_to_what_there_is() -> None:
+def test_sizes_double_up_to_the_largest() -> None:
     assert doubling(1, 6) == [1, 2, 4, 6]
     assert doubling(256, 4096) == [256, 512, 1024, 2048, 4096]
     assert doubling(1, 1) == [1]

@@ -16,61 +16,63 @@ from places import N_SLOTS, Place, assert_close
 from pretend_device import Pretence
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.core.stream import Block
+from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import DevicePage
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm import prefill as lm_prefill
-from telephony_tts.engines.cosyvoice2.model.lm.lm import PREFILL_CHUNK
+from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
-from telephony_tts.engines.cosyvoice2.text.generation import Feed, Segment, Table
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
 READ = {"border.py:read"}
-"""Where the host may wait."""
+"""The only place where the host may wait."""
 TEST = {"a test"}
 
 
 # ------------------------------------------------------------------------------ prefill
 
 
-def feed(n_text: int, n_speech: int, seed: int, banned: tuple[int, ...] = (EOS,), forced: int | None = None) -> Feed:
-    """Start, text, task, speech, of random ids."""
+def feed(n_text: int, n_speech: int, seed: int, banned: tuple[int, ...] = (EOS,), forced: int | None = None) -> LmFeed:
+    """A feed of start, text, task and speech with random ids."""
     random = torch.Generator().manual_seed(seed)
     text, speech = (tuple(torch.randint(200, (n,), generator=random).tolist()) for n in (n_text, n_speech))
-    control = [Segment(Table.CONTROL, (i,)) for i in range(2)]
-    segments = (control[0], Segment(Table.TEXT, text), control[1], Segment(Table.SPEECH, speech))
-    return Feed(tuple(each for each in segments if each.ids), banned, forced)
+    control = [TokenSegment(EmbeddingTable.CONTROL, (i,)) for i in range(2)]
+    words, prompt = TokenSegment(EmbeddingTable.TEXT, text), TokenSegment(EmbeddingTable.SPEECH, speech)
+    segments = (control[0], words, control[1], prompt)
+    return LmFeed(tuple(each for each in segments if each.ids), banned, forced)
 
 
 LONG = 2 * PREFILL_CHUNK
 FEEDS = [feed(9, 20, 0), feed(40, LONG, 1), feed(3, 0, 2, ()), feed(30, 90, 3, forced=FILL), feed(7, 250, 4)]
 MORE = [feed(1, 0, 5), feed(5, 5, 6, forced=7), feed(2, PREFILL_CHUNK, 7), feed(33, 0, 8, ()), feed(1, 1, 9)]
-"""What comes after them, as where text comes while it is spoken."""
+"""Later feeds, as for text that arrives while it is spoken."""
 
 
-def fed_alone(runner: Runner, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[int]:
-    """The ids drawn after all of each."""
+def fed_alone(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[int]:
+    """The id drawn after each whole feed."""
     ids = []
     for track, whole in zip(tracks, feeds, strict=True):
-        while (drawn := runner.prefill(track, whole)) is None:
+        while (drawn := runner.prefill([track], [whole])[0]) is None:
             pass
-        ids.append(drawn.read()[0][0])
+        ids.append(drawn.read()[0])
     return ids
 
 
-def fed_together(runner: Runner, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[int]:
-    """The same; those that are long take several calls."""
+def fed_together(runner: Runner, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[int]:
+    """The same in batches; long feeds take several calls."""
     ids: dict[int, int] = {}
     while len(ids) < len(tracks):
         left = [i for i in range(len(tracks)) if i not in ids]
-        results = runner.prefill_together([tracks[i] for i in left], [feeds[i] for i in left])
-        ids.update((i, at[0].read()[at[1]][0]) for i, at in zip(left, results, strict=True) if at is not None)
+        results = runner.prefill([tracks[i] for i in left], [feeds[i] for i in left])
+        ids.update((i, drawn.read()[0]) for i, drawn in zip(left, results, strict=True) if drawn is not None)
     return [ids[i] for i in range(len(tracks))]
 
 
-def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
+def test_prefill_of_several_prompts_equals_each_alone(
     here: Place, there: Place, pretence: Pretence
 ) -> None:
     ours, theirs = (place.open([DEFAULT] * 5) for place in (there, here))
@@ -85,18 +87,18 @@ def test_prompts_of_any_length_are_to_the_model_what_each_is_alone(
     assert set(pretence.waits) - TEST == READ
 
 
-def test_many_prompts_are_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
+def test_many_prompts_need_as_many_launches_and_transfers_as_two(there: Place, pretence: Pretence) -> None:
     tracks = there.open([DEFAULT] * 8)
     counted = []
     for some in (tracks[:2], tracks[2:]):
         feeds = [feed(20, 50, i) for i in range(len(some))]
         pretence.clear()
-        there.runner.prefill_together(some, feeds)
+        there.runner.prefill(some, feeds)
         counted.append((pretence.launches.copy(), len(pretence.sent)))
     assert counted[0] == counted[1] and counted[0][0].total() > 50
 
 
-def test_what_is_no_number_in_one_slot_reaches_no_other(here: Place, there: Place) -> None:
+def test_values_that_are_not_finite_stay_in_their_slot(here: Place, there: Place) -> None:
     ours, theirs = (place.open([DEFAULT] * 3) for place in (there, here))
     fed_together(there.runner, ours, FEEDS[:3])
     fed_alone(here.runner, theirs, FEEDS[:3])
@@ -107,26 +109,26 @@ def test_what_is_no_number_in_one_slot_reaches_no_other(here: Place, there: Plac
         assert_close(there.model.cache.data[:, :, slot], here.model.cache.data[:, :, slot])
 
 
-def test_a_prompt_without_room_or_with_an_id_that_is_none_changes_nothing(there: Place) -> None:
+def test_a_prompt_without_room_or_with_an_unknown_id_changes_nothing(there: Place) -> None:
     tracks = there.open([DEFAULT] * 3)
     fed_together(there.runner, tracks, FEEDS[:3])
     before = there.model.cache.data.cpu().clone()
     too_long = feed(5, there.model.cache.max_len, 1)
-    # Beyond what the first call feeds.
-    unknown = Feed((*feed(5, PREFILL_CHUNK, 1).segments, Segment(Table.SPEECH, (10**6,))))
+    # Beyond the part that the first call feeds.
+    unknown = LmFeed((*feed(5, PREFILL_CHUNK, 1).segments, TokenSegment(EmbeddingTable.SPEECH, (10**6,))))
     for bad, words in ((too_long, "shorter pieces"), (unknown, "speech token outside")):
         with pytest.raises(EngineError, match=words):
-            there.runner.prefill_together(tracks, [MORE[0], bad, MORE[2]])
+            there.runner.prefill(tracks, [MORE[0], bad, MORE[2]])
         assert torch.equal(there.model.cache.data.cpu(), before) and [track.n_fed for track in tracks] == [0, 0, 0]
     with pytest.raises(EngineError, match="shorter pieces"):
-        lm_prefill.extend_together(there.model.lm, there.model.cache, [0, 1], [MORE[0].segments, too_long.segments])
+        lm_prefill.extend_batch(there.model.lm, there.model.cache, [0, 1], [MORE[0].segments, too_long.segments])
     assert torch.equal(there.model.cache.data.cpu(), before)
     with pytest.raises(ValueError, match="twice at once"):
-        lm_prefill.extend_together(there.model.lm, there.model.cache, [1, 1], [MORE[0].segments] * 2)
+        lm_prefill.extend_batch(there.model.lm, there.model.cache, [1, 1], [MORE[0].segments] * 2)
 
 
 @pytest.mark.parametrize("at", ["layers", "sampler"])
-def test_a_batch_of_prompts_that_fails_is_as_if_it_had_not_been(
+def test_a_failed_prefill_batch_is_rolled_back(
     here: Place, there: Place, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (place.open([DEFAULT] * 3) for place in (there, here))
@@ -135,7 +137,7 @@ def test_a_batch_of_prompts_that_fails_is_as_if_it_had_not_been(
     model = there.model
     state = (model.cache.data, model.sampler.n_drawn, model.sampler.recent)
     before = [each.cpu().clone() for each in state]
-    owner, name = (model.sampler, "sample_at") if at == "sampler" else (lm_prefill, "attend_rows")
+    owner, name = (model.sampler, "sample_at") if at == "sampler" else (lm_prefill, "attend_padded")
     work: Callable[..., Tensor] = getattr(owner, name)
 
     def fails(*args: Any, **kwargs: Any) -> Tensor:
@@ -145,7 +147,7 @@ def test_a_batch_of_prompts_that_fails_is_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fails)
         with pytest.raises(RuntimeError, match="no memory"):
-            there.runner.prefill_together(ours, MORE[:3])
+            there.runner.prefill(ours, MORE[:3])
     assert all(torch.equal(each.cpu(), was) for each, was in zip(state, before, strict=True))
     assert fed_together(there.runner, ours, MORE[:3]) == fed_alone(here.runner, theirs, MORE[:3])
 
@@ -163,14 +165,14 @@ TURNS: list[dict[int, int | None]] = [
 """Which tracks begin a block, and how many ids are left where it is the last one."""
 
 
-def block_of(track: Track, seed: int, n_last: int | None = None) -> Block:
+def block_of(track: Track, seed: int, n_last: int | None = None) -> TokenBlock:
     """The next one, of random ids."""
     assert track.flow is not None
     ids = tuple(torch.randint(6561, (60,), generator=torch.Generator().manual_seed(seed)).tolist())
     if n_last is not None:
-        return Block(ids[:n_last], None)
+        return TokenBlock(ids[:n_last], None)
     n = track.profile.hop(min(1, len(track.flow.steps_done)), track.prompt.n_flow_tokens)
-    return Block(ids[:n], ids[n : n + 3])
+    return TokenBlock(ids[:n], ids[n : n + 3])
 
 
 def begun(there: Place, here: Place, ours: list[Track], theirs: list[Track], turn: Mapping[int, int | None], seed: int

@@ -1,4 +1,4 @@
-"""A whole core on a device as strict as an accelerator: who is heard, whoever else is there and whatever fails."""
+"""A whole core on a device as strict as an accelerator: its audio, with other streams and with failures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core import batches
-from telephony_tts.engines.cosyvoice2.core.stream import Block
-from telephony_tts.engines.cosyvoice2.device.runner import Drawn, Runner, Track
+from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
+from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
+from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
-from telephony_tts.engines.cosyvoice2.text.generation import Feed
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
@@ -37,14 +38,14 @@ REQUESTS = [
 
 
 def ready(stepped: Stepped) -> None:
-    """Both voices are."""
+    """Build both voices."""
     for voice in VOICES:
         stepped.say(Request("no"), voice)
     stepped.run()
 
 
 def said(stepped: Stepped, requests: Sequence[Request]) -> list[int]:
-    """All at once, in both voices, so that each has the slot of its place: their keys."""
+    """Submit all in both voices; each gets the slot of its index. Returns their keys."""
     return [stepped.say(request, VOICES[i % 2]) for i, request in enumerate(requests)]
 
 
@@ -57,7 +58,7 @@ def alone(cpu: Place, profile: Profile, request: Request, voice: str) -> Pcm:
 
 @pytest.fixture(scope="module")
 def expected(cpu: Place) -> list[Pcm]:
-    """`REQUESTS`, each alone on the CPU."""
+    """The audio of `REQUESTS`, each alone on the CPU."""
     return [alone(cpu, DEFAULT, request, VOICES[i % 2]) for i, request in enumerate(REQUESTS)]
 
 
@@ -67,7 +68,7 @@ def assert_alike(pcm: Pcm, expected: Pcm) -> None:
     assert np.abs(pcm.astype(np.int64) - expected).max() <= 1 + WITHIN * rms
 
 
-def test_every_sample_of_everybody_is_what_it_is_alone_on_a_cpu(
+def test_streams_in_batches_sound_as_each_alone_on_a_cpu(
     device: Place, expected: list[Pcm], pretence: Pretence
 ) -> None:
     stepped = Stepped(device)  # type: ignore[arg-type]
@@ -81,7 +82,7 @@ def test_every_sample_of_everybody_is_what_it_is_alone_on_a_cpu(
 
 
 @pytest.mark.parametrize("profile", [FAST, UPSTREAM], ids=["fast", "upstream"])
-def test_so_it_is_in_other_profiles(cpu: Place, device: Place, profile: Profile, pretence: Pretence) -> None:
+def test_streams_in_other_profiles_too(cpu: Place, device: Place, profile: Profile, pretence: Pretence) -> None:
     requests = [REQUESTS[i] for i in (0, 1, 2, 4)]
     stepped = Stepped(device, profile)  # type: ignore[arg-type]
     ready(stepped)
@@ -93,16 +94,16 @@ def test_so_it_is_in_other_profiles(cpu: Place, device: Place, profile: Profile,
 
 
 class Failing(Runner):
-    """A runner for which a stage cannot be computed for more than one at once, or never for who has a certain slot."""
+    """A runner that fails in one stage: for more than one track at once, or for one slot."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place.model)
         self.stage = ""
         self.slot: int | None = None
         self.n_tried: list[int] = []
-        """Of the stage, how many at once."""
+        """Tracks in each call of the stage."""
         self.taken: Callable[[], Tensor | None] = lambda: None
-        """Memory of the last try, while it is held."""
+        """The memory of the last call while it is held."""
 
     def _try(self, stage: str, tracks: Sequence[Track]) -> None:
         if stage == self.stage:
@@ -113,18 +114,18 @@ class Failing(Runner):
             if self.slot in [track.slot for track in tracks] or (self.slot is None and len(tracks) > 1):
                 raise RuntimeError(f"no memory for {stage}")
 
-    def check_room(self, track: Track, feed: Feed) -> None:
+    def check_room(self, track: Track, feed: LmFeed) -> None:
         if self.stage == "room" and track.slot == self.slot:
             raise EngineError("no memory for room")
         super().check_room(track, feed)
 
-    def prefill_together(self, tracks: Sequence[Track], feeds: Sequence[Feed]) -> list[tuple[Drawn, int] | None]:
+    def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
         self._try("prefill", tracks)
         if self.stage == "room":
             self.n_tried.append(len(tracks))
-        return super().prefill_together(tracks, feeds)
+        return super().prefill(tracks, feeds)
 
-    def begin(self, tracks: Sequence[Track], blocks: Sequence[Block]) -> list[FlowBlock]:
+    def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
         self._try("begin", tracks)
         return super().begin(tracks, blocks)
 
@@ -134,7 +135,7 @@ class Failing(Runner):
 
 
 def said_with(runner: Failing, place: Place, stage: str, slot: int | None) -> tuple[Stepped, list[int]]:
-    """Three utterances, for which the runner fails."""
+    """Three utterances with a failing runner."""
     stepped = Stepped(place, runner=runner)  # type: ignore[arg-type]
     ready(stepped)
     runner.stage, runner.slot = stage, slot
@@ -145,10 +146,10 @@ def said_with(runner: Failing, place: Place, stage: str, slot: int | None) -> tu
 
 
 @pytest.mark.parametrize("stage", ["prefill", "begin"])
-def test_what_cannot_be_computed_together_is_computed_one_by_one(
+def test_after_a_failed_batch_each_stream_is_tried_alone(
     device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Records of a log that a test captures hold the error.
+    # Captured log records would hold the error.
     monkeypatch.setattr(batches.log, "warning", lambda *_, **__: None)
     runner = Failing(device)
     stepped, keys = said_with(runner, device, stage, None)
@@ -158,7 +159,7 @@ def test_what_cannot_be_computed_together_is_computed_one_by_one(
 
 
 @pytest.mark.parametrize("stage", ["room", "prefill", "begin", "vocode"])
-def test_who_cannot_be_computed_fails_alone(
+def test_a_stream_that_cannot_be_computed_fails_alone(
     device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for how in ("warning", "exception"):
@@ -169,5 +170,5 @@ def test_who_cannot_be_computed_fails_alone(
     assert error is not None and f"no memory for {stage}" in str(error)
     for i in (0, 2):
         assert_alike(stepped.pcm(keys[i]), expected[i])
-    # Who has no room does not keep the others from being one batch.
+    # A stream without room does not split the batch of the others.
     assert stage != "room" or runner.n_tried == [2]

@@ -1,4 +1,4 @@
-"""Repetition-aware sampling: the rule against a plain one, and that utterances do not meet."""
+"""Repetition-aware sampling against a plain version of the rule, and the independence of utterances."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_mixer_is_splitmix64() -> None:
     assert [unsigned(x) for x in mix(torch.tensor(states))] == expected
 
 
-def test_uniforms_are_those_of_seed_and_counter_whatever_the_batch() -> None:
+def test_uniforms_depend_only_on_seed_and_counter() -> None:
     rng = random.Random(1)
     seeds = [signed(rng.getrandbits(64)) for _ in range(50)] + [0, -1, 2**63 - 1, -(2**63)]
     counts = [rng.randrange(5000) for _ in seeds]
@@ -56,7 +56,7 @@ def test_uniforms_are_those_of_seed_and_counter_whatever_the_batch() -> None:
             assert float(u[i]) == (word >> 11) * 2.0**-53
 
 
-def test_uniforms_are_even() -> None:
+def test_uniforms_are_uniform() -> None:
     u1, u2 = uniforms(torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64))
     u3, _ = uniforms(torch.full((20_000,), 7), torch.arange(20_000))
     for u in (u1, u2, u3):
@@ -95,7 +95,7 @@ def plain_draw(logits: list[float], recent: list[int], u1: float, u2: float) -> 
     return invert([0.0 if i == first else p for i, p in enumerate(probs)], u2)
 
 
-def test_draws_are_those_of_the_plain_rule() -> None:
+def test_draws_equal_those_of_the_plain_rule() -> None:
     generator = torch.Generator().manual_seed(3)
     n_rows, n_repeated = 300, 0
     scale = torch.linspace(0.1, 12, n_rows)[:, None]
@@ -123,7 +123,7 @@ def test_equal_probabilities_rank_by_id() -> None:
 
 @pytest.mark.parametrize("u2", [0.0, 0.3, 1 - 2**-53])
 def test_the_second_draw_is_never_the_repeated_id(u2: float) -> None:
-    """Not even if the id had all but nothing of the probability; ids outside the nucleus may come."""
+    """Not even if the id had almost all of the probability. Ids outside the nucleus may be drawn."""
     logits = torch.zeros(1, 50)
     logits[0, 20] = 40.0
     recent = torch.full((1, CONFIG.window), 20)
@@ -151,7 +151,7 @@ def rows_of(n_steps: int, n_rows: int) -> Tensor:
     return 3 * torch.randn(n_steps, n_rows, N_SPEECH_ROWS, generator=generator)
 
 
-def test_an_utterance_draws_the_same_alone_and_in_a_crowd() -> None:
+def test_an_utterance_draws_the_same_alone_and_in_a_batch() -> None:
     logits = rows_of(30, 3)
     # A few strong ids, so that the window matters.
     logits[:, :, :6] += 14
@@ -171,7 +171,7 @@ def test_an_utterance_draws_the_same_alone_and_in_a_crowd() -> None:
     assert len(set(expected)) > 5
 
 
-def test_the_seed_decides_and_a_new_utterance_starts_anew() -> None:
+def test_the_seed_decides_and_a_new_utterance_begins_a_new_sequence() -> None:
     logits = rows_of(12, 1)
     sampler = Sampler(CONFIG, 1)
     runs = []
@@ -183,7 +183,7 @@ def test_the_seed_decides_and_a_new_utterance_starts_anew() -> None:
     assert len({tuple(run) for run in runs}) == 3
 
 
-def test_a_repeated_id_is_left_alone_for_the_length_of_the_window() -> None:
+def test_a_repeated_id_is_avoided_for_the_length_of_the_window() -> None:
     logits = torch.full((1, N_SPEECH_ROWS), -50.0)
     logits[0, :40] = torch.linspace(-4, -5, 40)
     logits[0, 7] = 10.0
@@ -212,8 +212,8 @@ def test_rows_obey_their_own_bans_and_forced_ids() -> None:
     assert int(sampler.sample(logits[:1], [0], [()])) != 12
 
 
-def test_nothing_asks_the_device() -> None:
-    """On tensors without values, whatever wants one fails."""
+def test_sampling_never_reads_from_the_device() -> None:
+    """On meta tensors every read of a value fails."""
     sampler = Sampler(CONFIG, 4, device="meta")
     sampler.start(1, 5)
     logits = torch.zeros(3, N_SPEECH_ROWS, device="meta")
@@ -222,10 +222,10 @@ def test_nothing_asks_the_device() -> None:
     assert ids.device.type == "meta"
 
 
-def test_rows_that_do_not_fit_are_refused() -> None:
+def test_rows_of_wrong_numbers_are_refused() -> None:
     sampler = Sampler(CONFIG, 2)
     logits = torch.zeros(2, N_SPEECH_ROWS)
     with pytest.raises(ValueError, match="2 rows of logits"):
         sampler.sample(logits, [0], [()])
-    with pytest.raises(ValueError, match="only the stop ids 6561 to 6563"):
+    with pytest.raises(ValueError, match="only stop ids can be banned: 6561 to 6563"):
         sampler.sample(logits, [0, 1], [(), (5,)])

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: the same engine, and a death of it that no call dies of."""
+"""The engine in a process of its own: the same engine, and calls survive its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speaking import NEIGHBOUR, SENTENCE
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting import process_host
-from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, Limits
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
@@ -35,7 +35,7 @@ def fds() -> int:
 
 
 def children() -> list[int]:
-    """Processes of this one, those that nobody has waited for among them."""
+    """Child processes of this one, zombies included."""
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
@@ -98,7 +98,7 @@ def test_it_says_what_it_says_in_a_thread(model_dir: Path, capfd: pytest.Capture
 def test_its_death_is_an_error_that_may_be_tried_again(
     model_dir: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """kill -9 in the middle: all its utterances are told, another engine's call notices nothing, and it comes back."""
+    """After kill -9 all its utterances end, another engine's call is not affected, and a new process starts."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         other = FakeEngine()
@@ -139,7 +139,7 @@ def test_its_death_is_an_error_that_may_be_tried_again(
 
 
 def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It sends heartbeats; stopped, it sends none, and is waited for no longer than `stall_s`."""
+    """A stopped process sends no heartbeats and is replaced after `stall_s`."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE)))
@@ -157,7 +157,7 @@ def test_one_that_hangs_is_replaced(model_dir: Path, caplog: pytest.LogCaptureFi
         assert (joined(await speak(engine, Utterance("u", SENTENCE))) == alone).all()
 
     started(model_dir, use, timeouts=Timeouts(stall_s=3.0))
-    assert "said nothing for 3 s, SIGKILL" in caplog.text
+    assert "sent nothing for 3 s, SIGKILL" in caplog.text
 
 
 def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_step_that_takes_too_long_is_a_hang(model_dir: Path) -> None:
 
             async def slow_step(reader: asyncio.StreamReader) -> Any:
                 message = await read(reader)
-                return replace(message, step_s=99.0) if isinstance(message, process_host.Alive) else message
+                return replace(message, step_s=99.0) if isinstance(message, process_host.Heartbeat) else message
 
             patch.setattr(process_host, "_read", slow_step)
             with pytest.raises(EngineError, match="started again"):
@@ -225,7 +225,7 @@ def test_one_that_dies_of_a_signal_without_a_name_ends_its_utterances(
     assert f"signal {number}" in caplog.text and "Traceback" not in caplog.text
 
 
-def test_what_cannot_be_loaded_is_told_as_in_a_thread(tmp_path: Path) -> None:
+def test_a_loading_error_is_reported_as_in_a_thread(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path)
     (tmp_path / "flow.pt").unlink()
     before, told = children(), []
@@ -242,7 +242,7 @@ def test_what_cannot_be_loaded_is_told_as_in_a_thread(tmp_path: Path) -> None:
     assert children() == before
 
 
-def test_no_process_at_all(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     n_fds = fds()
     with pytest.raises(EngineUnavailable, match=r"could not load .*No such file"):
@@ -303,13 +303,13 @@ def test_its_log_is_the_parents(model_dir: Path, caplog: pytest.LogCaptureFixtur
 
     with caplog.at_level(logging.INFO):
         started(model_dir, use)
-    loads = [record for record in caplog.records if record.getMessage() == f"cosyvoice2 loads {model_dir}"]
+    loads = [record for record in caplog.records if record.getMessage() == f"loading cosyvoice2 from {model_dir}"]
     assert len(loads) == 1 and loads[0].name == "telephony_tts.engines.cosyvoice2.hosting.loading"
     assert loads[0].process != os.getpid() and "random weights" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         started(model_dir, use)
-    assert "random weights" in caplog.text and "cosyvoice2 loads" not in caplog.text
+    assert "random weights" in caplog.text and "loading cosyvoice2" not in caplog.text
 
 
 def test_its_counters_are_known_here(model_dir: Path) -> None:
@@ -324,8 +324,8 @@ def test_its_counters_are_known_here(model_dir: Path) -> None:
     started(model_dir, use)
 
 
-def test_closing_ends_all_that_is_open(model_dir: Path) -> None:
-    """Those under way, those that wait for a slot, and a bot that has not said its last word."""
+def test_close_ends_all_utterances(model_dir: Path) -> None:
+    """Running utterances, those that wait for a slot, and one whose text has not ended."""
 
     async def use(engine: CosyVoice2Engine) -> None:
         speaking = engine.synthesize(Utterance("a", LONG))
@@ -340,19 +340,19 @@ def test_closing_ends_all_that_is_open(model_dir: Path) -> None:
             async for _ in speaking:
                 pass
 
-    started(model_dir, use, limits=Limits(n_slots=2))
+    started(model_dir, use, limits=EngineLimits(n_slots=2))
 
 
 def test_closed_while_a_dead_one_is_cleared_away(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(engine: CosyVoice2Engine) -> None:
         may_end = asyncio.Event()
-        end = process_host._Process.end
+        end = process_host._EngineProcess.end
 
-        async def slowly(self: process_host._Process) -> str:
+        async def slowly(self: process_host._EngineProcess) -> str:
             await may_end.wait()
             return await end(self)
 
-        monkeypatch.setattr(process_host._Process, "end", slowly)
+        monkeypatch.setattr(process_host._EngineProcess, "end", slowly)
         host = host_of(engine)
         assert host.pid is not None
         os.kill(host.pid, signal.SIGKILL)

@@ -21,7 +21,14 @@ from engine_child import engine_pid, is_alive
 from virtual_loop import VirtualLoop, run
 
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
-from telephony_tts.engines.cosyvoice2.core.orders import Cancel, Ended, Event, Order, Push, Submit
+from telephony_tts.engines.cosyvoice2.core.orders import (
+    CancelUtterance,
+    Event,
+    Order,
+    PushText,
+    SubmitUtterance,
+    UtteranceEnded,
+)
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.hosting.process_host import (
     BACKOFF_S,
@@ -30,9 +37,16 @@ from telephony_tts.engines.cosyvoice2.hosting.process_host import (
     STEADY_S,
     ProcessHost,
 )
-from telephony_tts.engines.cosyvoice2.hosting.process_messages import Alive, Failed, Heard, Message, Ready, packed
+from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
+    EngineReady,
+    Heartbeat,
+    LoadFailed,
+    Message,
+    UtteranceEvent,
+    packed,
+)
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
-from telephony_tts.engines.cosyvoice2.settings import USUAL, Settings, Timeouts
+from telephony_tts.engines.cosyvoice2.settings import DEFAULT_TIMEOUTS, Settings, Timeouts
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice
 
@@ -44,11 +58,11 @@ MOST_S = 3600.0
 
 
 class Staged:
-    """In the place of a process: says and does what it is told, and keeps what it was sent."""
+    """A scripted process: sends what the test wants, and keeps the orders that it gets."""
 
     made: list[Staged]
     first_words: Callable[[Staged], None]
-    """What each one does as soon as it runs."""
+    """What each process does when it starts."""
 
     def __init__(self, *_: object) -> None:
         self.born_s = asyncio.get_running_loop().time()
@@ -83,8 +97,8 @@ class Staged:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Staged]:
     """The processes in their order; each is ready at once."""
     Staged.made = []
-    Staged.first_words = lambda staged: staged.says(Ready(("anna",)))
-    monkeypatch.setattr(process_host, "_Process", Staged)
+    Staged.first_words = lambda staged: staged.says(EngineReady(("anna",)))
+    monkeypatch.setattr(process_host, "_EngineProcess", Staged)
     return Staged.made
 
 
@@ -105,12 +119,12 @@ def hosted(use: Callable[[ProcessHost, list[tuple[int, Event]]], Awaitable[None]
     run(main())
 
 
-def submit(key: int) -> Submit:
-    return Submit(key, "anna", Request("yes"))
+def submit(key: int) -> SubmitUtterance:
+    return SubmitUtterance(key, "anna", Request("yes"))
 
 
 async def some_turns() -> None:
-    """Let whatever can go on without time passing go on."""
+    """Run all tasks that need no time to pass."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -126,7 +140,7 @@ def pauses_s(made: list[Staged]) -> list[float]:
 def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one(
     made: list[Staged], in_a_thread: bool
 ) -> None:
-    """Sent when the process is dead and not yet cleared away, when the next one loads, and when that is ready."""
+    """Orders that arrive when the process is dead, when the next one loads, and when that is ready."""
 
     async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
         def send(order: Order) -> None:
@@ -145,27 +159,27 @@ def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one
         first.dies()
         await some_turns()
         assert not host.is_ready and heard == []
-        send(Cancel(0))
+        send(CancelUtterance(0))
         await some_turns()
         first.may_end.set()
         await some_turns()
-        send(Cancel(1))
+        send(CancelUtterance(1))
         await some_turns()
         (_, second) = made
         assert not host.is_ready
-        second.says(Ready(("anna",)))
+        second.says(EngineReady(("anna",)))
         await some_turns()
         assert host.is_ready
-        send(Cancel(2))
-        send(Push(3, "more", True))
+        send(CancelUtterance(2))
+        send(PushText(3, "more", True))
         host.send(submit(4))
-        send(Cancel(4))
+        send(CancelUtterance(4))
         await some_turns()
         assert [key for key, _ in heard] == [0, 1, 2, 3], "each has ended, and once"
         for _, event in heard:
-            assert isinstance(event, Ended) and event.error is not None and event.error.retryable
-        assert first.orders == [submit(key) for key in range(4)] + [Cancel(0)]
-        assert second.orders == [submit(4), Cancel(4)]
+            assert isinstance(event, UtteranceEnded) and event.error is not None and event.error.retryable
+        assert first.orders == [submit(key) for key in range(4)] + [CancelUtterance(0)]
+        assert second.orders == [submit(4), CancelUtterance(4)]
 
     hosted(use)
 
@@ -178,15 +192,15 @@ def test_what_was_cancelled_in_a_thread_when_it_died_reaches_no_new_one(made: li
         made[0].dies()
         late: list[Order] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "_pass_on", late.append)
-            for order in (Push(0, "x", False), Cancel(0)):
+            patch.setattr(host, "_forward", late.append)
+            for order in (PushText(0, "x", False), CancelUtterance(0)):
                 thread = threading.Thread(target=host.send, args=(order,))
                 thread.start()
                 thread.join()
             await some_turns()
         assert len(made) == 2 and host.is_ready and len(late) == 2
         for order in late:
-            host._pass_on(order)
+            host._forward(order)
         assert made[1].orders == [] and [key for key, _ in heard] == [0]
 
     hosted(use)
@@ -214,13 +228,13 @@ def test_closing_a_stream_while_it_is_replaced_returns(made: list[Staged]) -> No
             assert isinstance(task.exception(), EngineError)
         assert asking[0].cancelled()
         assert engine.stats().n_queued == engine.stats().n_running == 0 and not engine.stats().is_ready
-        made[1].says(Ready(("anna",)))
+        made[1].says(EngineReady(("anna",)))
         await some_turns()
         assert engine.stats().is_ready and made[1].orders == []
         again = asyncio.create_task(anext(engine.synthesize(Utterance("again", "Yes."))))
         await some_turns()
         (order,) = made[1].orders
-        made[1].says(Heard(order.key, Ended()))
+        made[1].says(UtteranceEvent(order.key, UtteranceEnded()))
         await asyncio.wait([again])
         assert isinstance(again.exception(), StopAsyncIteration)
         await engine.close()
@@ -233,7 +247,7 @@ def test_closed_in_the_moment_in_which_it_says_something(made: list[Staged]) -> 
 
     async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
         host.send(submit(0))
-        made[0].says(Alive(0.0, {}, 0.0))
+        made[0].says(Heartbeat(0.0, {}, 0.0))
         async with asyncio.timeout(1):
             await host.close()
         assert len(made) == 1 and [key for key, _ in heard] == [0]
@@ -242,23 +256,23 @@ def test_closed_in_the_moment_in_which_it_says_something(made: list[Staged]) -> 
 
 
 def test_voices_are_those_of_the_last_time_it_loaded(made: list[Staged]) -> None:
-    """One was removed and another stored while it ran: who asks for none gets one that there is."""
+    """One voice was removed and another stored while it ran. The default voice is one that exists."""
 
     async def main() -> None:
         engine = CosyVoice2Engine(Path("nowhere"), isolation="process")
         await engine.start()
         assert [voice.name for voice in engine.voices] == ["anna"]
-        Staged.first_words = lambda staged: staged.says(Ready(("bert", "carl")))
+        Staged.first_words = lambda staged: staged.says(EngineReady(("bert", "carl")))
         made[0].dies()
         await some_turns()
         assert [voice.name for voice in engine.voices] == ["bert", "carl"]
         speaking = asyncio.create_task(anext(engine.synthesize(Utterance("u", "Yes."))))
         await some_turns()
         (order,) = made[1].orders
-        assert isinstance(order, Submit) and order.voice == "bert"
+        assert isinstance(order, SubmitUtterance) and order.voice == "bert"
         speaking.cancel()
         await some_turns()
-        made[1].says(Heard(order.key, Ended()))
+        made[1].says(UtteranceEvent(order.key, UtteranceEnded()))
         await asyncio.wait([speaking])
         await engine.close()
         assert engine.voices == ()
@@ -280,7 +294,7 @@ def test_one_that_cannot_be_cleared_away_is_killed_and_replaced_and_its_utteranc
         made[0].dies()
         await some_turns()
         ((key, event),) = heard
-        assert key == 1 and isinstance(event, Ended) and event.error is not None and event.error.retryable
+        assert key == 1 and isinstance(event, UtteranceEnded) and event.error is not None and event.error.retryable
         assert killed and len(made) == 2 and host.is_ready
 
     hosted(use)
@@ -294,9 +308,9 @@ def test_one_that_cannot_be_cleared_away_is_killed_and_replaced_and_its_utteranc
 def test_one_that_fails_again_and_again_is_started_ever_more_slowly(made: list[Staged], how: str) -> None:
     def fail(staged: Staged) -> None:
         if how == "cannot load":
-            staged.says(Failed(EngineUnavailable("flow.pt is missing")))
+            staged.says(LoadFailed(EngineUnavailable("flow.pt is missing")))
         elif how == "ready and dead":
-            staged.says(Ready(("anna",)))
+            staged.says(EngineReady(("anna",)))
         staged.dies()
 
     async def use(host: ProcessHost, _: object) -> None:
@@ -305,7 +319,7 @@ def test_one_that_fails_again_and_again_is_started_ever_more_slowly(made: list[S
         await asyncio.sleep(sum(BACKOFF_S) + 3 * BACKOFF_S[-1] + 1)
         assert pauses_s(made) == [*BACKOFF_S, BACKOFF_S[-1], BACKOFF_S[-1], BACKOFF_S[-1]]
         assert pauses_s(made)[:6] == [0, 1, 2, 5, 10, 30], "and after half a minute it is tried for ever"
-        Staged.first_words = lambda staged: staged.says(Ready(("anna",)))
+        Staged.first_words = lambda staged: staged.says(EngineReady(("anna",)))
         await asyncio.sleep(BACKOFF_S[-1])
         assert host.is_ready
 
@@ -319,7 +333,7 @@ def test_one_that_was_steady_is_started_again_at_once(made: list[Staged]) -> Non
             await asyncio.sleep(3.0)
         assert pauses_s(made) == [0, 3 + 1, 2 + 2], "3 s of life are not steady"
         for _ in range(int(STEADY_S)):
-            made[-1].says(Alive(0.0, {}, 0.0))
+            made[-1].says(Heartbeat(0.0, {}, 0.0))
             await asyncio.sleep(1.0)
         n_made = len(made)
         made[-1].dies()
@@ -353,7 +367,7 @@ def engine_of(made: list[Staged], load_s: float, use: Callable[[CosyVoice2Engine
         engine = CosyVoice2Engine(Path("nowhere"), isolation="process", timeouts=Timeouts(restart_wait_s=10.0))
         starting = asyncio.create_task(engine.start())
         await asyncio.sleep(load_s)
-        made[0].says(Ready(("anna",)))
+        made[0].says(EngineReady(("anna",)))
         await starting
         async with asyncio.timeout(MOST_S):
             await use(engine)
@@ -393,11 +407,11 @@ def test_an_utterance_asked_for_in_a_restart_waits_for_the_next_process(made: li
         await asyncio.sleep(2.0)
         assert not waiting.done() and made[1].orders == []
         assert engine.stats() == EngineStats(n_queued=1, is_ready=False, retry_after_ms=RETRY_LEAST_MS)
-        made[1].says(Ready(("anna",)))
+        made[1].says(EngineReady(("anna",)))
         await some_turns()
         (order,) = made[1].orders
-        assert isinstance(order, Submit) and order.voice == "anna"
-        made[1].says(Heard(order.key, Ended()))
+        assert isinstance(order, SubmitUtterance) and order.voice == "anna"
+        made[1].says(UtteranceEvent(order.key, UtteranceEnded()))
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), StopAsyncIteration)
 
@@ -476,7 +490,7 @@ def test_a_waiting_utterance_can_be_ended_at_once(made: list[Staged], how: str) 
             assert "was closed" in str(waiting.exception())
         assert now_s() == begun_s
         if how == "cancelled":
-            made[1].says(Ready(("anna",)))
+            made[1].says(EngineReady(("anna",)))
             await some_turns()
             assert engine.stats() == EngineStats()
         assert made[1].orders == []
@@ -490,7 +504,7 @@ def test_an_utterance_whose_voice_is_gone_after_the_restart_is_refused(made: lis
         await some_turns()
         waiting = asked(engine, voice="anna")
         await some_turns()
-        made[1].says(Ready(("bert",)))
+        made[1].says(EngineReady(("bert",)))
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), UnknownVoice) and made[1].orders == []
 
@@ -508,12 +522,12 @@ def test_a_standstill_of_the_server_does_not_end_a_process(made: list[Staged]) -
         assert isinstance(loop, VirtualLoop)
         for _ in range(4):
             await asyncio.sleep(1.0)
-            made[0].says(Alive(0.0, {}, 0.0))
+            made[0].says(Heartbeat(0.0, {}, 0.0))
             await some_turns()
             loop.now_s += 600.0
             await asyncio.sleep(0.3)
             assert host.is_ready
-        made[0].says(Alive(0.0, {}, 0.0))
+        made[0].says(Heartbeat(0.0, {}, 0.0))
         await asyncio.sleep(1.9)
         assert host.is_ready
         await asyncio.sleep(0.4)
@@ -527,14 +541,14 @@ def test_a_standstill_of_the_server_does_not_end_a_process(made: list[Staged]) -
 
 
 def test_a_process_that_loads_may_be_silent_for_longer(made: list[Staged], caplog: pytest.LogCaptureFixture) -> None:
-    """And one that sends heartbeats may load as long as it takes."""
+    """A process that sends heartbeats may load for any time."""
 
     async def use(host: ProcessHost, _: object) -> None:
         Staged.first_words = lambda staged: None
         made[0].dies()
         await some_turns()
         for _ in range(300):
-            made[-1].says(Alive(0.0, {}, 0.0))
+            made[-1].says(Heartbeat(0.0, {}, 0.0))
             await asyncio.sleep(1.0)
         assert len(made) == 2 and not host.is_ready
         await asyncio.sleep(LOADING_SILENCE_S - 2)
@@ -543,14 +557,14 @@ def test_a_process_that_loads_may_be_silent_for_longer(made: list[Staged], caplo
         assert len(made) == 3
 
     hosted(use)
-    assert "said nothing for 60 s" in caplog.text
+    assert "sent nothing for 60 s" in caplog.text
 
 
-def test_a_first_process_that_hangs_while_it_loads_is_told(made: list[Staged]) -> None:
+def test_a_first_process_that_hangs_while_it_loads_is_an_error(made: list[Staged]) -> None:
     async def main() -> None:
         Staged.first_words = lambda staged: None
         host = ProcessHost(Settings(Path("nowhere")), lambda *_: None)
-        with pytest.raises(EngineError, match="killed while it was loading: it said nothing for 60 s"):
+        with pytest.raises(EngineError, match="killed while it was loading: it sent nothing for 60 s"):
             async with asyncio.timeout(MOST_S):
                 await host.start()
         assert now_s() == pytest.approx(LOADING_SILENCE_S, abs=1.0)
@@ -560,14 +574,14 @@ def test_a_first_process_that_hangs_while_it_loads_is_told(made: list[Staged]) -
 
 
 def test_utterances_of_one_that_hangs_end_though_it_takes_long_to_die(made: list[Staged]) -> None:
-    """A process that a driver holds is not gone because it was killed."""
+    """A killed process may live on in a driver call."""
 
     async def use(host: ProcessHost, heard: list[tuple[int, Event]]) -> None:
         host.send(submit(1))
         made[0].may_end.clear()
-        await asyncio.sleep(USUAL.stall_s + 1)
+        await asyncio.sleep(DEFAULT_TIMEOUTS.stall_s + 1)
         ((key, event),) = heard
-        assert key == 1 and isinstance(event, Ended) and event.error is not None and event.error.retryable
+        assert key == 1 and isinstance(event, UtteranceEnded) and event.error is not None and event.error.retryable
         assert len(made) == 1 and not host.is_ready
         made[0].may_end.set()
         await some_turns()
@@ -595,7 +609,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("while_it_loads", [False, True])
 def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Path, while_it_loads: bool) -> None:
-    """kill -9: nobody tells the engine. It sees that its socket is closed, also while it loads and reads nothing."""
+    """After kill -9 of the server the engine sees that its socket is closed, also while it loads."""
     environment = dict(os.environ)
     if while_it_loads:
         (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")

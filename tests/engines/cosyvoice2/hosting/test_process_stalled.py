@@ -1,4 +1,4 @@
-"""An engine's process that is stopped, or busy for long: real processes, and what the server's side makes of them."""
+"""A real engine process that is stopped or computes one step for long, and how the host reacts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timed
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 STALL_S = 4.0
 NOTICED_S = 3.0
-"""Within so long a stop is known: 2 s of silence, and the time between looks."""
+"""A stop is detected within this time: 2 s of silence, and the time between checks."""
 
 
 def used(model_dir: Path, use: Callable[[CosyVoice2Engine, int], Awaitable[None]], **timeouts: float) -> None:
@@ -91,14 +91,14 @@ def test_a_stopped_process_takes_no_utterances_and_continues_without_a_loss(
 
     with caplog.at_level(logging.INFO):
         used(model_dir, use, stall_s=29.0)
-    assert "said nothing for 2 s" in caplog.text and "responds again" in caplog.text
+    assert "sent nothing for 2 s" in caplog.text and "responds again" in caplog.text
     assert "process failed" not in caplog.text
 
 
-def test_one_that_stays_stopped_is_replaced_and_neighbours_notice_nothing(
+def test_a_process_that_stays_stopped_is_replaced_and_other_engines_are_not_affected(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its utterances end after `stall_s` and are told when to come again; another engine's call goes on in time."""
+    """Its utterances end after `stall_s` with a retry hint. Another engine's call goes on in time."""
 
     async def use(engine: CosyVoice2Engine, pid: int) -> None:
         alone = joined(await speak(engine, Utterance("u", SENTENCE, seed=1)))
@@ -133,14 +133,14 @@ def test_one_that_stays_stopped_is_replaced_and_neighbours_notice_nothing(
         await other.close()
 
     used(model_dir, use, stall_s=STALL_S, restart_wait_s=29.0)
-    assert f"said nothing for {STALL_S:g} s, SIGKILL" in caplog.text
+    assert f"sent nothing for {STALL_S:g} s, SIGKILL" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["python", "numpy"])
 def test_a_long_step_is_not_taken_for_a_hang(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """One step computes for longer than `stall_s`: the heartbeat comes from beside it."""
+    """One step takes longer than `stall_s`, and another thread sends heartbeats."""
     child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
     monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", f"sys.argv[1]), {how!r}"))
 
@@ -161,7 +161,7 @@ def test_a_long_step_is_not_taken_for_a_hang(
 def test_a_step_without_an_end_is_replaced_by_its_own_limit(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A lane that is stuck while the heartbeat goes on."""
+    """A lane is stuck while the heartbeats continue."""
     child = process_host._CHILD.replace(engine_process.__name__, "slow_engine_process")
     monkeypatch.setattr(process_host, "_CHILD", child.replace("sys.argv[1])", "sys.argv[1]), 'numpy'"))
 

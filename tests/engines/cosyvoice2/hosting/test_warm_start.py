@@ -1,4 +1,4 @@
-"""What is recorded for a device before the first call, and how that is told."""
+"""Graphs recorded for a device before the first call, and their log lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
-from telephony_tts.engines.cosyvoice2.hosting.loading import _record
+from telephony_tts.engines.cosyvoice2.hosting.loading import _record_graphs
 from telephony_tts.errors import EngineError
 
 
@@ -25,24 +25,24 @@ def runner(n_graphs: int, *, records: bool = True) -> Runner:
     return cast(Runner, rig)
 
 
-def test_long_recording_is_told_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_recording_is_logged_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
     seconds = itertools.count()
     with caplog.at_level(logging.INFO):
-        _record(runner(10), lambda: None, lambda: next(seconds) * NS_PER_S)
+        _record_graphs(runner(10), lambda: None, lambda: next(seconds) * NS_PER_S)
     told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "cosyvoice2 has loaded its weights and records its steps as graphs"
+    assert told[0] == "cosyvoice2 has loaded its weights and records graphs of its steps"
     assert told[-1] == "cosyvoice2 has recorded 10 graphs" and len(told) == 3
 
 
 def test_a_cpu_has_nothing_to_record(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _record(runner(1, records=False), lambda: pytest.fail("asked"))
+        _record_graphs(runner(1, records=False), lambda: pytest.fail("asked"))
     assert not caplog.records
 
 
-def test_recording_ends_where_nobody_wants_it_any_more() -> None:
+def test_recording_stops_when_loading_is_cancelled() -> None:
     def look() -> None:
         raise EngineError("closed")
 
     with pytest.raises(EngineError, match="closed"):
-        _record(runner(3), look)
+        _record_graphs(runner(3), look)

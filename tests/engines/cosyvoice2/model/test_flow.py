@@ -20,7 +20,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, FlowEncoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowPrompt, FlowStream
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -75,7 +75,7 @@ def test_encoder_equals_the_reference() -> None:
     both = vectors(VECTORS / "flow_encoder.npz")
     state = {key.removeprefix("weight:"): value for key, value in both.items() if key.startswith("weight:")}
     n_tokens, d_model = state["input_embedding.weight"].shape
-    take = Reader(state)
+    take = FlowReader(state)
     config = FlowEncoderConfig(n_tokens=n_tokens, d_model=d_model, n_heads=4, d_ff=128, n_layers=2, n_up_layers=4)
     encoder = FlowEncoder(config, take)
     take.finish("flow_encoder.npz")

@@ -20,8 +20,9 @@ from telephony_tts.engines.cosyvoice2.model.flow import attention as flow_attent
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Int8Linear, Linear, mish, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.layers import mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 
 N_STEPS = 10
 

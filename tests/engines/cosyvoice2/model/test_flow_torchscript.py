@@ -7,11 +7,12 @@ import torch
 from freeze_flow import small_flow
 from test_flow_steps import CALLS, N_STEPS, alone
 
+from telephony_tts.engines.cosyvoice2.model import linear
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import layers as flow_layers
 from telephony_tts.engines.cosyvoice2.model.flow import torchscript_step
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
-from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, Linear, PackedLinear, packs
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
+from telephony_tts.engines.cosyvoice2.model.linear import Linear, PackedLinear, packs
 
 needs_packing = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16"
@@ -92,7 +93,7 @@ def test_bfloat16_runs_without_torchscript_and_packed_weights(monkeypatch: pytes
     torchscript_step.compiled.cache_clear()
     assert torchscript_step.compiled() is torchscript_step.velocity
     torchscript_step.compiled.cache_clear()
-    monkeypatch.setattr(flow_layers, "PackedLinear", gone)
+    monkeypatch.setattr(linear, "PackedLinear", gone)
     packs.cache_clear()
     assert not packs()
     assert alone(small_flow(torch.bfloat16), 27, 1, 1).isfinite().all()

@@ -1,4 +1,4 @@
-"""The language model against reference vectors, and against itself: in pieces, in a crowd, in half precision.
+"""The language model against reference vectors and against itself: in chunks, in batches, in half precision.
 
 `vectors/lm.npz` is the reference's small model with most rows of the 6564 cut away: those that no vector mentions, but
 for 200 kept at random. They come back as zero rows with a bias that no draw reaches.
@@ -7,13 +7,13 @@ for 200 kept at random. They come back as zero rows with a bias that no draw rea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from parity_lm import Run, check_golden, configs, load_state, speak
+from parity_lm import Run, check_golden, configs, load_state, prefill, speak
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import lm_outline
@@ -21,7 +21,8 @@ from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfi
 from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.lm.weights import rms_norm
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, SentenceDecoding, Table, whole_prompt
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
+from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding, whole_prompt
 from telephony_tts.errors import EngineError
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "lm.npz"
@@ -93,99 +94,113 @@ def test_every_stage_agrees_with_the_reference(golden: Path) -> None:
     assert "sampling id" in stages
 
 
-def filled(model: LanguageModel, lengths: Sequence[int], together: bool = False) -> tuple[KvCache, Tensor]:
+def decode_batch(model: LanguageModel, x: Tensor, slots: Sequence[int], cache: KvCache) -> Tensor:
+    """`decode` as an accelerator computes it: all rows attend in one call, over the longest span."""
+    starts = [cache.room(slot, 1) for slot in slots]
+    span = min(-(-(max(starts) + 1) // 128) * 128, cache.max_len)
+    hidden = model.decode_at(x, torch.tensor(slots), torch.tensor(starts), span, cache)
+    for slot in slots:
+        if slot != cache.idle:
+            cache.lengths[slot] += 1
+    return hidden
+
+
+Decode = Callable[[LanguageModel, Tensor, Sequence[int], KvCache], Tensor]
+both_ways = pytest.mark.parametrize("decode", [LanguageModel.decode, decode_batch], ids=["each", "batch"])
+
+
+def filled(model: LanguageModel, lengths: Sequence[int]) -> tuple[KvCache, Tensor]:
     """A cache whose slot i holds lengths[i] positions, and as many rows [B, D] to go on with."""
-    cache = model.new_cache(len(lengths), 300, together)
+    cache = model.new_cache(len(lengths), 300)
     x = torch.randn(len(lengths), 300, model.config.d_model, generator=torch.Generator().manual_seed(5))
     for i, length in enumerate(lengths):
-        model.prefill(x[i, :length], cache.acquire(), cache)
+        prefill(model, x[i, :length], i, cache)
     return cache, x[:, -1]
 
 
 @pytest.mark.parametrize("n_chunk", [1, 7, 64])
-def test_a_prompt_in_pieces_is_the_whole(model: LanguageModel, n_chunk: int) -> None:
+def test_prefill_in_chunks_equals_the_whole(model: LanguageModel, n_chunk: int) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
-    whole, pieces = cache.acquire(), cache.acquire()
-    expected = model.prefill(x, whole, cache)
-    assert torch.allclose(model.prefill(x, pieces, cache, n_chunk), expected, atol=ROUNDING)
+    whole, pieces = 0, 1
+    expected = prefill(model, x, whole, cache)
+    assert torch.allclose(prefill(model, x, pieces, cache, n_chunk), expected, atol=ROUNDING)
     assert cache.lengths == [len(x), len(x)]
     assert torch.allclose(cache.data[:, :, pieces], cache.data[:, :, whole], atol=ROUNDING)
 
 
-def test_a_cached_step_is_the_full_recompute(model: LanguageModel) -> None:
+def test_a_cached_step_equals_a_full_recomputation(model: LanguageModel) -> None:
     x = model.embed(PROMPT)
     cache = model.new_cache(2, 200)
-    whole, stepped = cache.acquire(), cache.acquire()
+    whole, stepped = 0, 1
     expected = model.extend(x, whole, cache)
-    model.prefill(x[:60], stepped, cache)
+    prefill(model, x[:60], stepped, cache)
     steps = torch.cat([model.decode(x[i : i + 1], [stepped], cache) for i in range(60, len(x))])
     assert torch.allclose(steps, expected[60:], atol=ROUNDING)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_rows_at_different_positions_are_each_alone(model: LanguageModel, together: bool) -> None:
+@both_ways
+def test_rows_at_different_positions_equal_each_alone(model: LanguageModel, decode: Decode) -> None:
     lengths = [3, 130, 1, 77]
-    cache, x = filled(model, lengths, together)
+    cache, x = filled(model, lengths)
     order = [2, 0, 3, 1]
     for step in range(3):
-        crowd = model.decode(x[order] * (step + 1), order, cache)
+        batch = decode(model, x[order] * (step + 1), order, cache)
         assert cache.lengths == [length + step + 1 for length in lengths]
         for row, slot in enumerate(order):
-            alone, _ = filled(model, lengths, together)
+            alone, _ = filled(model, lengths)
             for k in range(step + 1):
-                expected = model.decode(x[slot : slot + 1] * (k + 1), [slot], alone)
-            assert torch.allclose(crowd[row], expected[0], atol=ROUNDING)
+                expected = decode(model, x[slot : slot + 1] * (k + 1), [slot], alone)
+            assert torch.allclose(batch[row], expected[0], atol=ROUNDING)
 
 
-def test_together_is_apart(model: LanguageModel) -> None:
+def test_a_batch_attends_as_each_slot_by_itself(model: LanguageModel) -> None:
     lengths = [3, 130, 1, 77]
-    apart, x = filled(model, lengths, together=False)
-    together, _ = filled(model, lengths, together=True)
-    for slots in ([0, 1, 2, 3], [3, 1], [apart.idle, 1, apart.idle, 3]):
-        a = model.decode(x[: len(slots)], slots, apart)
-        b = model.decode(x[: len(slots)], slots, together)
-        busy = [i for i, slot in enumerate(slots) if slot != apart.idle]
+    each, x = filled(model, lengths)
+    batch, _ = filled(model, lengths)
+    for slots in ([0, 1, 2, 3], [3, 1], [each.idle, 1, each.idle, 3]):
+        a = model.decode(x[: len(slots)], slots, each)
+        b = decode_batch(model, x[: len(slots)], slots, batch)
+        busy = [i for i, slot in enumerate(slots) if slot != each.idle]
         assert torch.allclose(a[busy], b[busy], atol=ROUNDING)
-    assert apart.lengths == together.lengths == [4, 133, 2, 80]
+    assert each.lengths == batch.lengths == [4, 133, 2, 80]
 
 
-def test_who_comes_and_goes_changes_no_bit_of_a_neighbour(model: LanguageModel) -> None:
-    """Row i is always slot i, idle or not; the neighbour is cancelled half-way and its slot taken again."""
+def test_other_slots_change_no_bit_of_a_row(model: LanguageModel) -> None:
+    """Row i is always slot i or the scratch slot. Another slot is cleared half-way and used again."""
     results = []
     for with_neighbours in (False, True):
         cache, x = filled(model, [20, 30, 10])
         if not with_neighbours:
-            cache.release(0)
-            cache.release(2)
+            cache.clear(0)
+            cache.clear(2)
         hidden = []
         for step in range(12):
             if with_neighbours and step == 5:
-                cache.release(0)
+                cache.clear(0)
             if with_neighbours and step == 8:
-                model.prefill(torch.randn(140, model.config.d_model), cache.acquire(), cache)
+                prefill(model, torch.randn(140, model.config.d_model), 0, cache)
             slots = [slot if cache.lengths[slot] else cache.idle for slot in range(3)]
             hidden.append(model.decode(x * (step + 1), slots, cache)[1])
         results.append(torch.stack(hidden))
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_slot_given_back_remembers_nothing(model: LanguageModel, together: bool) -> None:
-    cache, x = filled(model, [140], together)
+@both_ways
+def test_a_cleared_slot_remembers_nothing(model: LanguageModel, decode: Decode) -> None:
+    cache, x = filled(model, [140])
     # What overflow in half precision could have left behind.
     cache.data[:, :, 0, :, :140] = math.nan
-    cache.release(0)
-    assert cache.n_free == 1
+    cache.clear(0)
+    assert cache.lengths == [0]
     assert not cache.data.any()
-    fresh, _ = filled(model, [9], together)
-    again = cache.acquire()
+    fresh, _ = filled(model, [9])
     prompt = torch.randn(1, 300, model.config.d_model, generator=torch.Generator().manual_seed(5))[0, :9]
-    model.prefill(prompt, again, cache)
-    assert torch.equal(model.decode(x, [again], cache), model.decode(x, [0], fresh))
+    prefill(model, prompt, 0, cache)
+    assert torch.equal(decode(model, x, [0], cache), decode(model, x, [0], fresh))
 
 
-def test_two_utterances_in_turn_are_each_alone(golden: Path, model: LanguageModel) -> None:
+def test_two_utterances_in_turn_equal_each_alone(golden: Path, model: LanguageModel) -> None:
     sampling = configs(golden)[1]
     texts = ([1, 2, 3], [40, 41, 42, 43])
     alone = [speak(Run(model, sampling, 200), SentenceDecoding([], text, [])) for text in texts]
@@ -218,9 +233,9 @@ def test_half_precision_stays_near(
     hidden = []
     for each in (model, half):
         cache = each.new_cache(1, 200)
-        slot = cache.acquire()
+        slot = 0
         x = each.embed(PROMPT)
-        each.prefill(x[:-20], slot, cache)
+        prefill(each, x[:-20], slot, cache)
         steps = [each.decode(x[i : i + 1], [slot], cache) for i in range(len(x) - 20, len(x))]
         hidden.append(torch.cat(steps).float())
         assert cache.data.dtype == each.dtype
@@ -232,16 +247,16 @@ def test_half_precision_stays_near(
 def steps_after_a_prompt(model: LanguageModel) -> Tensor:
     """Logits of 20 steps."""
     cache, x = model.new_cache(1, 200), model.embed(PROMPT)
-    slot = cache.acquire()
-    model.prefill(x[:-20], slot, cache)
+    slot = 0
+    prefill(model, x[:-20], slot, cache)
     return model.logits(torch.cat([model.decode(row, [slot], cache) for row in torch.split(x[-20:], 1)]))
 
 
 @pytest.mark.parametrize(
     ("rounded", "most"), [("int8", 0.03), pytest.param("int4", 0.35, marks=WITH_INT4)], indirect=["rounded"]
 )
-def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
-    """Of the spread of all likely logits, which nothing but the matrices adds to."""
+def test_rounded_weights_stay_near(model: LanguageModel, rounded: LanguageModel, most: float) -> None:
+    """The error as a share of the spread of all likely logits."""
     exact, near = steps_after_a_prompt(model), steps_after_a_prompt(rounded)
     assert near.dtype == rounded.dtype == torch.float32
     likely = exact > UNLIKELY / 2
@@ -250,8 +265,8 @@ def test_whole_numbers_stay_near(model: LanguageModel, rounded: LanguageModel, m
     assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
 
 
-def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageModel) -> None:
-    """One, two or five rows, in any order, idle ones among them or not, while lengths differ."""
+def test_a_row_with_rounded_weights_has_the_same_bits_in_any_batch(rounded: LanguageModel) -> None:
+    """One, two or five rows in any order, with or without padding rows, of different lengths."""
     lengths = [3, 130, 1, 77, 20]
     alone = []
     cache, x = filled(rounded, lengths)
@@ -276,7 +291,7 @@ def test_a_rounded_row_is_the_same_to_the_bit_in_any_company(rounded: LanguageMo
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageModel, bad: float) -> None:
+def test_a_row_that_is_not_finite_changes_no_other_rounded_row(rounded: LanguageModel, bad: float) -> None:
     cache, x = filled(rounded, [30, 5, 12])
     clean, _ = filled(rounded, [30, 5, 12])
     x = x.clone()
@@ -288,8 +303,8 @@ def test_what_is_no_number_breaks_its_own_rounded_row_alone(rounded: LanguageMod
     assert torch.equal(cache.data[:, :, [0, 2]], clean.data[:, :, [0, 2]])
 
 
-def test_weights_are_whole_numbers_or_as_they_are(config: LmConfig, state: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="int8 or int4, or left as they are, not int3"):
+def test_other_weights_than_int8_and_int4_are_refused(config: LmConfig, state: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="int8, int4 or None, not int3"):
         LanguageModel.from_state(config, state, "int3")  # type: ignore[arg-type]
     half = {name: tensor.half() for name, tensor in state.items()}
     for weights in ("int8", "int4"):
@@ -316,7 +331,7 @@ def test_one_error_lists_every_bad_tensor(config: LmConfig, state: dict[str, Ten
     assert "speech_embedding.weight is [6563, 64] and should be [6564, 64]" in str(raised.value)
 
 
-def test_the_tied_text_head_may_be_there_and_is_not_kept(config: LmConfig, state: dict[str, Tensor]) -> None:
+def test_a_tied_text_head_is_accepted_and_not_kept(config: LmConfig, state: dict[str, Tensor]) -> None:
     head = torch.zeros(config.n_text_rows, config.d_model)
     model = LanguageModel.from_state(config, {**state, "llm.model.lm_head.weight": head})
     assert all(value is not head for value in vars(model).values())
@@ -332,11 +347,11 @@ def test_the_official_sizes_make_the_official_count() -> None:
 def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> None:
     cache = model.new_cache(2, 10)
     x = torch.zeros(11, model.config.d_model)
-    full, other = cache.acquire(), cache.acquire()
+    full, other = 0, 1
     with pytest.raises(EngineError, match="shorter pieces"):
-        model.prefill(x, full, cache, n_chunk=4)
+        prefill(model, x, full, cache, n_chunk=4)
     assert cache.lengths == [0, 0]
-    model.prefill(x[:10], full, cache)
+    prefill(model, x[:10], full, cache)
     before = cache.data.clone()
     with pytest.raises(EngineError, match="exceed 10"):
         model.decode(x[:2], [other, full], cache)
@@ -344,39 +359,34 @@ def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> N
     assert torch.equal(cache.data, before)
 
 
-def test_slots_are_lent_and_given_back(model: LanguageModel) -> None:
+def test_only_a_slot_can_be_cleared(model: LanguageModel) -> None:
     cache = model.new_cache(2, 10)
-    assert [cache.acquire(), cache.acquire(), cache.n_free] == [0, 1, 0]
-    with pytest.raises(EngineError, match="all 2 slots"):
-        cache.acquire()
-    cache.release(0)
-    with pytest.raises(ValueError, match="slot 0 is not taken"):
-        cache.release(0)
-    with pytest.raises(ValueError, match="slot 2 is not taken"):
-        cache.release(cache.idle)
-    assert cache.acquire() == 0
-    heads, d_head = model.config.n_kv_heads, model.config.d_head
-    assert cache.n_bytes_per_slot == model.config.n_layers * 2 * heads * 10 * d_head * 4
+    for slot in (-1, cache.idle, 7):
+        with pytest.raises(ValueError, match=f"no slot {slot} among 2"):
+            cache.clear(slot)
+    cache.clear(0)
+    assert cache.lengths == [0, 0]
 
 
-def test_rows_must_be_slots_each_once(model: LanguageModel) -> None:
+def test_a_batch_names_each_slot_once(model: LanguageModel) -> None:
     cache, x = filled(model, [3, 3])
-    with pytest.raises(ValueError, match="none twice"):
+    with pytest.raises(ValueError, match="no slot twice"):
         model.decode(x, [1, 1], cache)
-    with pytest.raises(ValueError, match="one row per slot"):
+    with pytest.raises(ValueError, match="one row for each slot"):
         model.decode(x, [1], cache)
     with pytest.raises(ValueError, match="no slot 7"):
         model.decode(x, [0, 7], cache)
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="needs slots and positions"):
         model.new_cache(0, 10)
 
 
-def test_an_id_no_table_has_is_an_error(model: LanguageModel) -> None:
-    for segment in (Segment(Table.TEXT, (model.config.n_text_rows,)), Segment(Table.SPEECH, (1, -1))):
+def test_an_unknown_id_is_an_error(model: LanguageModel) -> None:
+    for table, ids in ((EmbeddingTable.TEXT, (model.config.n_text_rows,)), (EmbeddingTable.SPEECH, (1, -1))):
+        segment = TokenSegment(table, ids)
         with pytest.raises(EngineError, match=r"token outside 0 to \d+"):
             model.embed([segment])
 
 
 def test_speech_ids_on_the_device_embed_alike(model: LanguageModel) -> None:
     ids = (5, 6563, 0)
-    assert torch.equal(model.embed_speech(torch.tensor(ids)), model.embed([Segment(Table.SPEECH, ids)]))
+    assert torch.equal(model.embed_speech(torch.tensor(ids)), model.embed([TokenSegment(EmbeddingTable.SPEECH, ids)]))

@@ -1,4 +1,4 @@
-"""Matrices in 4 bits: what the integers stand for, few rows and many, rows that know nothing of each other."""
+"""Int4 matrices: the meaning of the integers, few rows and many, and the independence of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import GROUP, MOST_STEPS, Int4Matrix, grouped, restored
-from telephony_tts.engines.cosyvoice2.model.lm.weights import Norm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.lm.weights import RmsNorm, rms_norm
 
 HERE = pytest.mark.skipif(not lm_int4.available(), reason="no bfloat16 products on this processor")
 
@@ -69,7 +69,7 @@ def test_few_rows_go_by_the_integers_and_many_by_the_weights() -> None:
 @HERE
 @pytest.mark.parametrize("n", range(1, MOST_STEPS + 1))
 def test_a_row_depends_on_no_other(n: int) -> None:
-    matrix = Int4Matrix(randn(160, 6 * GROUP), Norm(randn(6 * GROUP, seed=1), 1e-6))
+    matrix = Int4Matrix(randn(160, 6 * GROUP), RmsNorm(randn(6 * GROUP, seed=1), 1e-6))
     x = randn(MOST_STEPS, 6 * GROUP, seed=2)
     rows = torch.cat([matrix(row) for row in x.split(1)])
     assert torch.equal(matrix(x[:n]), rows[:n])
@@ -84,7 +84,7 @@ def test_rows_are_normed_before_they_are_rounded() -> None:
     weight, gain = randn(32, 2 * GROUP), randn(2 * GROUP, seed=1)
     x = 1000 * randn(4, 2 * GROUP, seed=2)
     x[:, 3] *= 500  # beyond what the others' last bits are in bfloat16
-    assert torch.equal(Int4Matrix(weight, Norm(gain, 1e-6))(x), Int4Matrix(weight)(rms_norm(x, gain, 1e-6)))
+    assert torch.equal(Int4Matrix(weight, RmsNorm(gain, 1e-6))(x), Int4Matrix(weight)(rms_norm(x, gain, 1e-6)))
 
 
 @HERE
@@ -93,9 +93,9 @@ def test_rows_are_normed_before_they_are_rounded() -> None:
     [
         (torch.zeros(16, GROUP, dtype=torch.bfloat16), "made of float32 on the CPU, not of torch.bfloat16"),
         (torch.zeros(16, GROUP, device="meta"), "on meta"),
-        (torch.zeros(16, GROUP + 8), r"\[16, 40\] is no whole number of 16 rows and 32 columns: .*lm_dtype: int8"),
-        (torch.zeros(24, GROUP), r"\[24, 32\] is no whole number"),
-        (torch.full((16, GROUP), torch.nan), "weights that are no numbers"),
+        (torch.zeros(16, GROUP + 8), r"\[16, 40\] is not a multiple of 16 rows and 32 columns: .*lm_dtype: int8"),
+        (torch.zeros(24, GROUP), r"\[24, 32\] is not a multiple"),
+        (torch.full((16, GROUP), torch.nan), "weights that are not finite"),
     ],
 )
 def test_other_weights_are_refused(weight: Tensor, problem: str) -> None:
@@ -107,7 +107,7 @@ def test_where_it_cannot_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     lm_int4.available.cache_clear()
     monkeypatch.setattr(lm_int4, "packs", lambda: False)
     try:
-        with pytest.raises(ValueError, match="int4 needs bfloat16 products"):
+        with pytest.raises(ValueError, match="int4 needs a processor"):
             Int4Matrix(torch.zeros(16, GROUP))
     finally:
         lm_int4.available.cache_clear()

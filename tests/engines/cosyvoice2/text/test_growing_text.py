@@ -1,30 +1,36 @@
-"""Speech that begins before its text has ended: the model's interleaved mode, and text that comes piece by piece."""
+"""Speech that begins before its text has ended: the model's interleaved mode, with text piece by piece."""
 
 from __future__ import annotations
 
+import functools
 import random
+import shutil
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import pytest
-from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, pcm, spoken
+from speaking import N_SLOTS, NEIGHBOUR, SENTENCE, Rig, Stepped, Watched, n_empty, pcm, spoken
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
-from telephony_tts.engines.cosyvoice2.model.config import FILL
+from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL
 from telephony_tts.engines.cosyvoice2.text import prompting
 from telephony_tts.engines.cosyvoice2.text.generation import BiStreamDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
-from telephony_tts.errors import EngineError
+from telephony_tts.errors import EngineError, EngineUnavailable
 
+bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
+"""With the official mix."""
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
 
 @pytest.fixture
 def talkative(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    """The fill id, and the end when it is allowed, come often enough to be met."""
+    """Makes the fill id, and the end-of-speech id when it is allowed, likely."""
     bias = rig.model.lm.head_bias.clone()
     bias[FILL] += 3.0
     bias[6561] += 6.0
@@ -33,13 +39,13 @@ def talkative(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def words(text: str) -> list[str]:
-    """Each with the blank before it, which is how a bot's text settles."""
+    """Each with the space before it, as a bot's text settles."""
     first, *rest = text.split(" ")
     return [first, *(f" {word}" for word in rest)]
 
 
 def given(rig: Rig, voice: str, request: Request, rest: str) -> Pcm:
-    """The audio, where all of the text is there before the first step."""
+    """The audio if all text is there before the first step."""
     stepped = Stepped(rig)
     key = stepped.say(request, voice)
     stepped.push(key, rest, last=True)
@@ -49,7 +55,7 @@ def given(rig: Rig, voice: str, request: Request, rest: str) -> Pcm:
 
 
 def trickled(rig: Rig, voice: str, request: Request, pieces: list[str], order: random.Random) -> Pcm:
-    """The audio, with pieces pushed at moments that `order` chooses, and whenever the model waits."""
+    """The audio if pieces are pushed at times that `order` chooses, and whenever the model waits."""
     stepped = Stepped(rig)
     key = stepped.say(request, voice)
     left = list(pieces)
@@ -65,7 +71,7 @@ def trickled(rig: Rig, voice: str, request: Request, pieces: list[str], order: r
 
     while key not in stepped.ended:
         if not stepped.core.step(order.choice(list(Lane))):
-            assert not has_ended, "it waits for what it was given already"
+            assert not has_ended, "it waits although it has all text"
             push()
         elif order.random() < 0.03:
             push()
@@ -74,22 +80,22 @@ def trickled(rig: Rig, voice: str, request: Request, pieces: list[str], order: r
 
 
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
-def test_when_text_comes_changes_nothing(talkative: Rig, voice: str) -> None:
-    """Given at once, or word by word, whenever: the audio depends on the text alone."""
+def test_audio_does_not_depend_on_when_text_comes(talkative: Rig, voice: str) -> None:
+    """At once, or word by word at any time."""
     first, *rest = words(TEXT)
     request = Request(first, 7, grows=True)
     at_once = given(talkative, voice, request, "".join(rest))
     assert len(at_once) > 24_000
     for i in range(4):
         np.testing.assert_array_equal(trickled(talkative, voice, request, rest, random.Random(i)), at_once)
-    assert talkative.model.cache.n_free == N_SLOTS
+    assert n_empty(talkative.model.cache) == N_SLOTS
 
 
 @pytest.mark.parametrize("voice", ["preset", "prompted"])
 def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voice: str) -> None:
     model, prompt = talkative.model, talkative.prompt(voice)
     heard = given(talkative, voice, Request(TEXT[:5], 3, grows=True), TEXT[5:])
-    decoding = BiStreamDecoding(prompt.transcript_ids, prompt.speech_tokens)
+    decoding = bi_stream(prompt.transcript_ids, prompt.speech_tokens)
     for piece in (TEXT[:5], TEXT[5:]):
         decoding.push_text(model.tokenizer.encode(piece))
     decoding.end_text()
@@ -99,8 +105,34 @@ def test_the_tokens_are_those_of_the_models_interleaved_mode(talkative: Rig, voi
     assert np.abs(heard / 32767.0 - audio.numpy()).max() < 2e-3
 
 
+def test_the_mix_ratio_of_the_checkpoint_decides_how_text_and_speech_alternate(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """cosyvoice2.yaml says how many text tokens a run of speech takes, and how many speech ids a run has."""
+    changed = tmp_path / "model"
+    shutil.copytree(model_dir, changed)
+    settings = changed / "cosyvoice2.yaml"
+    text = settings.read_text(encoding="utf-8")
+    assert "mix_ratio: [5, 15]" in text
+    settings.write_text(text.replace("mix_ratio: [5, 15]", "mix_ratio: [4, 9]"), encoding="utf-8")
+    rig = Rig(changed)
+    rig.model.lm.head_bias[FILL] = rig.model.lm.head_bias[EOS] = -100.0
+    runner = Watched(rig)
+    stepped = Stepped(rig, runner=runner)
+    key = stepped.say(Request("", 3, grows=True), "preset")
+    stepped.push(key, TEXT)
+    stepped.run()
+    n_text = len(rig.model.tokenizer.encode(TEXT))
+    fed = [[len(segment.ids) for segment in feed.segments] for feed in runner.feeds]
+    assert fed == [[1, 4], *[[4]] * (n_text // 4 - 1)], "the start token stands before the first run alone"
+    assert int(rig.model.sampler.n_drawn[0]) == n_text // 4 * (9 + 1), "nine ids of speech and the fill id each"
+    stepped.cancel(key)
+    stepped.run()
+    assert stepped.is_empty()
+
+
 def test_audio_comes_before_the_text_has_ended(rig: Rig) -> None:
-    """Of a voice without a prompt five text tokens are enough for the first run of fifteen."""
+    """For a voice without a prompt five text tokens are enough for the first fifteen speech ids."""
     stepped = Stepped(rig)
     key = stepped.say(Request("", 1, grows=True), "preset")
     n_pushed = 0
@@ -117,7 +149,7 @@ def test_audio_comes_before_the_text_has_ended(rig: Rig) -> None:
 
 
 def test_little_is_held_back_while_it_waits(talkative: Rig) -> None:
-    """All that was drawn is heard but for a block of a second, the lookahead and the vocoder's 20 frames."""
+    """All ids drawn are voiced, except a block of a second, the lookahead and the vocoder's 20 frames."""
     stepped = Stepped(talkative)
     key = stepped.say(Request("", 2, grows=True), "preset")
     n_heard = n_waits = most = 0
@@ -176,15 +208,15 @@ def test_more_text_than_can_be_said_is_an_error_and_not_silence(
     assert stepped.is_empty()
 
 
-def test_a_run_without_an_end_is_heard_as_far_as_it_went_whoever_steps(
+def test_endless_speech_is_voiced_up_to_its_limit_in_any_lane(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words may be far ahead of the sound when it shows that they have no end."""
+    """The ids may be far ahead of the audio when the limit is reached."""
     bias = rig.model.lm.head_bias.clone()
     bias[FILL] = bias[6561] = -100.0
     monkeypatch.setattr(rig.model.lm, "head_bias", bias)
     heard = []
-    for lane in (Lane.ALL, Lane.WORDS):
+    for lane in (Lane.ALL, Lane.TOKENS):
         stepped = Stepped(rig)
         key = stepped.say(Request(TEXT[:25], 3, grows=True), "preset")
         stepped.push(key, "", last=True)
@@ -208,19 +240,19 @@ def test_an_endless_word_in_the_feed_is_cut_as_in_any_text(rig: Rig) -> None:
     word = "a" * 200
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.model.tokenizer, "encode", heard)
-        text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Oh a")
+        text = prompting.GrowingText(bi_stream((), ()), rig.model.tokenizer, frozenset(), "Oh a")
         for char in word + " and on":
             text.push(char, last=False)
     assert "".join("".join(seen).split()) == "Oh" + "a" * MAX_WORD_CHARS + "andon"
 
 
-def test_the_end_of_the_sentence_is_added_to_what_came(rig: Rig) -> None:
+def test_an_end_mark_is_added_to_the_pushed_text(rig: Rig) -> None:
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.model.tokenizer, "encode", lambda text, control=(): seen.append(text) or [])
         for rest in (" there", " there!", ""):
             seen.append("|")
-            text = prompting.GrowingText(BiStreamDecoding((), ()), rig.model.tokenizer, frozenset(), "Hello")
+            text = prompting.GrowingText(bi_stream((), ()), rig.model.tokenizer, frozenset(), "Hello")
             text.push(rest, last=True)
     assert "".join(seen) == "|Hello there.|Hello there!|Hello."
 
@@ -240,12 +272,12 @@ def test_text_after_its_end_is_dropped(rig: Rig) -> None:
         np.testing.assert_array_equal(stepped.pcm(key), alone)
 
 
-def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> None:
-    """Of three slots, text that grows may have one; past that it is spoken when it is whole."""
+def test_whole_sentences_do_not_wait_for_growing_ones(rig: Rig) -> None:
+    """Growing text may hold one of three slots. More growing text waits until it is whole."""
     stepped = Stepped(rig)
     slow = stepped.say(Request("Well", grows=True), "preset")
     stepped.run()
-    assert stepped.began == [slow] and rig.model.cache.n_free >= N_SLOTS - 1
+    assert stepped.began == [slow] and n_empty(rig.model.cache) >= N_SLOTS - 1
     late = stepped.say(Request(TEXT[:9], 6, grows=True), "preset")
     for text in (TEXT[9:20], TEXT[20:]):
         stepped.run()
@@ -270,7 +302,7 @@ def test_whole_sentences_do_not_wait_for_those_that_are_written(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("text", ["Hello", ""])
-def test_stopped_while_it_waits(rig: Rig, text: str) -> None:
+def test_a_cancel_while_it_waits_for_text(rig: Rig, text: str) -> None:
     stepped = Stepped(rig)
     key = stepped.say(Request(text, grows=True))
     stepped.run()
@@ -280,3 +312,14 @@ def test_stopped_while_it_waits(rig: Rig, text: str) -> None:
     assert stepped.run() == 1
     assert stepped.heard[key] == [] and stepped.ended[key].error is None
     assert stepped.is_empty()
+
+
+@pytest.mark.parametrize("mix", ["[5]", "[5, 15, 15]", "[0, 15]", "[5, 0]", "[5, -1]"])
+def test_an_invalid_mix_ratio_is_refused(model_dir: Path, tmp_path: Path, mix: str) -> None:
+    changed = tmp_path / "model"
+    shutil.copytree(model_dir, changed)
+    settings = changed / "cosyvoice2.yaml"
+    text = settings.read_text(encoding="utf-8")
+    settings.write_text(text.replace("mix_ratio: [5, 15]", f"mix_ratio: {mix}"), encoding="utf-8")
+    with pytest.raises(EngineUnavailable, match=r"llm\.mix_ratio"):
+        load_model_directory(changed)

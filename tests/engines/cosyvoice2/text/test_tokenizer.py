@@ -45,7 +45,7 @@ def test_single_bytes_have_the_official_ids(tokenizer: TextTokenizer) -> None:
     assert tokenizer.encode("a\nb") == [64, 198, 65]
 
 
-def test_nothing_is_nothing(tokenizer: TextTokenizer) -> None:
+def test_no_text_has_no_ids(tokenizer: TextTokenizer) -> None:
     assert tokenizer.encode("") == [] and tokenizer.encode("", SPECIAL_TOKENS) == []
 
 
@@ -78,7 +78,7 @@ def test_any_text_comes_back_from_its_ids(directory: Path, tokenizer: TextTokeni
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\x00", "🙂" * 500, "x" * 2000, " " * 50])
-def test_odd_text_is_still_text(tokenizer: TextTokenizer, text: str) -> None:
+def test_odd_text_is_encoded(tokenizer: TextTokenizer, text: str) -> None:
     assert tokenizer.encode(text)
 
 

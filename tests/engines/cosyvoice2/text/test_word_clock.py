@@ -3,7 +3,7 @@ from itertools import pairwise
 from telephony_tts.engines.cosyvoice2.text.word_clock import WordClock
 
 
-def test_words_are_placed_in_order_and_before_they_sound() -> None:
+def test_words_are_placed_in_order_and_before_their_audio() -> None:
     text = "one, two three 四五 six"
     for n_last in (48_000, 4_800, 3_050):
         clock = WordClock(text, 0, len(text), 1000, 1.0)

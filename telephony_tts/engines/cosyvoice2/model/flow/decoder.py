@@ -23,17 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NOISE_FRAMES, FlowDecoderConfig
-from telephony_tts.engines.cosyvoice2.model.flow.layers import (
-    Map,
-    Reader,
-    int8,
-    mish,
-    packed,
-    packs,
-    quick_mish,
-)
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader, mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext, EstimatorContext
+from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, int8, packed, packs
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -74,7 +67,7 @@ def time_sinusoids(t: Tensor, d: int) -> Tensor:
 class CausalConvBlock:
     """Convolution over this frame and the two before, LayerNorm, Mish."""
 
-    def __init__(self, take: Reader, key: str, d_in: int, d_out: int, slot: int) -> None:
+    def __init__(self, take: FlowReader, key: str, d_in: int, d_out: int, slot: int) -> None:
         self.conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
         self.norm = take.norm(f"{key}.block.2", d_out, NORM_EPS)
         self.activation = mish
@@ -93,7 +86,7 @@ class CausalConvBlock:
 class ResnetBlock:
     """R(x) = CB(CB(x) + Linear(Mish(temb))) + Conv1x1(x)."""
 
-    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str, d_in: int, slot: int) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, slot: int) -> None:
         d = config.n_channels
         self.time = take.linear(f"{key}.mlp.1", d, config.d_time)
         self.block_1 = CausalConvBlock(take, f"{key}.block1", d_in, d, slot)
@@ -109,17 +102,17 @@ class ResnetBlock:
 class TransformerBlock:
     """x += MHA(LN(x)); x += FF(LN(x)) on [B, T, C]."""
 
-    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str) -> None:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
         qkv = take.stacked_linear([f"{key}.attn1.to_{name}" for name in "qkv"], d_attention, d, bias=False)
-        self.qkv: Map = qkv
+        self.qkv: LinearMap = qkv
         self.dtype = qkv.weight.dtype
         """The dtype of queries, keys and values."""
-        self.out: Map = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
+        self.out: LinearMap = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
-        self.ff_1: Map = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
-        self.ff_2: Map = take.linear(f"{key}.ff.net.2", d, 4 * d)
+        self.ff_1: LinearMap = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
+        self.ff_2: LinearMap = take.linear(f"{key}.ff.net.2", d, 4 * d)
 
     def __call__(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Changes and returns x."""
@@ -147,7 +140,7 @@ class StepContext(NamedTuple):
 class EstimatorStage:
     """One R and its transformer blocks: two convolution slots and n_blocks attention layers."""
 
-    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str, d_in: int, index: int) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, index: int) -> None:
         self.index, self.n_heads = index, config.n_heads
         self.resnet = ResnetBlock(config, take, f"{key}.0", d_in, slot=2 * index)
         self.transformers = [TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)]
@@ -160,7 +153,7 @@ class EstimatorStage:
 
 
 class Estimator:
-    def __init__(self, config: FlowDecoderConfig, take: Reader, key: str) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str) -> None:
         d = config.n_channels
         self.config = config
         self.n_stages = config.n_mid_stages + 2
@@ -254,7 +247,7 @@ class Estimator:
 
 
 class FlowDecoder:
-    def __init__(self, config: FlowDecoderConfig, take: Reader) -> None:
+    def __init__(self, config: FlowDecoderConfig, take: FlowReader) -> None:
         self.config = config
         self.estimator = Estimator(config, take, "decoder.estimator")
         self.times = euler_times(config.n_steps)

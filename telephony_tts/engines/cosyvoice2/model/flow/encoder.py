@@ -21,7 +21,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FlowEncoderConfig,
 )
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, by_head, split_heads
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 
@@ -56,7 +56,7 @@ def by_key(x: Tensor) -> Tensor:
 class EncoderEmbedding:
     """E(x) = LayerNorm(Linear(x)) * sqrt(d_model)."""
 
-    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str) -> None:
         self.linear = take.linear(f"{key}.out.0", config.d_model, config.d_model)
         self.norm = take.norm(f"{key}.out.1", config.d_model, config.embed_norm_eps)
         self.scale = math.sqrt(config.d_model)
@@ -68,7 +68,7 @@ class EncoderEmbedding:
 class EncoderLayer:
     """x += MHA_rel(LN(x)); x += FFN(LN(x)) on [B, N, C]."""
 
-    def __init__(self, config: FlowEncoderConfig, take: Reader, key: str, index: int) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader, key: str, index: int) -> None:
         """`index`: of its attention among the layers of both rates."""
         d, self.n_heads, self.index = config.d_model, config.n_heads, index
         attention = f"{key}.self_attn"
@@ -92,7 +92,7 @@ class EncoderLayer:
 
 
 class FlowEncoder:
-    def __init__(self, config: FlowEncoderConfig, take: Reader) -> None:
+    def __init__(self, config: FlowEncoderConfig, take: FlowReader) -> None:
         d, n_layers = config.d_model, config.n_layers
         self.config = config
         self.tokens = take("input_embedding.weight", config.n_tokens, d)

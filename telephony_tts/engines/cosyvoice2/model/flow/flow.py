@@ -43,7 +43,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBac
 from telephony_tts.engines.cosyvoice2.model.flow.device_pages import page_nbytes
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
-from telephony_tts.engines.cosyvoice2.model.flow.layers import Reader
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.stream import (
@@ -61,7 +61,7 @@ Weights = Literal["float", "int8"]
 
 
 class Flow:
-    def __init__(self, config: ModelConfig, take: Reader) -> None:
+    def __init__(self, config: ModelConfig, take: FlowReader) -> None:
         self.encoder = FlowEncoder(config.flow_encoder, take)
         self.decoder = FlowDecoder(config.flow_decoder, take)
         self.backend: FlowBackend = HostBackend(self.encoder, self.decoder)
@@ -73,7 +73,7 @@ class Flow:
 
         `weights`: "int8" multiplies most of the estimator in int8, on a CPU; keys and values keep the state's dtype.
         """
-        take = Reader(state)
+        take = FlowReader(state)
         flow = cls(config, take)
         take.finish("flow.pt")
         if weights == "int8":

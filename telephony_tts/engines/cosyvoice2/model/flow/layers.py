@@ -2,35 +2,27 @@
 
 Activations are [B, T, C]. A causal convolution reads frames before the first one from its left context, which a
 `ConvolutionContext` (`pass_context`) provides.
-
-Linears come in two kinds: as the checkpoint has them, or in int8 (`Int8Linear`), which a CPU multiplies faster.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.attention import LOG2_E
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
-from telephony_tts.engines.cosyvoice2.model.lm.weights import LARGEST, fastest, quantized
+from telephony_tts.engines.cosyvoice2.model.linear import Linear, LinearMap, int8, packed
 from telephony_tts.engines.cosyvoice2.model.state import StateReader
 
-PACKED_FOR = 2 * BLOCK_FRAMES
-"""Rows of most products: both guidance branches of a block."""
-SMALLEST_ROW = 1e-30
-"""A row whose values are all smaller is taken for zeros, which would otherwise be divided by their own size."""
 MISH_IS_LINEAR = 30.0
 """For larger x, mish(x) equals x, in float64 too."""
 
 
-class Reader(StateReader):
+class FlowReader(StateReader):
     """Reads the layers that both flow networks are made of."""
 
     def linear(self, key: str, d_out: int, d_in: int, *, bias: bool = True) -> Linear:
@@ -47,87 +39,6 @@ class Reader(StateReader):
 
     def conv(self, key: str, d_out: int, d_in: int, kernel: int) -> FlowConv:
         return FlowConv(self(f"{key}.weight", d_out, d_in, kernel), self(f"{key}.bias", d_out))
-
-
-class Map(Protocol):
-    """A linear map of the last dimension."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class Linear(NamedTuple):
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., K] of any float dtype -> [..., N] in the weights' dtype"""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
-
-
-class PackedLinear:
-    """Weights of bfloat16 laid out for oneDNN, as it does otherwise at each product: a third of the time for few rows.
-
-    The same bits as `Linear`, for a row whatever its neighbours are.
-    """
-
-    def __init__(self, linear: Linear) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, PACKED_FOR)
-        self.bias = linear.bias
-
-    def unpacked(self) -> Linear:
-        return Linear(self.weight.to_dense(), self.bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., K] of any float dtype -> [..., N] bfloat16"""
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.to(torch.bfloat16), self.weight, self.bias, "none", [], ""
-        )
-        return y
-
-
-@functools.cache
-def packs() -> bool:
-    """Whether this processor and this torch can do with packed weights what they do with others."""
-    g = torch.Generator().manual_seed(0)
-    linear = Linear(torch.randn(48, 32, generator=g).bfloat16(), torch.randn(48, generator=g).bfloat16())
-    x = torch.randn(2, 7, 32, generator=g).bfloat16()
-    try:
-        return torch.equal(PackedLinear(linear)(x), linear(x))
-    except (AttributeError, RuntimeError):
-        return False
-
-
-class Int8Linear:
-    """Weights rounded to int8 for each output channel, activations for each row when they come; gives float32.
-
-    A row's result depends on no other row: its scale is its own, and sums of integers are exact.
-    """
-
-    def __init__(self, linear: Linear) -> None:
-        integers, scale = quantized(linear.weight.float())
-        self._product = fastest()(integers, scale)
-        self._bias = None if linear.bias is None else linear.bias.float()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., K] of any float dtype -> [..., N] float32"""
-        rows = x.reshape(-1, x.shape[-1]).float()
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST_ROW).div_(LARGEST)
-        y = self._product((rows / scale).round_()).mul_(scale)
-        if self._bias is not None:
-            y += self._bias
-        return y.view(*x.shape[:-1], -1)
-
-
-def packed(linear: Map) -> Map:
-    """The same, packed if it can be."""
-    return PackedLinear(linear) if isinstance(linear, Linear) else linear
-
-
-def int8(linear: Map) -> Map:
-    """The same in int8."""
-    if isinstance(linear, PackedLinear):
-        linear = linear.unpacked()
-    return Int8Linear(linear) if isinstance(linear, Linear) else linear
 
 
 class LayerNorm(NamedTuple):
@@ -157,7 +68,7 @@ class FlowConv:
         self._direct = weight.dtype in (torch.float32, torch.float64)
         self._weight = weight if self._direct else weight.transpose(1, 2).flatten(1)
         self._bias = bias
-        self.windows: Map = Linear(self._weight, bias)
+        self.windows: LinearMap = Linear(self._weight, bias)
         """The product: [..., kernel * C_in] -> [..., C_out]."""
 
     def pack(self) -> None:

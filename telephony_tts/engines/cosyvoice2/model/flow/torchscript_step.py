@@ -21,8 +21,9 @@ from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow.attention import unshifted
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass
-from telephony_tts.engines.cosyvoice2.model.flow.layers import LayerNorm, Map, PackedLinear, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.layers import LayerNorm, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EstimatorContext
+from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, PackedLinear
 
 TensorFunction = Callable[..., tuple[Tensor, list[Tensor]]]
 
@@ -195,7 +196,7 @@ class TorchScriptVelocity:
         return v
 
 
-def _of_linear(linear: Map) -> list[Tensor]:
+def _of_linear(linear: LinearMap) -> list[Tensor]:
     """The packed weight, and the bias if there is one. Raises TypeError for any other kind of linear."""
     if not isinstance(linear, PackedLinear):
         raise TypeError(f"{type(linear).__name__} is not packed")

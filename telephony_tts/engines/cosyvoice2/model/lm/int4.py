@@ -1,10 +1,10 @@
-"""Weight matrices of the language model in 4 bits for single steps on a CPU, and in bfloat16 for long inputs.
+"""Weight matrices of the language model in 4 bits for decode steps on a CPU, and in bfloat16 for prefill.
 
-A token costs what its weights cost to be read, and these are half of those in int8. A prompt's many rows read them once
-and are bound by arithmetic, which 4 bits only make dearer: they go by the weights in bfloat16, kept beside the others.
+A decode step costs as much as reading its weights, and 4 bits are half of int8. The many rows of a prefill read them
+once and are bound by arithmetic, which 4 bits make slower. So the weights are kept in bfloat16 too.
 
-Each GROUP weights of a row share a step and a middle: weight = (integer - 8) * step + middle, integers 0 to 15. Rounded
-to the nearest, and the range made narrower where that makes the group's squared error less.
+Each GROUP weights of a row share a step and a middle: weight = (integer - 8) * step + middle, with integers 0 to 15.
+Weights are rounded to nearest. The range of a group is narrowed if that reduces its squared error.
 """
 
 from __future__ import annotations
@@ -14,41 +14,40 @@ import functools
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.flow.layers import PACKED_FOR, packs
-from telephony_tts.engines.cosyvoice2.model.lm.weights import Norm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.linear import PACKED_FOR, SMALLEST_SCALE, packs
+from telephony_tts.engines.cosyvoice2.model.lm.weights import RmsNorm, rms_norm
 
-INSTEAD = "take engines.cosyvoice2.lm_dtype: int8"
+INSTEAD = "use engines.cosyvoice2.lm_dtype: int8"
 GROUP = 32
 ROWS = 16
 MOST_STEPS = 16
-"""Rows up to this many go by the weights in 4 bits."""
+"""Up to this many rows are multiplied by the weights in 4 bits."""
 _LARGEST, _MIDDLE = 15, 8
 _RANGES = (1.0, 0.92, 0.84)
-"""Of a group's whole range: what is outside is cut off."""
+"""Shares of a group's range that are tried. Weights outside are clipped."""
 _INNER_TILES = 2
-_SMALLEST = 1e-30
 
 
 class Int4Matrix:
-    """Weights [N, K] of float32 on the CPU; takes float32 or bfloat16 and gives bfloat16, with a bias of float32 that.
+    """Weights [N, K] of float32 on a CPU. Takes float32 or bfloat16. Gives bfloat16, or float32 with a float32 bias.
 
-    Raises ValueError for other weights, for sizes that are no whole number of ROWS and GROUP, and where this processor
-    or PyTorch cannot do it (`available`).
+    Raises ValueError for other weights, for sizes that are no multiples of ROWS and GROUP, and if this processor or
+    PyTorch lacks the products (`available`).
 
-    A row's result depends on no other row: a test holds it to the bit.
+    A row's result depends on no other row, to the bit.
     """
 
-    def __init__(self, weight: Tensor, norm: Norm | None = None) -> None:
+    def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
         if weight.dtype is not torch.float32 or weight.device.type != "cpu":
             raise ValueError(f"int4 weights are made of float32 on the CPU, not of {weight.dtype} on {weight.device}")
         if weight.shape[0] % ROWS or weight.shape[1] % GROUP:
             raise ValueError(
-                f"{list(weight.shape)} is no whole number of {ROWS} rows and {GROUP} columns: {INSTEAD}"
+                f"{list(weight.shape)} is not a multiple of {ROWS} rows and {GROUP} columns: {INSTEAD}"
             )
         if not weight.isfinite().all():
-            raise ValueError("weights that are no numbers cannot be rounded (see models check)")
+            raise ValueError("weights that are not finite cannot be rounded (see models check)")
         if not available():
-            raise ValueError(f"int4 needs bfloat16 products of this processor and PyTorch: {INSTEAD}")
+            raise ValueError(f"int4 needs a processor and a PyTorch with bfloat16 products: {INSTEAD}")
         integers, self._steps = grouped(weight)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, _INNER_TILES)
         self._wide = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), PACKED_FOR)
@@ -63,7 +62,7 @@ class Int4Matrix:
             y = _few(narrow, self._packed, self._steps)
         else:
             y = torch.ops.mkldnn._linear_pointwise(narrow, self._wide, None, "none", [], "")
-        # In float32 where it is: on its own the product stays as it came, which is how the next matrix takes it.
+        # A float32 bias makes the sum float32. Without a bias the product stays bfloat16, as the next matrix takes it.
         if bias is not None:
             y = y + bias
         return y.view(*x.shape[:-1], y.shape[-1])
@@ -75,17 +74,17 @@ def _few(rows: Tensor, packed: Tensor, steps: Tensor) -> Tensor:
 
 
 def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [N, K] -> int32 [N, K] in 0 to 15, and step and middle of each group, bfloat16 [K / GROUP, N, 2]."""
+    """float32 [N, K] -> int32 [N, K] from 0 to 15, and step and middle of each group, bfloat16 [K / GROUP, N, 2]."""
     groups = weight.view(len(weight), -1, GROUP)
     low, high = groups.aminmax(dim=2, keepdim=True)
     best = torch.full_like(low, torch.inf)
     integers = torch.zeros_like(groups)
     steps = groups.new_zeros(*low.shape[:2], 2)
     for part in _RANGES:
-        # Rounded to what is kept before the integers are, so that these make up for it.
+        # Rounded to bfloat16 before the integers are computed, so that they compensate for it.
         step = ((high - low) * (part / _LARGEST)).bfloat16().float()
         middle = ((high + low) / 2 + step / 2).bfloat16().float()
-        tried = groups.sub(middle).div_(step.clamp(min=_SMALLEST)).add_(_MIDDLE).round_().clamp_(0, _LARGEST)
+        tried = groups.sub(middle).div_(step.clamp(min=SMALLEST_SCALE)).add_(_MIDDLE).round_().clamp_(0, _LARGEST)
         error = tried.sub(_MIDDLE).mul_(step).add_(middle).sub_(groups).square_().sum(dim=2, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)
@@ -95,7 +94,7 @@ def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def restored(integers: Tensor, steps: Tensor) -> Tensor:
-    """What `grouped` stands for, float32 [N, K]."""
+    """The weights that `grouped` represents, float32 [N, K]."""
     step, middle = torch.split(steps.float().transpose(0, 1), 1, dim=2)
     groups = integers.view(len(integers), -1, GROUP)
     return torch.flatten((groups - _MIDDLE) * step + middle, 1)
@@ -103,7 +102,7 @@ def restored(integers: Tensor, steps: Tensor) -> Tensor:
 
 @functools.cache
 def available() -> bool:
-    """Whether this processor and this torch multiply by weights of 4 bits, a row the same whoever is beside it."""
+    """Whether this processor and PyTorch multiply by 4-bit weights, and a row has the same bits in any batch."""
     if not packs():
         return False
     generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,11 @@
-"""The language model: text and prompt speech in, the hidden state from which the next speech id is drawn out.
+"""The language model: from text and prompt speech to the hidden state from which the next speech id is drawn.
 
-A Qwen2 decoder (specification 4.1) with its keys and values in slots, one slot per utterance. Long inputs go in one
-utterance at a time (`prefill`), on a device several (`lm_prefill`), single steps for many at once (`decode`). Qwen2's
-own head over text is never computed: speech ids come from `llm_decoder`.
+A Qwen2 decoder (specification 4.1). Its keys and values lie in slots, one slot per utterance. Qwen2's own head over
+text is never computed: speech ids come from `llm_decoder`.
+
+              CPU                     accelerator
+    prefill   `extend`: one slot      `prefill.extend_batch`: several slots
+    decode    `decode`: several slots, `decode_at`: several slots, with all arguments on the device
 
 Sizes of the official model: width D = 896, 24 layers, H = 14 query heads and KV = 2 key heads of d = 64, so G = 7 query
 heads read each key head; feed-forward F = 4864; V = 6564 speech ids, stop ids included. In float16 a position of the
@@ -23,25 +26,23 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
-from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, Norm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import StateReader
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, Table
 from telephony_tts.errors import EngineError
 
 BODY = "llm.model.model."
 TEXT_HEAD = "llm.model.lm_head.weight"
 """The head over text, tied to the embedding in the official file. It is never computed."""
-PREFILL_CHUNK = 256
-SPAN_STEP = 128
-"""Rows attended together read a whole number of these positions, so that shapes seldom change."""
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
-"""layer, queries [N, H, d], keys and values [N, 2, KV, d] of the N new positions -> attended [N, H * d]."""
+"""Stores the keys and values of N new positions and attends: layer, queries [N, H, d], keys and values [N, 2, KV, d]
+-> [N, H * d]. There are four: one or several positions, slot by slot on a CPU or all slots in one call on a device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Weights of one decoder layer; matrices that read the same input are one matrix."""
+class DecoderLayer:
+    """Weights of one decoder layer. Matrices with the same input are joined."""
 
     qkv: Matrix
     """[(H + 2 KV) * d, D] after a norm: queries, keys, values."""
@@ -55,7 +56,7 @@ class Block:
 
 
 def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.device) -> Tensor:
-    """[2, n_positions, d] float32: of position * theta^(-2i/d) the cosine twice, and the sine negated and as it is."""
+    """[2, n_positions, d] float32, of the angle position * theta^(-2i/d): cos, cos and -sin, sin."""
     rate = 1.0 / theta ** (torch.arange(0, d_head, 2, dtype=torch.float32, device=device) / d_head)
     angle = torch.arange(n_positions, dtype=torch.float32, device=device)[:, None] * rate
     cos, sin = angle.cos(), angle.sin()
@@ -63,21 +64,20 @@ def rotary_table(n_positions: int, d_head: int, theta: float, device: torch.devi
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn x [N, heads, d] in its place by `cos`, `sin` [N, 1, d]; the first half of d pairs with the second."""
+    """Rotate x [N, heads, d] in place by `cos`, `sin` [N, 1, d]; the first half of d pairs with the second."""
     wide = x.float()
     turned = wide.roll(x.shape[-1] // 2, -1).mul_(sin)
     x.copy_(turned.add_(wide * cos))
 
 
 class KvCache:
-    """Keys and values of all utterances: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
+    """Keys and values of all slots: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
 
-    `lengths[slot]` positions are filled. The host keeps them: it feeds the model and so knows them without asking the
-    device. The last slot, `idle`, belongs to nobody: a row of `decode` that has nothing to do names it, which keeps the
-    number of rows, and with it the arithmetic of every other row, the same while utterances come and go.
+    `lengths[slot]` positions are filled. The host counts them as it feeds the model, so it never asks the device. Who
+    holds which slot is the core's to know (`core.scheduler.Slots`); a slot that nothing holds is empty.
 
-    `together`: rows of a decode step attend in one call, over the longest span among them (what an accelerator wants);
-    otherwise each over its own span, which is exact to the bit whoever else is there, and on a CPU no slower.
+    The last slot, `idle`, is a scratch slot. A row of a decode step without an utterance names it. So the number of
+    rows, and with it the arithmetic of every other row, stays the same while utterances come and go.
     """
 
     def __init__(
@@ -87,54 +87,28 @@ class KvCache:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        together: bool | None = None,
     ) -> None:
         if n_slots < 1 or max_len < 1:
-            raise ValueError(f"a cache of {n_slots} slots and {max_len} positions holds nothing")
+            raise ValueError(f"a cache needs slots and positions, not {n_slots} slots of {max_len} positions")
         shape = (config.n_layers, 2, n_slots + 1, config.n_kv_heads, max_len, config.d_head)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.rotary = rotary_table(max_len, config.d_head, config.rope_theta, self.data.device)
         self.n_slots, self.max_len = n_slots, max_len
         self.idle = n_slots
         self.lengths = [0] * n_slots
-        self.together = self.data.device.type != "cpu" if together is None else together
-        self._free = list(range(n_slots))
-
-    @property
-    def n_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def n_bytes_per_slot(self) -> int:
-        return self.data[:, :, 0].numel() * self.data.element_size()
-
-    def acquire(self) -> int:
-        """The lowest empty slot. Raises EngineError if none is left."""
-        if not self._free:
-            raise EngineError(f"all {self.n_slots} slots of the speech model are taken")
-        slot = min(self._free)
-        self._free.remove(slot)
-        return slot
-
-    def take(self, slot: int) -> None:
-        """That slot, which somebody else gives out. Raises ValueError if it is taken."""
-        if slot not in self._free:
-            raise ValueError(f"slot {slot} is taken")
-        self._free.remove(slot)
 
     @torch.inference_mode()
-    def release(self, slot: int) -> None:
-        """Give `slot` back. Emptied, because what is masked still meets a zero weight, and zero times NaN is NaN."""
-        if not 0 <= slot < self.n_slots or slot in self._free:
-            raise ValueError(f"slot {slot} is not taken")
+    def clear(self, slot: int) -> None:
+        """Empty a slot. Its values are zeroed: a masked position gets the weight zero, and zero times NaN is NaN."""
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"no slot {slot} among {self.n_slots}")
         try:
             self.data[:, :, slot, :, : self.lengths[slot]] = 0
         finally:
             self.lengths[slot] = 0
-            self._free.append(slot)
 
     def room(self, slot: int, n: int) -> int:
-        """Where the next `n` positions of `slot` start. Raises EngineError if they do not fit."""
+        """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
         if slot == self.idle:
             return 0
         if not 0 <= slot < self.n_slots:
@@ -151,10 +125,10 @@ def _grouped(queries: Tensor, n_kv_heads: int) -> Tensor:
 
 
 def attend_chunk(cache: KvCache, slot: int, start: int, mask: Tensor, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-    """N new positions of one utterance, from `start` on: stores kv [N, 2, KV, d] and returns [N, H * d].
+    """N new positions of one slot, from `start` on.
 
-    The G query heads of a key head are laid out as further queries of it, so keys are never repeated in memory.
-    `mask` [G * N, start + N]: what each may see.
+    The G query heads of a key head are further queries of it, so keys are never repeated in memory. `mask`
+    [G * N, start + N]: the positions that each query may see.
     """
     n, n_heads, d_head = q.shape
     store = cache.data[layer, :, slot, :, : start + n]  # [2, KV, L, d]
@@ -164,10 +138,11 @@ def attend_chunk(cache: KvCache, slot: int, start: int, mask: Tensor, layer: int
     return out.view(kv.shape[2], -1, n, d_head).permute(2, 0, 1, 3).reshape(n, n_heads * d_head)
 
 
-class AttendApart:
-    """One new position of each of B utterances, one utterance after the other.
+class AttendSlots:
+    """One new position of each slot, one slot after the other.
 
-    Where each has its keys and values is looked up once for all layers: on a CPU that costs as much as attending.
+    A slot's result has the same bits in any batch, and on a CPU one call for all slots is no faster. The views of the
+    keys and values are made once for all layers: on a CPU making them costs as much as attending.
     """
 
     def __init__(self, cache: KvCache, slots: Sequence[int], starts: Sequence[int]) -> None:
@@ -188,10 +163,11 @@ class AttendApart:
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
-def attend_together(
+def attend_batch(
     cache: KvCache, slots: Tensor, starts: Tensor, mask: Tensor, layer: int, q: Tensor, kv: Tensor
 ) -> Tensor:
-    """The same in one call: `slots`, `starts` [B], `mask` [B, 1, 1, L] for the longest span L -> [B, H * d]."""
+    """One new position of each slot in one call, as an accelerator needs it: `slots`, `starts` [B]; `mask` [B, 1, 1, L]
+    for the longest span L. `prefill.attend_padded` would give the same, with two gathers more in each layer."""
     keys, values = cache.data[layer].unbind(0)  # each [n_slots + 1, KV, max_len, d]
     keys[slots, :, starts], values[slots, :, starts] = kv.unbind(1)
     span = mask.shape[-1]
@@ -200,20 +176,20 @@ def attend_together(
 
 
 class LanguageModel:
-    """Weights, and functions of them; what an utterance does is written to its slot of the cache and nowhere else."""
+    """Weights and functions of them. An utterance writes to its slot of the cache only."""
 
     def __init__(
         self,
         config: LmConfig,
-        tables: Mapping[Table, Tensor],
-        blocks: Sequence[Block],
+        tables: Mapping[EmbeddingTable, Tensor],
+        layers: Sequence[DecoderLayer],
         norm: Tensor,
         head_weight: Matrix,
         head_bias: Tensor,
     ) -> None:
         self.config = config
         self.tables = dict(tables)
-        self.blocks = tuple(blocks)
+        self.layers = tuple(layers)
         self.norm = norm
         self.head_weight, self.head_bias = head_weight, head_bias
 
@@ -224,8 +200,8 @@ class LanguageModel:
         """Reads `llm.pt`, in the dtype and on the device of its tensors. Raises ValueError that names every tensor that
         is missing, unexpected or of another shape (specification 2.1).
 
-        `weights`: "int8" rounds all matrices but the embeddings, of float32 on the CPU; ValueError for other tensors.
-        "int4" does, but for the head, which then is in int8: what is drawn depends on it directly.
+        `weights`: "int8" rounds all matrices but the embeddings; it needs float32 on a CPU, or raises ValueError.
+        "int4" rounds them to 4 bits, except the head, which becomes int8: the drawn ids depend directly on it.
         """
         reader = StateReader(state, unused=(TEXT_HEAD,))
         model = cls.read(config, reader, weights)
@@ -236,7 +212,7 @@ class LanguageModel:
     def read(cls, config: LmConfig, reader: StateReader, weights: Literal["int8", "int4"] | None = None) -> Self:
         """`from_state` without the final check of the reader. Raises ValueError for head counts that do not fit."""
         if weights not in (None, "int8", "int4"):
-            raise ValueError(f"weights can be int8 or int4, or left as they are, not {weights}")
+            raise ValueError(f"weights can be int8, int4 or None, not {weights}")
         if config.n_heads * config.d_head != config.d_model or config.n_heads % config.n_kv_heads:
             raise ValueError(f"{config.n_heads} heads of {config.n_kv_heads} key heads do not divide {config.d_model}")
         matrix: type[Int4Matrix | Int8Matrix | FloatMatrix] = FloatMatrix
@@ -245,15 +221,15 @@ class LanguageModel:
         head = FloatMatrix if weights is None else Int8Matrix
         d, d_ff, d_q, d_kv = config.d_model, config.d_ff, config.d_model, config.n_kv_heads * config.d_head
 
-        def block(i: int) -> Block:
+        def layer(i: int) -> DecoderLayer:
             attention, mlp = f"{BODY}layers.{i}.self_attn", f"{BODY}layers.{i}.mlp"
-            attn_norm = Norm(reader(f"{BODY}layers.{i}.input_layernorm.weight", d), config.norm_eps)
-            mlp_norm = Norm(reader(f"{BODY}layers.{i}.post_attention_layernorm.weight", d), config.norm_eps)
+            attn_norm = RmsNorm(reader(f"{BODY}layers.{i}.input_layernorm.weight", d), config.norm_eps)
+            mlp_norm = RmsNorm(reader(f"{BODY}layers.{i}.post_attention_layernorm.weight", d), config.norm_eps)
             widths = {"q": d_q, "k": d_kv, "v": d_kv}
             qkv = reader.joined([reader(f"{attention}.{name}_proj.weight", n, d) for name, n in widths.items()])
             qkv_bias = reader.joined([reader(f"{attention}.{name}_proj.bias", n) for name, n in widths.items()])
             gate_up = reader.joined([reader(f"{mlp}.{name}_proj.weight", d_ff, d) for name in ("gate", "up")])
-            return Block(
+            return DecoderLayer(
                 qkv=matrix(qkv, attn_norm),
                 qkv_bias=qkv_bias,
                 out=matrix(reader(f"{attention}.o_proj.weight", d, d_q)),
@@ -262,14 +238,14 @@ class LanguageModel:
             )
 
         tables = {
-            Table.CONTROL: reader("llm_embedding.weight", 2, d),
-            Table.TEXT: reader(BODY + "embed_tokens.weight", config.n_text_rows, d),
-            Table.SPEECH: reader("speech_embedding.weight", N_SPEECH_ROWS, d),
+            EmbeddingTable.CONTROL: reader("llm_embedding.weight", 2, d),
+            EmbeddingTable.TEXT: reader(BODY + "embed_tokens.weight", config.n_text_rows, d),
+            EmbeddingTable.SPEECH: reader("speech_embedding.weight", N_SPEECH_ROWS, d),
         }
         return cls(
             config,
             tables,
-            [block(i) for i in range(config.n_layers)],
+            [layer(i) for i in range(config.n_layers)],
             reader(BODY + "norm.weight", d),
             head(reader("llm_decoder.weight", N_SPEECH_ROWS, d)),
             reader("llm_decoder.bias", N_SPEECH_ROWS),
@@ -285,15 +261,15 @@ class LanguageModel:
 
     @property
     def rows_are_exact(self) -> bool:
-        """Whether a row of `decode` that attends apart is the same to the bit in any number of rows; so are logits."""
+        """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
         return isinstance(self.head_weight, Int8Matrix)
 
-    def new_cache(self, n_slots: int, max_len: int, together: bool | None = None) -> KvCache:
-        return KvCache(self.config, n_slots, max_len, self.dtype, self.device, together)
+    def new_cache(self, n_slots: int, max_len: int) -> KvCache:
+        return KvCache(self.config, n_slots, max_len, self.dtype, self.device)
 
     @torch.inference_mode()
-    def embed(self, segments: Sequence[Segment]) -> Tensor:
-        """[n, D]: the segments' embeddings in order. Raises EngineError for an id its table does not have."""
+    def embed(self, segments: Sequence[TokenSegment]) -> Tensor:
+        """[n, D]: the segments' embeddings in order. Raises EngineError for an id that its table lacks."""
         rows = []
         for segment in segments:
             table = self.tables[segment.table]
@@ -304,12 +280,12 @@ class LanguageModel:
 
     @torch.inference_mode()
     def embed_speech(self, ids: Tensor) -> Tensor:
-        """[B] -> [B, D], for ids that are on the device already. An id past the table's end is the caller's error."""
-        return F.embedding(ids, self.tables[Table.SPEECH])
+        """[B] -> [B, D] for ids on the device. The caller must check that the table has them."""
+        return F.embedding(ids, self.tables[EmbeddingTable.SPEECH])
 
     @torch.inference_mode()
     def extend(self, x: Tensor, slot: int, cache: KvCache) -> Tensor:
-        """Append x [n, D] to one utterance; returns [n, D] after the final norm. Raises EngineError if out of room."""
+        """Append x [n, D] to one slot; returns [n, D] after the final norm. Raises EngineError if it does not fit."""
         n = x.shape[0]
         start = cache.room(slot, n)
         attend: Attend
@@ -318,57 +294,50 @@ class LanguageModel:
             mask = see.repeat(self.config.n_heads // self.config.n_kv_heads, 1)
             attend = functools.partial(attend_chunk, cache, slot, start, mask)
         else:
-            attend = AttendApart(cache, [slot], [start])
-        hidden = self._layers(x, cache.rotary[:, start : start + n], attend)
+            attend = AttendSlots(cache, [slot], [start])
+        hidden = self.run_layers(x, cache.rotary[:, start : start + n], attend)
         cache.lengths[slot] += n
         return hidden
 
-    def prefill(self, x: Tensor, slot: int, cache: KvCache, n_chunk: int = PREFILL_CHUNK) -> Tensor:
-        """`extend` in pieces, so that a long prompt needs little memory; returns the last position's hidden [D]."""
-        cache.room(slot, x.shape[0])
-        return [self.extend(chunk, slot, cache) for chunk in torch.split(x, n_chunk)][-1][-1]
-
     @torch.inference_mode()
     def decode(self, x: Tensor, slots: Sequence[int], cache: KvCache) -> Tensor:
-        """Append one position x[i] of x [B, D] to utterance `slots[i]`, for all i; returns [B, D] after the final norm.
+        """Append x[i] of x [B, D] to `slots[i]`; returns [B, D] after the final norm.
 
-        `cache.idle` for rows with nothing to do. Raises EngineError if a slot is full, before anything is written.
+        A padding row names `cache.idle`. Raises EngineError if a slot is full, before anything is written.
         """
         busy = [slot for slot in slots if slot != cache.idle]
         if len(slots) != x.shape[0] or len(set(busy)) != len(busy):
-            raise ValueError(f"{x.shape[0]} rows for slots {list(slots)}: one row per slot, none twice")
+            raise ValueError(f"{x.shape[0]} rows for slots {list(slots)}: one row for each slot, no slot twice")
         starts = [cache.room(slot, 1) for slot in slots]
-        if cache.together:
-            span = min(-(-(max(starts) + 1) // SPAN_STEP) * SPAN_STEP, cache.max_len)
-            hidden = self.decode_at(x, sent(slots, x.device), sent(starts, x.device), span, cache)
-        else:
-            hidden = self._layers(x, cache.rotary[:, starts], AttendApart(cache, slots, starts))
+        hidden = self.run_layers(x, cache.rotary[:, starts], AttendSlots(cache, slots, starts))
         for slot in busy:
             cache.lengths[slot] += 1
         return hidden
 
     @torch.inference_mode()
     def decode_at(self, x: Tensor, slots: Tensor, starts: Tensor, span: int, cache: KvCache) -> Tensor:
-        """The same for rows the device knows: x [B, D] becomes position `starts` [B] of `slots` [B]; `span`, beyond all
-        of them, is how many are read. The caller sees to it that there is room, and counts the lengths."""
+        """`decode` in one batch with arguments on the device: x [B, D] becomes position `starts` [B] of `slots` [B].
+
+        `span`: positions to read of each slot, more than any of `starts`. The caller checks the room and counts the
+        lengths."""
         mask = torch.arange(span, device=x.device) <= starts[:, None, None, None]
-        attend = functools.partial(attend_together, cache, slots, starts, mask)
-        return self._layers(x, cache.rotary[:, starts], attend)
+        attend = functools.partial(attend_batch, cache, slots, starts, mask)
+        return self.run_layers(x, cache.rotary[:, starts], attend)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32."""
         return self.head_weight(hidden, self.head_bias).float()
 
-    def _layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
-        """x [N, D] through all blocks and the final norm; `rotary` [2, N, d] of the N positions."""
+    def run_layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
+        """x [N, D] through all layers and the final norm. `rotary` [2, N, d]: of the N positions."""
         n, size = x.shape[0], self.config
         cos, sin = rotary[:, :, None]
-        for layer, block in enumerate(self.blocks):
-            heads = block.qkv(x, block.qkv_bias).view(n, -1, size.d_head)
+        for i, layer in enumerate(self.layers):
+            heads = layer.qkv(x, layer.qkv_bias).view(n, -1, size.d_head)
             rotate_(heads[:, : -size.n_kv_heads], cos, sin)
             q, kv = heads[:, : size.n_heads], heads[:, size.n_heads :].view(n, 2, -1, size.d_head)
-            x = x + block.out(attend(layer, q, kv))
-            gate, up = block.gate_up(x).chunk(2, dim=-1)
-            x = x + block.down(F.silu(gate).mul_(up))
+            x = x + layer.out(attend(i, q, kv))
+            gate, up = layer.gate_up(x).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate).mul_(up))
         return rms_norm(x, self.norm, size.norm_eps)

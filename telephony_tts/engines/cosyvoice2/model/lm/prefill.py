@@ -1,11 +1,11 @@
-"""The next positions of several utterances fed to the language model in one run, as a device wants it.
+"""Prefill on an accelerator: the next positions of several utterances in one run of the language model.
 
     ids of all ─ embed ─ [T, D] ─ layers ─ the last position of each [B, D]
                                     └ attention: [B, KV, G * N, d] over each utterance's own slot
 
-T positions lie one after the other without gaps, so that no product computes what nobody asked for; only for attention
-are they laid out as B rows of N, as many as the longest has. What fills up the shorter rows is not written anywhere and
-given to nobody. The same products and the same number of transfers for any number of utterances.
+The T positions lie one after the other without padding, so the products waste nothing. Only for attention they become B
+rows of N, the length of the longest. The padding of shorter rows is neither stored nor returned. The number of products
+and transfers is the same for any number of utterances.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
-from telephony_tts.engines.cosyvoice2.model.lm.lm import SPAN_STEP, KvCache, LanguageModel
-from telephony_tts.engines.cosyvoice2.text.generation import Segment, Table
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
+PREFILL_CHUNK = 256
+"""Most positions of one utterance in a run, so that a long prompt needs little memory."""
+SPAN_STEP = 128
+"""The span that a batch reads of each slot is padded to a multiple of this, so that few shapes occur."""
 ROW_STEP = 32
-"""Rows of attention are a whole number of these positions long, so that shapes seldom change."""
+"""Rows of attention are padded to a multiple of this, so that few shapes occur."""
 
 
-def part_of(segments: Sequence[Segment], first: int, n: int) -> list[Segment]:
-    """Positions first .. first + n of the segments, or as many of them as there are."""
+def part_of(segments: Sequence[TokenSegment], first: int, n: int) -> list[TokenSegment]:
+    """Positions `first` to `first + n` of the segments, or up to their end."""
     parts, at = [], 0
     for segment in segments:
         ids = segment.ids[max(0, first - at) : max(0, first + n - at)]
         if ids:
-            parts.append(Segment(segment.table, ids))
+            parts.append(TokenSegment(segment.table, ids))
         at += len(segment.ids)
     return parts
 
 
-def check_ids(lm: LanguageModel, segments: Sequence[Segment]) -> None:
-    """Raises EngineError for an id that its table does not have."""
+def check_ids(lm: LanguageModel, segments: Sequence[TokenSegment]) -> None:
+    """Raises EngineError for an id that its table lacks."""
     for segment in segments:
         n_ids = len(lm.tables[segment.table])
         if any(not 0 <= item < n_ids for item in segment.ids):
@@ -47,7 +51,7 @@ def check_ids(lm: LanguageModel, segments: Sequence[Segment]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PrefillLayout:
     """Where the T positions of B utterances lie: in the run, in the cache, and in the rows of attention."""
 
     slots: Tensor
@@ -55,20 +59,22 @@ class Layout:
     slot_of: Tensor
     """[T]"""
     positions: Tensor
-    """[T]: in their slots."""
+    """[T]: the position in its slot."""
     rows: Tensor
-    """[B, N]: which of the T; past an utterance's end its last one."""
+    """[B, N]: indices among the T; an utterance's last one is the padding."""
     row_of: Tensor
-    """[T]: where among the B * N."""
+    """[T]: indices among the B * N."""
     last: Tensor
-    """[B]: the last of each among the T."""
+    """[B]: the index of each utterance's last position among the T."""
     mask: Tensor
-    """[B, 1, G * N, L]: what each may see of its slot."""
+    """[B, 1, G * N, L]: the positions of its slot that each may see."""
 
 
-def _layout(slots: Tensor, starts: Tensor, counts: Tensor, sizes: tuple[int, int, int], n_groups: int) -> Layout:
-    """slots, starts, counts [B]: each utterance's slot, its first new position and how many there are; `sizes`: their
-    sum T, N and L."""
+def _prefill_layout(
+    slots: Tensor, starts: Tensor, counts: Tensor, sizes: tuple[int, int, int], n_groups: int
+) -> PrefillLayout:
+    """slots, starts, counts [B]: each utterance's slot, first new position and number of new positions. `sizes`: T, N
+    and L."""
     n_positions, n_row, span = sizes
     device = slots.device
     ends = counts.cumsum(0)
@@ -77,7 +83,7 @@ def _layout(slots: Tensor, starts: Tensor, counts: Tensor, sizes: tuple[int, int
     within = torch.arange(n_positions, device=device) - begins[owner]
     along = torch.arange(n_row, device=device)
     seen = starts[:, None] + along
-    return Layout(
+    return PrefillLayout(
         slots,
         slots[owner],
         starts[owner] + within,
@@ -88,10 +94,10 @@ def _layout(slots: Tensor, starts: Tensor, counts: Tensor, sizes: tuple[int, int
     )
 
 
-def attend_rows(cache: KvCache, at: Layout, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-    """Stores kv [T, 2, KV, d] in the slots and attends from q [T, H, d], each over its own slot -> [T, H * d].
+def attend_padded(cache: KvCache, at: PrefillLayout, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    """Several new positions of each slot in one call: stores kv [T, 2, KV, d]; q [T, H, d] -> [T, H * d].
 
-    As in `attend_chunk` the G query heads of a key head are laid out as further queries of it.
+    As in `attend_chunk`, the G query heads of a key head are further queries of it.
     """
     n_heads, d_head, n_kv_heads = q.shape[1], q.shape[2], kv.shape[2]
     keys, values = cache.data[layer].unbind(0)  # each [n_slots + 1, KV, max_len, d]
@@ -106,22 +112,23 @@ def attend_rows(cache: KvCache, at: Layout, layer: int, q: Tensor, kv: Tensor) -
 
 
 @torch.inference_mode()
-def extend_together(
-    lm: LanguageModel, cache: KvCache, slots: Sequence[int], parts: Sequence[Sequence[Segment]]
+def extend_batch(
+    lm: LanguageModel, cache: KvCache, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]]
 ) -> Tensor:
-    """Append part i, of one position or more, to the utterance in `slots[i]`, for all i; no slot twice. Returns the
-    last positions' hidden states [B, D] after the final norm.
+    """Append `parts[i]`, of one position or more, to `slots[i]`. Returns the hidden states of the last positions [B, D]
+    after the final norm.
 
-    Raises EngineError for an id that its table does not have, or if a slot has no room, before anything is written.
+    Raises EngineError for an id that its table lacks or a slot without room, before anything is written. Raises
+    ValueError if a slot is named twice.
     """
     if len(set(slots)) < len(slots):
-        raise ValueError(f"slots {list(slots)}: none can be fed twice at once")
+        raise ValueError(f"slots {list(slots)}: a slot cannot be fed twice at once")
     for part in parts:
         check_ids(lm, part)
     counts = [sum(len(segment.ids) for segment in part) for part in parts]
     starts = [cache.room(slot, n) for slot, n in zip(slots, counts, strict=True)]
-    by_table: dict[Table, list[int]] = {table: [] for table in Table}
-    places: dict[Table, list[int]] = {table: [] for table in Table}
+    by_table: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
+    places: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
     at = 0
     for segment in (segment for part in parts for segment in part):
         by_table[segment.table] += segment.ids
@@ -133,22 +140,22 @@ def extend_together(
             *slots,
             *starts,
             *counts,
-            *(item for table in Table for item in by_table[table]),
-            *(place for table in Table for place in places[table]),
+            *(item for table in EmbeddingTable for item in by_table[table]),
+            *(place for table in EmbeddingTable for place in places[table]),
         ],
         device,
     )
     slots_there, starts_there, counts_there, ids, order = torch.split(numbers, [n_rows, n_rows, n_rows, at, at])
-    sizes = [len(by_table[table]) for table in Table]
+    sizes = [len(by_table[table]) for table in EmbeddingTable]
     x = torch.empty(at, lm.config.d_model, dtype=lm.dtype, device=device)
-    of_tables = zip(Table, torch.split(ids, sizes), strict=True)
+    of_tables = zip(EmbeddingTable, torch.split(ids, sizes), strict=True)
     x[order] = torch.cat([F.embedding(of_table, lm.tables[table]) for table, of_table in of_tables])
     n_row = -(-max(counts) // ROW_STEP) * ROW_STEP
     longest = max(start + n for start, n in zip(starts, counts, strict=True))
     span = min(-(-longest // SPAN_STEP) * SPAN_STEP, cache.max_len)
     n_groups = lm.config.n_heads // lm.config.n_kv_heads
-    layout = _layout(slots_there, starts_there, counts_there, (at, n_row, span), n_groups)
-    hidden = lm._layers(x, cache.rotary[:, layout.positions], functools.partial(attend_rows, cache, layout))
+    layout = _prefill_layout(slots_there, starts_there, counts_there, (at, n_row, span), n_groups)
+    hidden = lm.run_layers(x, cache.rotary[:, layout.positions], functools.partial(attend_padded, cache, layout))
     for slot, n in zip(slots, counts, strict=True):
         cache.lengths[slot] += n
     return hidden[layout.last]

@@ -1,0 +1,154 @@
+"""The language model's work for several slots: prefill and decode, on a CPU and on an accelerator.
+
+The two differ in more than speed, so there are two classes with one interface:
+
+    CpuLmSteps      each slot by itself. A float32 row has other bits in a batch, and a CPU gains little from one.
+    DeviceLmSteps   all slots in one batch, of few shapes that are recorded as graphs (`decode_steps`). An accelerator
+                    takes about as long for many rows as for one.
+
+Neither class undoes what it did before an error: `Runner` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.device.decode_steps import DecodeSteps
+from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
+from telephony_tts.engines.cosyvoice2.model.border import Returning, sent
+from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.prefill import extend_batch
+from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
+from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnIds:
+    """Ids of one slot on their way from the device: column `row` of `ids` [n, rows]."""
+
+    ids: Returning
+    row: int
+
+    def read(self) -> list[int]:
+        """The ids in the order of their draws; -1 where the logits were not finite. Waits for the device."""
+        ids: list[int] = self.ids.read()[:, self.row].tolist()
+        return ids
+
+
+class LmSteps(Protocol):
+    """See the module. No slot may be named twice in one call."""
+
+    def prepare(self, check_wanted: Callable[[], object]) -> None:
+        """Record what can be recorded. `check_wanted` is called between and ends it by raising."""
+
+    def prefill(
+        self, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]], ended: Sequence[LmFeed | None]
+    ) -> list[DrawnIds | None]:
+        """Append `parts[i]` to `slots[i]`. Draw an id for each slot whose feed ends with its part: `ended[i]` is that
+        feed, or None while more of it is to come."""
+
+    def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
+        """Draw ids for each slot, as many as the rows have bans for."""
+
+
+class CpuLmSteps:
+    """See the module."""
+
+    def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler) -> None:
+        self._lm, self._cache, self._sampler = lm, cache, sampler
+
+    def prepare(self, check_wanted: Callable[[], object]) -> None:
+        """Nothing is recorded on a CPU."""
+
+    def prefill(
+        self, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]], ended: Sequence[LmFeed | None]
+    ) -> list[DrawnIds | None]:
+        """See `LmSteps`."""
+        drawn: list[DrawnIds | None] = []
+        for slot, part, feed in zip(slots, parts, ended, strict=True):
+            hidden = self._lm.extend(self._lm.embed(part), slot, self._cache)
+            if feed is None:
+                drawn.append(None)
+            else:
+                ids = self._sampled(hidden[-1:], [slot], [feed.banned], [feed.forced])
+                drawn.append(DrawnIds(Returning(ids[None]), 0))
+        return drawn
+
+    def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
+        """See `LmSteps`. Rows are one batch only if the weights give a row the same bits in any batch."""
+        if self._lm.rows_are_exact:
+            ids = Returning(self._drawn(slots, rows))
+            return [DrawnIds(ids, i) for i in range(len(rows))]
+        return [
+            DrawnIds(Returning(self._drawn([slot], [row])), 0) for slot, row in zip(slots, rows, strict=True)
+        ]
+
+    def _drawn(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> Tensor:
+        """[n, rows]"""
+        ids = sent([row.speech_id for row in rows], self._lm.device)
+        drawn = []
+        for i in range(len(rows[0].banned)):
+            # Ids past the end are dropped later. The table has a row for each of them, but not for -1.
+            hidden = self._lm.decode(self._lm.embed_speech(ids.clamp(min=0)), slots, self._cache)
+            forced = [row.forced if i == 0 else None for row in rows]
+            ids = self._sampled(hidden, slots, [row.banned[i] for row in rows], forced)
+            drawn.append(ids)
+        return torch.stack(drawn)
+
+    def _sampled(
+        self,
+        hidden: Tensor,
+        slots: Sequence[int],
+        banned: Sequence[Sequence[int]],
+        forced: Sequence[int | None],
+    ) -> Tensor:
+        return self._sampler.sample(self._lm.logits(hidden), slots, banned, forced)
+
+
+class DeviceLmSteps:
+    """See the module. `n_most`: ids drawn at most in one call of `decode`."""
+
+    def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler, n_most: int, graphs: Graphs) -> None:
+        self._lm, self._cache, self._sampler = lm, cache, sampler
+        self._decode_steps = DecodeSteps(lm, cache, sampler, n_most, graphs)
+
+    def prepare(self, check_wanted: Callable[[], object]) -> None:
+        """See `LmSteps`."""
+        self._decode_steps.prepare(check_wanted)
+
+    def prefill(
+        self, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]], ended: Sequence[LmFeed | None]
+    ) -> list[DrawnIds | None]:
+        """See `LmSteps`."""
+        # Rows that draw an id come first, so that they are one slice.
+        order = sorted(range(len(slots)), key=lambda i: ended[i] is None)
+        feeds = [feed for feed in ended if feed is not None]
+        hidden = extend_batch(self._lm, self._cache, [slots[i] for i in order], [parts[i] for i in order])
+        drawn: list[DrawnIds | None] = [None] * len(slots)
+        if feeds:
+            drawing = order[: len(feeds)]
+            ids = self._sampler.sample(
+                self._lm.logits(hidden[: len(feeds)]),
+                [slots[i] for i in drawing],
+                [feed.banned for feed in feeds],
+                [feed.forced for feed in feeds],
+            )
+            returning = Returning(ids[None])
+            for row, i in enumerate(drawing):
+                drawn[i] = DrawnIds(returning, row)
+        return drawn
+
+    def decode(self, slots: Sequence[int], rows: Sequence[DecodeRow]) -> list[DrawnIds]:
+        """See `LmSteps`."""
+        drawn = self._decode_steps.draw(
+            [row.speech_id for row in rows], slots, [row.banned for row in rows], [row.forced for row in rows]
+        )
+        ids = Returning(drawn)
+        return [DrawnIds(ids, i) for i in range(len(rows))]
