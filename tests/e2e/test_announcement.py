@@ -21,6 +21,8 @@ from websockets.asyncio.client import connect
 
 from telephony_tts.audio.wav import read_wav
 
+pytestmark = pytest.mark.timed
+
 ENVIRONMENT = Path(sys.prefix)
 SCRIPT = ENVIRONMENT / "bin" / "telephony-tts"
 TOKEN = "open-sesame"

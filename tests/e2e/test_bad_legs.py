@@ -18,6 +18,8 @@ from websockets.exceptions import ConnectionClosed
 
 from telephony_tts import metrics
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20

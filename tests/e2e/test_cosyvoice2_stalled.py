@@ -22,7 +22,7 @@ from websockets.exceptions import InvalidStatus
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
-pytestmark = pytest.mark.timed
+pytestmark = pytest.mark.alone
 
 WAIT_S = 30.0
 STALL_S = 4.0

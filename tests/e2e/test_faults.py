@@ -17,6 +17,8 @@ from websockets.server import ServerProtocol
 
 from telephony_tts.engines.api import Chunk, Utterance
 
+pytestmark = pytest.mark.alone
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20

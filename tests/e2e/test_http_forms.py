@@ -17,6 +17,8 @@ from raw_peer import frame
 from rig import Rig, run, serving
 from websockets.frames import Opcode
 
+pytestmark = pytest.mark.timed
+
 N_TIMES = 50
 AT_ONCE = 10
 UPGRADE = (

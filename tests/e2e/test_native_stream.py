@@ -14,6 +14,8 @@ from rig import FRAME_BYTES, Bot, Tones, correlation, decoded, gather, patient, 
 
 from telephony_tts.engines.fake import MS_PER_CHAR
 
+pytestmark = pytest.mark.timed
+
 SENTENCES = "Your parcel is here. It weighs little. Shall I send it on?"
 
 

@@ -23,6 +23,8 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TransportSettings
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 
 
