@@ -16,8 +16,9 @@ from hypothesis import settings
 
 pytest_plugins = ["stall_retry"]
 
-PASSES = ("beside", "timed", "alone", "quick")
-"""Every test belongs to one of the first three. `quick` has the tests of `beside` that are not marked `slow`."""
+PASSES = ("beside", "timed", "alone", "quick", "soak")
+"""Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of
+`beside` that are not marked `slow`."""
 
 
 def catch_ignored_signals() -> None:
@@ -48,8 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--only",
         choices=PASSES,
-        help="run one pass: the unmarked tests (beside), those marked `timed` or `alone`, or the unmarked tests but "
-        "those marked `slow` (quick). Default: all tests",
+        help="run one pass: the tests marked `soak`, `alone` or `timed`, all others (beside), or all others but those "
+        "marked `slow` (quick). Default: all tests but those marked `soak`",
     )
 
 
@@ -63,20 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the chosen pass. Files with a slow test come first, so that both cores are busy to the end."""
     only = config.getoption("--only")
-    if only is None:
-        return
+    wanted = {only} if only is not None else {"beside", "timed", "alone"}
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        (chosen if only in passes_of(item) else left_out).append(item)
+        (left_out if wanted.isdisjoint(passes_of(item)) else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in chosen if item.get_closest_marker("slow") is not None}
-    items[:] = sorted(chosen, key=lambda item: item.path not in slow)
+    items[:] = chosen if only is None else sorted(chosen, key=lambda item: item.path not in slow)
 
 
 def passes_of(item: pytest.Item) -> tuple[str, ...]:
-    """The passes that a test belongs to. `alone` on a test overrides the `timed` of its file."""
-    for name in ("alone", "timed"):
+    """The passes that a test belongs to. A mark that stands earlier here overrides a later one, such as its file's."""
+    for name in ("soak", "alone", "timed"):
         if item.get_closest_marker(name) is not None:
             return (name,)
     return ("beside",) if item.get_closest_marker("slow") is not None else ("beside", "quick")

@@ -17,7 +17,7 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.hibari import HibariEngine
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 GERMAN = "Ihr Termin ist am Dienstag um 14:30 Uhr."
 ENGLISH = "Your appointment is on Tuesday."

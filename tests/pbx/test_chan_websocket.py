@@ -281,9 +281,12 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 bot.event("hangup")
 
 
-def test_200_calls_in_sequence_leave_nothing(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+@pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.soak)])
+def test_calls_in_sequence_leave_nothing(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, n_calls: int
+) -> None:
     n_descriptors = []
-    for n in range(200):
+    for n in range(n_calls):
         with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
             phone.wait_answered()
             with server.bot(server.only_call()) as bot:
