@@ -24,7 +24,8 @@ def test_there_is_one_for_every_machine_we_speak_of() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_it_loads_and_a_server_can_be_made_of_it(path: Path) -> None:
-    transport_settings(load(str(path), environ={}))
+    read = load(str(path), environ={})
+    assert transport_settings(read).port == read.server.port
 
 
 @pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)

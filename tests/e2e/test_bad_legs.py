@@ -150,7 +150,7 @@ def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
             await bot.event("call")
             await asyncio.sleep(0.4)
             await bot.say("Hi.", "a")
-            await bot.event("done", turn="a")
+            assert (await bot.event("done", turn="a"))["audio_ms"] == 180
 
     run(main)
 

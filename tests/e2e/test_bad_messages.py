@@ -193,5 +193,8 @@ def test_a_peer_that_is_failed_and_stays_is_gone_all_the_same() -> None:
             await peer.read_until(b'"started"')
             await peer.send_bytes(b"\x81\x02hi")
             await until(lambda: not len(rig.server.registry), "the call outlives its failed socket", 1.0)
+            while peer.close_code is None:
+                await peer.read()
+            assert peer.close_code == 1002
 
     run(main, plain_loop=True)

@@ -107,7 +107,7 @@ def test_a_bot_that_came_by_itself_does_not_mind_that_the_other_cannot_be_reache
             async with rig.bot(call="CA1") as bot:
                 await asyncio.sleep(0.5)
                 await bot.say("Still here.", "a")
-                await bot.event("done", turn="a")
+                assert (await bot.event("done", turn="a"))["audio_ms"] == 660
 
     run(main)
 

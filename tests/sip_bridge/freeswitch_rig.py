@@ -43,5 +43,5 @@ def said(channel: Channel) -> list[tuple[Any, ...]]:
     return [tuple(report.values()) for report in channel.reports]
 
 
-async def told(channel: Channel, *reports: tuple[Any, ...]) -> None:
+async def assert_told(channel: Channel, *reports: tuple[Any, ...]) -> None:
     await until(lambda: said(channel) == list(reports), f"{reports}, not {said(channel)}")

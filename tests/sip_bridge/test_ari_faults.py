@@ -20,7 +20,7 @@ from sip_bridge.ari import application as ari
 pytestmark = pytest.mark.timed
 
 
-async def readiness(rig: Rig, says: str) -> None:
+async def assert_readiness(rig: Rig, says: str) -> None:
     """Until /readyz says so."""
     for _ in range(400):
         status, body = await get(rig.http_port, "/readyz")
@@ -61,7 +61,7 @@ def test_readyz_says_why_asterisk_lets_us_not_in(settings: dict[str, str], says:
             if given["ari__url"].startswith("/"):
                 given["ari__url"] = asterisk.url + "/nowhere"
             async with bridging(server.url, **given) as rig:
-                await readiness(rig, says)
+                await assert_readiness(rig, says)
 
     run(main)
 
@@ -72,7 +72,7 @@ def test_where_no_asterisk_listens_its_http_server_is_named() -> None:
             port = nobody.getsockname()[1]
         given = {**SETTINGS, "ari__url": f"ws://127.0.0.1:{port}/ari"}
         async with standin_server() as server, bridging(server.url, **given) as rig:
-            await readiness(rig, "is its HTTP server enabled in http.conf?")
+            await assert_readiness(rig, "is its HTTP server enabled in http.conf?")
 
     run(main)
 
@@ -87,12 +87,12 @@ def test_an_asterisk_that_accepts_and_never_answers_is_timed_out_and_found_when_
         port = listener.sockets[0].getsockname()[1]
         given = {**SETTINGS, "ari__url": f"ws://127.0.0.1:{port}/ari", "ari__request_timeout_s": 0.2}
         async with standin_server() as server, bridging(server.url, **given) as rig:
-            await readiness(rig, "has not answered for 0.2 s")
+            await assert_readiness(rig, "has not answered for 0.2 s")
             listener.close()
             await listener.wait_closed()
-            await readiness(rig, "no Asterisk at ari.url")
+            await assert_readiness(rig, "no Asterisk at ari.url")
             async with StandinAri().running(port) as asterisk:
-                await readiness(rig, "ready")
+                await assert_readiness(rig, "ready")
                 call = await good_call(asterisk, server, "c-1")
                 await asterisk.hang_up("c-1")
                 await call.gone()
@@ -107,9 +107,9 @@ def test_an_asterisk_too_old_for_requests_over_the_websocket_is_told() -> None:
             asterisk.mute.add("GET asterisk")
             given = {**SETTINGS, "ari__url": asterisk.url, "ari__request_timeout_s": 0.2}
             async with bridging(server.url, **given) as rig:
-                await readiness(rig, "need Asterisk 22.4")
+                await assert_readiness(rig, "need Asterisk 22.4")
                 asterisk.mute.clear()
-                await readiness(rig, "ready")
+                await assert_readiness(rig, "ready")
 
     run(main)
 
@@ -122,14 +122,14 @@ def test_calls_live_on_while_the_connection_is_lost() -> None:
             gone = await good_call(asterisk, server, "c-2")
             asterisk.dead = True
             asterisk.cut()
-            await readiness(rig, "asterisk: ")
+            await assert_readiness(rig, "asterisk: ")
             assert metrics.value("telephony_sip_bridge_ari_connected") == 0
             await call.speak(noise(2, 1), mark="meanwhile")
             await call.until(lambda: len(call.of("mark")) == 2, "speech goes on")
             await asterisk.hang_up("c-2")  # nobody hears of it
             assert gone.closed is None
             asterisk.dead = False
-            await readiness(rig, "ready")
+            await assert_readiness(rig, "ready")
             await gone.gone()
             await until(lambda: rig.bridge.n_calls == 1, "it is put away")
             assert call.closed is None
@@ -162,7 +162,7 @@ def test_a_call_that_ends_while_the_connection_is_lost_is_put_away_afterwards() 
             call = await good_call(asterisk, server, "c-1")
             asterisk.dead = True
             asterisk.cut()
-            await readiness(rig, "asterisk: ")
+            await assert_readiness(rig, "asterisk: ")
             await call.socket.close(1000)
             await until(lambda: not rig.bridge.n_calls, "the call is over")
             assert len(asterisk.channels) == 2
@@ -213,7 +213,7 @@ def test_whose_application_is_taken_keeps_its_calls_and_stays_away() -> None:
             headers = {"Authorization": "Basic YnJpZGdlOnMzY3JldA=="}
             url = f"{asterisk.url}/events?app={APP}"
             async with connect(url, additional_headers=headers, proxy=None) as _other:
-                await readiness(rig, "another client has taken the application tts")
+                await assert_readiness(rig, "another client has taken the application tts")
                 await call.speak(noise(2, 1), mark="on")
                 await call.until(lambda: len(call.of("mark")) == 2, "the call goes on")
                 await asterisk.hang_up("c-1")  # told to the other
@@ -224,7 +224,7 @@ def test_whose_application_is_taken_keeps_its_calls_and_stays_away() -> None:
                 asterisk.first.transport.abort()
                 await asyncio.sleep(0.6)
                 assert asterisk.n_connections == 2, "the two must not take it from each other"
-                await readiness(rig, "another client has taken the application tts")
+                await assert_readiness(rig, "another client has taken the application tts")
 
     run(main)
 
@@ -369,6 +369,7 @@ def test_callers_who_hang_up_in_every_moment_leave_nothing() -> None:
                 await asterisk.hang_up(f"c-{n}")
             await until(lambda: not rig.bridge.n_calls, "no call is left")
             await asterisk.empty()
+            await assert_readiness(rig, "ready")
 
     run(main)
 

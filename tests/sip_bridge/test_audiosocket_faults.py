@@ -74,6 +74,7 @@ def test_frames_in_pieces_are_heard_whole() -> None:
                     up.send_bytes(piece)
                     await asyncio.sleep(0.003)
             await call.until(lambda: bytes(call.audio) == b"".join(said), "all of it")
+            assert rig.bridge.n_calls == 1, "and the call goes on"
 
     run(main)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bridge_rig import Ended, run, until
-from freeswitch_rig import UUID, bridged, said, speech, together, told
+from freeswitch_rig import UUID, assert_told, bridged, said, speech, together
 from standin_freeswitch import StandinFreeSwitch
 
 from sip_bridge.freeswitch.esl_messages import is_uuid
@@ -25,7 +25,7 @@ def test_files_are_heard_in_order_and_reported(tmp_path: Path) -> None:
             switch.word(channel, tts="hello")
             first, second = speech(10, 1), speech(8, 2)
             paths = [switch.speech(channel, 1, first), switch.speech(channel, 2, second)]
-            await told(channel, ("playing", "1"), ("played", "1"), ("playing", "2"), ("played", "2"))
+            await assert_told(channel, ("playing", "1"), ("played", "1"), ("playing", "2"), ("played", "2"))
             assert channel.pcm == first + second
             assert not any(path.exists() for path in paths), "played files are removed at once"
 
@@ -45,7 +45,7 @@ def test_a_clear_silences_within_the_time_of_a_break_and_the_next_file_is_heard(
             switch.word(channel, tts="clear", before=3)
             answer = speech(6, 3)
             switch.speech(channel, 3, answer)
-            await told(channel, ("playing", "1"), ("playing", "3"), ("played", "3"))
+            await assert_told(channel, ("playing", "1"), ("playing", "3"), ("played", "3"))
             assert [len(pcm) for _, _, pcm in channel.heard][1:] == [len(answer)]
             assert channel.heard[0][1] - cleared_s < 0.2  # at most 20 ms are the stand-in's own
             assert channel.heard[1][2] == answer
@@ -116,7 +116,7 @@ def test_a_break_that_comes_too_early_for_its_file_is_followed_by_another(tmp_pa
             await asyncio.sleep(0.04)
             switch.word(channel, tts="clear", before=2)
             switch.speech(channel, 2, speech(6, 2))
-            await told(channel, ("playing", "2"), ("played", "2"))
+            await assert_told(channel, ("playing", "2"), ("played", "2"))
             *cut, (_, _, last) = channel.heard
             assert last == speech(6, 2)
             # Without its file FreeSWITCH plays nothing; where that stays, one frame and what the machine takes.
@@ -170,7 +170,7 @@ def test_a_call_that_another_bridge_had_is_silenced_and_asked_for_again(tmp_path
             async with bridged(switch) as rig:
                 await until(lambda: rig.bridge._why_not_ready() is None, "the connection")
                 switch.speech(channel, 4, speech(5, 4))
-                await told(channel, ("playing", "1"), ("again",))
+                await assert_told(channel, ("playing", "1"), ("again",))
                 await until(lambda: len(channel.heard) == 1, "silence")
                 switch.word(channel, tts="clear", before=5)
                 for number in (5, 6):
@@ -206,7 +206,7 @@ def test_a_word_of_the_servers_tells_whether_another_bridge_had_the_call(
             for _ in range(2):
                 switch.word(channel, **word)
             switch.speech(channel, 4, speech(3, 4))
-            await told(channel, *reports, ("playing", "4"), ("played", "4"))
+            await assert_told(channel, *reports, ("playing", "4"), ("played", "4"))
 
     run(main)
 
@@ -219,7 +219,7 @@ def test_digits_reach_the_server_and_a_flood_of_them_does_not(tmp_path: Path) ->
             for digit in "1#a":
                 switch.press(channel, digit)
             switch.press(stranger, "9")
-            await told(channel, ("dtmf", "1"), ("dtmf", "#"), ("dtmf", "A"))
+            await assert_told(channel, ("dtmf", "1"), ("dtmf", "#"), ("dtmf", "A"))
             assert stranger.texts == [], "a call that is not ours"
             for _ in range(100):
                 switch.press(channel, "5")
@@ -295,6 +295,7 @@ def test_a_caller_whose_stream_never_came_to_be_does_not_wait_for_ever(tmp_path:
             else:
                 switch.left(channel, refusal)
             await until(lambda: not channel.is_up, "the hang-up")
+            assert channel.heard == []
 
     run(main)
 
@@ -309,7 +310,7 @@ def test_a_fork_speaks_its_own_words(tmp_path: Path) -> None:
             switch.word(channel, tts="clear", before=2)
             await until(lambda: channel.heard, "silence")
             switch.press(channel, "4")
-            await told(channel, ("playing", "1"), ("dtmf", "4"))
+            await assert_told(channel, ("playing", "1"), ("dtmf", "4"))
             assert f"api uuid_audio_fork {UUID} send_text " in " ".join(switch.commands)
 
     run(main)
@@ -323,7 +324,7 @@ def test_many_calls_do_not_hear_each_other(tmp_path: Path) -> None:
             for channel, word in zip(channels, words, strict=True):
                 switch.speech(channel, 1, word)
             for channel, word in zip(channels, words, strict=True):
-                await told(channel, ("playing", "1"), ("played", "1"))
+                await assert_told(channel, ("playing", "1"), ("played", "1"))
                 assert channel.pcm == word
 
     run(main)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from bridge_rig import Ended, get, run, until
-from freeswitch_rig import UUID, bridged, said, speech, together, told
+from freeswitch_rig import UUID, assert_told, bridged, said, speech, together
 from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
 from sip_bridge import metrics
@@ -36,9 +36,9 @@ def test_an_event_socket_that_drops_in_the_middle_of_a_break(tmp_path: Path) -> 
             await until(lambda: switch.n_connections == 2, "a new connection")
             await until(lambda: channel.heard, "silence")
             assert len(channel.heard[0][2]) < 400 * 320
-            await told(channel, ("playing", "1"), ("again",))
+            await assert_told(channel, ("playing", "1"), ("again",))
             switch.speech(channel, 2, speech(5, 2))
-            await told(channel, ("playing", "1"), ("again",), ("playing", "2"), ("played", "2"))
+            await assert_told(channel, ("playing", "1"), ("again",), ("playing", "2"), ("played", "2"))
             assert rig.bridge.n_calls == 1
 
     run(main)
@@ -62,7 +62,7 @@ def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
             assert ended.counts == {"hangup": 1}
             newer = switch.call()
             switch.speech(newer, 1, speech(3, 1))
-            await told(newer, ("playing", "1"), ("played", "1"))
+            await assert_told(newer, ("playing", "1"), ("played", "1"))
             assert (await get(rig.http_port, "/readyz"))[0] == 200
 
     run(main)
@@ -107,7 +107,7 @@ def test_an_event_socket_that_is_of_no_use_says_why(tmp_path: Path, fault: str, 
                 await until(lambda: any("event plain" in each for each in switch.commands), "a connection", within_s=12)
                 await asyncio.sleep(0.02)
                 switch.speech(channel, 1, speech(3, 1))
-                await told(channel, ("playing", "1"), ("played", "1"))
+                await assert_told(channel, ("playing", "1"), ("played", "1"))
                 await switch.hang_up(channel)
                 await until(lambda: rig.bridge.n_calls == 0, "the end")
 
@@ -123,6 +123,7 @@ def test_a_freeswitch_that_answers_nothing_any_more_is_given_up(tmp_path: Path) 
             await until(lambda: switch.n_connections == 2, "a new connection")
             switch.on_command = lambda command: None
             await until(lambda: ("again",) in said(channel), "asking the server again")
+            assert channel.is_up, "the call goes on"
 
     run(main)
 
@@ -133,7 +134,7 @@ def test_a_channel_that_freeswitch_does_not_know_is_told_as_not_played(tmp_path:
             channel = switch.call(UUID)
             switch.on_command = lambda command: "-ERR memory error" if "sendmsg" in command else None
             switch.speech(channel, 1, speech(3, 1))
-            await told(channel, ("failed", "1"))
+            await assert_told(channel, ("failed", "1"))
 
     run(main)
 
@@ -159,7 +160,7 @@ def test_a_file_that_is_not_this_calls_is_neither_played_nor_removed(tmp_path: P
             switch.word(channel, tts="hello")
             switch.event("mod_audio_stream::play", {"Unique-ID": UUID}, body.replace("UUID", UUID))
             switch.speech(channel, 7, speech(3, 1))
-            await told(channel, ("playing", "7"), ("played", "7"))
+            await assert_told(channel, ("playing", "7"), ("played", "7"))
             assert sum("execute-app-name: playback" in command for command in switch.commands) == 1
         assert metrics.value("telephony_sip_bridge_bad_input_total", kind="freeswitch_event") == before + 1
 

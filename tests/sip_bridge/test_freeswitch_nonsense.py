@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bridge_rig import Rig, noise, run, until
-from freeswitch_rig import UUID, said, speech, together, told
+from freeswitch_rig import UUID, assert_told, said, speech, together
 from log_lines import lines
 from standin_asterisk import phone
 from standin_freeswitch import Channel, StandinFreeSwitch
@@ -88,8 +88,8 @@ def test_one_that_drops_in_the_middle_of_a_break_is_told_and_no_call_is_lost(
             switch.word(channel, tts="clear", before=2)
             await until(lambda: switch.n_connections == 2, "a new connection")
             await until(lambda: channel.heard and other.heard, "silence")
-            await told(channel, ("playing", "1"), ("again",))
-            await told(other, ("playing", "1"), ("again",))  # the socket was everybody's
+            await assert_told(channel, ("playing", "1"), ("again",))
+            await assert_told(other, ("playing", "1"), ("again",))  # the socket was everybody's
             assert rig.bridge.n_calls == 3
             await speaks(switch, channel, 2)
             await speaks(switch, other, 2)

@@ -95,9 +95,9 @@ def test_a_model_directory_is_read(directory: Path) -> None:
 
 def test_what_is_read_is_what_the_networks_take(directory: Path) -> None:
     checkpoint = load_model_directory(directory)
-    LanguageModel.from_state(checkpoint.config.lm, checkpoint.lm)
-    Flow.from_state(checkpoint.config, checkpoint.flow)
-    Vocoder.from_state(checkpoint.config.vocoder, checkpoint.hift)
+    assert LanguageModel.from_state(checkpoint.config.lm, checkpoint.lm).config == checkpoint.config.lm
+    assert isinstance(Flow.from_state(checkpoint.config, checkpoint.flow), Flow)
+    assert Vocoder.from_state(checkpoint.config.vocoder, checkpoint.hift).config == checkpoint.config.vocoder
 
 
 def test_fine_tuned_files_have_entries_that_are_no_tensors(directory: Path) -> None:
