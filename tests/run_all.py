@@ -1,8 +1,12 @@
 """Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
 
 There are three passes, by the marks of the tests. `timed` tests judge the clock and mostly wait; two run at a time.
-Meanwhile the unmarked tests use what is left of the cores: they run in the scheduler's idle class, which gives way to
-every other process at once, so they do not make a timed test late. Tests marked `alone` come last and have the machine.
+Tests marked `alone` judge the clock or the machine and compute much; they run one at a time, after the timed ones.
+Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
+every other process at once, so they do not make the others late.
+
+`--processes 1` runs everything one after the other. In a container with a CPU quota the passes do not overlap either:
+processes of the idle class use up the quota too, and the kernel then stops all processes for tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
@@ -48,26 +53,27 @@ def combined(statuses: Iterable[int]) -> int:
 
 
 def run(n_processes: int, options: Sequence[str]) -> int:
-    """Run all passes; returns the exit status. With one process, or none beside pytest's own, one pass at a time."""
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as retried:
+    """Run all passes; returns the exit status."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as retried, tempfile.TemporaryFile() as output:
         options = [*options, f"--retried-to={retried.name}"]
         passes: list[Pass] = []
         statuses: list[int] = []
+
+        def begin(name: str, n_at_a_time: int, report: IO[bytes] | None = None) -> Pass:
+            passes.append(start(name, n_at_a_time, options, report))
+            return passes[-1]
+
         try:
-            if n_processes >= 2:
-                with tempfile.TemporaryFile() as output:
-                    beside = start("beside", n_processes, options, output)
-                    timed = start("timed", N_TIMED, options)
-                    passes += [beside, timed]
-                    statuses += [timed.wait(), beside.wait()]
-                    show(beside, output)
+            if n_processes < 2 or has_cpu_quota():
+                statuses.append(begin("beside", n_processes).wait())
+                statuses.append(begin("timed", min(n_processes, N_TIMED)).wait())
+                statuses.append(begin("alone", 0).wait())
             else:
-                for name in ("beside", "timed"):
-                    passes.append(start(name, n_processes, options))
-                    statuses.append(passes[-1].wait())
-            if combined(statuses) in (PASSED, FAILED, NO_TESTS):
-                passes.append(start("alone", 0, options))
-                statuses.append(passes[-1].wait())
+                beside = begin("beside", n_processes, output)
+                statuses.append(begin("timed", N_TIMED).wait())
+                statuses.append(begin("alone", 0).wait())
+                statuses.append(beside.wait())
+                show(beside, output)
         except BaseException:
             for each in passes:
                 each.process.terminate()
@@ -77,6 +83,14 @@ def run(n_processes: int, options: Sequence[str]) -> int:
         if lines := retried.read():
             print(f"== these failed while the machine stalled and were run once more:\n{lines}", end="")
     return combined(statuses)
+
+
+def has_cpu_quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
+    """Whether this container may use only a share of its cores' time."""
+    try:
+        return not limits.read_text(encoding="ascii").startswith("max")
+    except OSError:
+        return False
 
 
 def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:

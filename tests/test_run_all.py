@@ -41,6 +41,13 @@ def test_the_status_of_all_passes(statuses: tuple[int, ...], whole: int) -> None
     assert run_all.combined(statuses) == whole
 
 
+@pytest.mark.parametrize(("text", "has_quota"), [("max 100000\n", False), ("200000 100000\n", True), (None, False)])
+def test_a_cpu_quota_is_recognised(tmp_path: Path, text: str | None, has_quota: bool) -> None:
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert run_all.has_cpu_quota(tmp_path / "cpu.max") == has_quota
+
+
 def project(folder: Path, gives_way: bool = False, is_well: bool = True) -> None:
     (folder / "test_it.py").write_text(ONE_OF_EACH.format(gives_way=gives_way, is_well=is_well))
     (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
@@ -58,7 +65,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timed  # only there the scheduler's class is not the idle one from the start
 @pytest.mark.parametrize(("n_processes", "is_well"), [(1, True), (2, True), (2, False)])
 def test_all_passes_run_and_one_failure_fails_the_run(tmp_path: Path, n_processes: int, is_well: bool) -> None:
-    project(tmp_path, gives_way=n_processes > 1, is_well=is_well)
+    project(tmp_path, gives_way=n_processes > 1 and not run_all.has_cpu_quota(), is_well=is_well)
     done = run(tmp_path, str(HERE / "run_all.py"), "--processes", str(n_processes))
     assert done.returncode == int(not is_well), done.stdout
     passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
