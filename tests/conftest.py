@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Generator
 
@@ -56,8 +57,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only in processes that run tests: workers inherit what the process that starts them ignores."""
-    if not config.getoption("numprocesses", None):
-        catch_ignored_signals()
+    if config.getoption("numprocesses", None):
+        return
+    catch_ignored_signals()
+    if config.getoption("--only") == "quick":
+        sys.addaudithook(refuse_sockets_and_processes)
+
+
+def refuse_sockets_and_processes(event: str, arguments: tuple[object, ...]) -> None:
+    """Fail a test of the quick pass that connects, listens or starts a process: it is not marked `slow` and should be.
+
+    pytest names the running test in the environment.
+    """
+    if event not in ("socket.bind", "socket.connect", "subprocess.Popen") or "PYTEST_CURRENT_TEST" not in os.environ:
+        return
+    if getattr(arguments[0], "family", None) != socket.AF_UNIX:
+        raise AssertionError(f"{event} in `make test-quick`: mark this test slow")
 
 
 @pytest.hookimpl(trylast=True)

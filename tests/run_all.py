@@ -5,8 +5,8 @@ Tests marked `alone` judge the clock or the machine and compute much; they run o
 Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
 every other process at once, so they do not make the others late.
 
-`--processes 1` runs everything one after the other. In a container with a CPU quota the passes do not overlap either:
-processes of the idle class use up the quota too, and the kernel then stops all processes for tens of milliseconds.
+The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
+quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -64,7 +65,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
             return passes[-1]
 
         try:
-            if n_processes < 2 or has_cpu_quota():
+            if n_processes < 2 or not is_quiet():
                 statuses.append(begin("beside", n_processes).wait())
                 statuses.append(begin("timed", min(n_processes, N_TIMED)).wait())
                 statuses.append(begin("alone", 0).wait())
@@ -72,6 +73,7 @@ def run(n_processes: int, options: Sequence[str]) -> int:
                 beside = begin("beside", n_processes, output)
                 statuses.append(begin("timed", N_TIMED).wait())
                 statuses.append(begin("alone", 0).wait())
+                set_scheduler(beside.process.pid, os.SCHED_OTHER)
                 statuses.append(beside.wait())
                 show(beside, output)
         except BaseException:
@@ -85,12 +87,23 @@ def run(n_processes: int, options: Sequence[str]) -> int:
     return combined(statuses)
 
 
-def has_cpu_quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
-    """Whether this container may use only a share of its cores' time."""
-    try:
-        return not limits.read_text(encoding="ascii").startswith("max")
-    except OSError:
+def is_quiet(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
+    """Whether the passes may overlap: the cores are mostly free, and no container's quota limits their use."""
+    if not hasattr(os, "SCHED_IDLE") or os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
         return False
+    try:
+        return limits.read_text(encoding="ascii").startswith("max")
+    except OSError:
+        return True
+
+
+def set_scheduler(pid: int, policy: int) -> None:
+    """Put a process and its descendants into a scheduler class. Only root may take them out of the idle class."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+            for child in (thread / "children").read_text(encoding="ascii").split():
+                set_scheduler(int(child), policy)
 
 
 def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
@@ -104,11 +117,8 @@ def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes]
 
 
 def give_way() -> None:
-    """Compute only while no other process wants the core."""
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+    """Let this process and those that it starts compute only while no other process wants the core."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def show(each: Pass, output: IO[bytes]) -> None:

@@ -14,6 +14,8 @@ from telephony_tts.cli import main
 from telephony_tts.config import Config, Server, load
 from telephony_tts.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 TONES = ("--set", "engines.default=fake")
 SECRET = {"TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "of-the-carrier"}
 TOKEN = {"TELEPHONY_TTS_TOKENS": "of-the-bot"}

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from standstill import Standstill, Standstills, standstills
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 MS = 1_000_000

@@ -80,6 +80,7 @@ def test_the_peak_of_memory_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.skipif(not any(Path("/proc/self/task").glob("*/children")), reason="the kernel does not tell of children")
+@pytest.mark.slow
 def test_memory_is_that_of_the_processes_it_started_too() -> None:
     program = "held = b'1' * (100 << 20); print('held', flush=True); input()"
 
@@ -174,6 +175,7 @@ def test_a_gpu_is_refused_in_the_words_of_the_engine(monkeypatch: pytest.MonkeyP
     machine.need_gpu("cuda")
 
 
+@pytest.mark.slow
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "telephony_tts" / "bench"
     package.mkdir(parents=True)

@@ -1,8 +1,11 @@
+import pytest
 from conformance import Subject, assert_keeps_the_contract
 
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+
+pytestmark = pytest.mark.slow
 
 ESPEAK = Subject(min_correlation=0.98)
 """Not bit-exact: 1,500 renderings, 29 voices: up to four variants of a text, of one length, 0.987 or more alike."""

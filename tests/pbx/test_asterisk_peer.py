@@ -17,7 +17,7 @@ from peer_process import PeerFailed, PeerProcess, n_children, wait_until
 from phones import calling
 from rtp_end import RtpExchange
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.slow, pytest.mark.peer]
 HERE = Path(__file__).resolve().parent
 
 

@@ -15,6 +15,8 @@ from standin_freeswitch import StandinFreeSwitch
 from sip_bridge.freeswitch.esl_messages import is_uuid
 from sip_bridge.freeswitch.speech_files import is_speech_file
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------ a call
 
 

@@ -12,6 +12,8 @@ from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
 from sip_bridge import metrics
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_event_socket_that_drops_in_the_middle_of_a_break(tmp_path: Path) -> None:
     """The break is lost with it. Back again, what plays is stopped, and the server is asked for what was not heard."""

@@ -28,6 +28,8 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
 
+pytestmark = pytest.mark.slow
+
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
 

@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
-pytestmark = pytest.mark.usefixtures("few_steps")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

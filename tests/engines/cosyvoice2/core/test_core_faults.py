@@ -29,6 +29,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_row_without_numbers_ends_that_one_of_the_batch(rig: Rig, alone: list[Pcm]) -> None:
     """Its keys and values are no numbers any more; the others share its steps and hear nothing of it."""

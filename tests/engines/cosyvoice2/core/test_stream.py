@@ -21,6 +21,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 HELD = Ahead(audio_ms=1)
 """Whose listener takes nothing goes no further than the first block."""
 

@@ -27,6 +27,8 @@ from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
+pytestmark = pytest.mark.slow
+
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
 

@@ -21,6 +21,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.layers import Int8Linear, Linear, mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.stream import Solve
 
+pytestmark = pytest.mark.slow
+
 N_STEPS = 10
 
 

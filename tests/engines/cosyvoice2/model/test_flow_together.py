@@ -26,6 +26,8 @@ from telephony_tts.engines.cosyvoice2.model.graphs import Graphs, Work
 from telephony_tts.engines.cosyvoice2.settings import Precision
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:

@@ -19,6 +19,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
 
