@@ -1,31 +1,29 @@
 # make run     install what is needed (once) and start the server with the embedded voice
 # make model   install the CosyVoice2 engine and fetch its model, for a voice of your own
 # make test    install what the tests need (once), lint, check types, run all tests
-# Everything is put into .venv and .peers here; `make clean` removes it.
+# Everything goes into .venv and .peers in this directory; `make clean` removes it.
 
 VENV  := .venv
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
-# The tests of the CosyVoice2 networks run on a CPU. Where pip would fetch a build for GPUs (gigabytes), point this at a
-# CPU build: make test TORCH=path/to/torch-cpu.whl. It is also the way to a build for a GPU that newer ones leave out: a
-# V100 needs one for CUDA 12.6, make model TORCH=path/to/torch-cu126.whl
+# What pip installs for PyTorch. Its default is a build for GPUs (gigabytes); the tests need only a CPU build:
+# make test TORCH=path/to/torch-cpu.whl. An older GPU may need another build, for example a V100 one for CUDA 12.6:
+# make model TORCH=path/to/torch-cu126.whl
 TORCH       ?= torch==2.13.0
 MODEL       ?= models/CosyVoice2-0.5B
 PULL_ARGS   ?=
 SERVE_ARGS  ?=
 PYTEST_ARGS ?=
-# How many tests run at a time, those aside that judge the clock: of these there are two, or they run alone.
+# So many tests run at a time. Tests that judge the clock have limits of their own, see tests/run_all.py.
 PROCESSES   ?= 2
-PAIR         = $(if $(filter 0 1,$(PROCESSES)),$(PROCESSES),2)
-BY_FILE     := --dist loadfile --no-loadscope-reorder
 EXTENSION   ?= 700
 DEMO_ARGS   ?=
 
-# OpenBLAS threads spin against onnxruntime's: without this a sentence takes twice as long.
+# Without this a sentence takes twice as long: OpenBLAS threads spin while onnxruntime's threads work.
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run model setup check test bench asterisk-demo asterisk-call clean
+.PHONY: help run model setup check test test-quick soak bench asterisk-demo asterisk-call clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -33,6 +31,8 @@ help:
 	@echo "make setup   install everything for developing"
 	@echo "make check   lint and types"
 	@echo "make test    check, then all tests                (PYTEST_ARGS='-k session' selects)"
+	@echo "make test-quick   check, then the tests without sockets, processes and clocks: three minutes"
+	@echo "make soak    the long repetitions of some tests: many minutes"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
 	@echo "make asterisk-demo   a real Asterisk, the server and a bot to call; make asterisk-call calls it"
 	@echo "make clean   remove what was installed and built here"
@@ -42,7 +42,7 @@ run: $(VENV)/.installed
 
 model: $(VENV)/.installed-cosyvoice2
 	@$(BIN)/telephony-tts models pull $(MODEL) $(PULL_ARGS) || { status=$$?; \
-	  echo "==> make model again goes on where it stopped; the other hub: make model PULL_ARGS='--source modelscope'" >&2; \
+	  echo "==> run make model again to continue; to use the other hub: make model PULL_ARGS='--source modelscope'" >&2; \
 	  exit $$status; }
 
 setup: $(VENV)/.installed-dev
@@ -51,18 +51,17 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# Three passes: what judges the clock comes in pairs, and last what must run alone. One that finds nothing to do (5) is no
-# failure, all of them are; what is neither passed nor failed, but broken off, ends it.
 test: check
 	@$(need-npm)
-	@status=5; \
-	for pass in "beside -n $(PROCESSES) $(BY_FILE)" "timed -n $(PAIR) $(BY_FILE)" "alone"; do \
-	  $(BIN)/python -m pytest --only $$pass $(PYTEST_ARGS); passed=$$?; \
-	  case $$passed in 0) [ $$status = 1 ] || status=0;; 1) status=1;; 5) ;; *) exit $$passed;; esac; \
-	done; \
-	exit $$status
+	@$(BIN)/python tests/run_all.py --processes $(PROCESSES) $(PYTEST_ARGS)
 
-# schedule.py measures nothing: it computes what would follow from prices that are put in.
+test-quick: check
+	@$(BIN)/python -m pytest --only quick -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+soak: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest --only soak $(PYTEST_ARGS)
+
+# schedule.py is left out: it measures nothing, but computes a schedule from costs that its user enters.
 BENCHMARKS := $(filter-out benchmarks/schedule.py,$(wildcard benchmarks/*.py))
 
 bench: $(VENV)/.installed-dev
@@ -81,7 +80,7 @@ clean:
 	find telephony_tts sip_bridge tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------- installing
-# A stamp newer than pyproject.toml means nothing to install, so a second start runs no pip.
+# If a stamp is newer than pyproject.toml there is nothing to install, and pip does not run.
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and its voice into $(VENV): about 60 MB of downloads, once"
@@ -96,14 +95,13 @@ $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB and PyTorch, once"
-	@$(PIP) install --quiet $(TORCH)
-	@$(PIP) install --quiet --editable '.[dev,espeak,cosyvoice,hub]'
+	@$(PIP) install --quiet --no-compile $(TORCH) --editable '.[dev,espeak,cosyvoice,hub]'
 	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@
 
 $(BIN)/python:
 	@$(find-python); $(make-venv)
 
-# A command that exists can still be a shim for a version that is not there, so each candidate is asked.
+# A command may exist and be a shim for a version that is not installed, so each candidate is run.
 define find-python
 python=; \
 for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -118,7 +116,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-# Debian splits `venv` off python3, so a bare system needs a second way. A half-made .venv must not look finished.
+# Debian packages `venv` apart from python3, so there are two fallbacks. An unfinished .venv is removed.
 define make-venv
 echo "==> making $(VENV) with $$($$python --version)"; \
 try() { rm -rf $(VENV); "$$@" >$(VENV).log 2>&1 && $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
@@ -142,7 +140,7 @@ try "$$python" -m venv $(VENV) || { \
 rm -rf $(VENV).log $(VENV).bootstrap
 endef
 
-# One test drives the server with wscat, a client from npm.
+# tests/e2e/test_wscat.py drives the server with wscat, a client from npm.
 define need-npm
 command -v npm >/dev/null || { \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

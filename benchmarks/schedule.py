@@ -75,7 +75,8 @@ def main() -> None:
     flags.add_argument("--profile", choices=PROFILES, default="default", help="block lengths (default %(default)s)")
     flags.add_argument("--hops", help="lengths in tokens of the blocks after the first, separated by commas")
     flags.add_argument("--ahead-ms", type=int, default=AheadLimits().audio_ms, help="limit of audio made and not taken")
-    flags.add_argument("--ahead-tokens", type=int, default=AheadLimits().n_tokens, help="tokens drawn beyond the next block")
+    flags.add_argument("--ahead-tokens", type=int, default=AheadLimits().n_tokens,
+                       help="tokens drawn beyond the next block")
     flags.add_argument("--nervous", type=int, default=0, help="callers that start and cancel every 100 ms")
     flags.add_argument(
         "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"

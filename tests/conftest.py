@@ -1,10 +1,11 @@
-"""What every test runs under, and which of them run beside others."""
+"""Settings for all tests, and the choice of a pass (`--only`)."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Generator
 
@@ -13,17 +14,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
-from undisturbed import pytest_runtest_protocol
 
-__all__ = ["pytest_runtest_protocol"]
+pytest_plugins = ["stall_retry"]
 
-PASSES = ("beside", "timed", "alone")
+PASSES = ("beside", "timed", "alone", "quick", "soak")
+"""Every test belongs to one of the first three, but for the long repetitions marked `soak`. `quick` has the tests of
+`beside` that are not marked `slow`."""
 
 
 def catch_ignored_signals() -> None:
     """Start children with default signal dispositions, also where this run was started with `nohup` or `&`.
 
-    Such a start ignores SIGINT, SIGQUIT or SIGHUP. Children inherit that across exec; they do not inherit a handler.
+    Such a start ignores SIGINT, SIGQUIT or SIGHUP. Children inherit an ignored signal, but not a handler.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -32,7 +34,7 @@ def catch_ignored_signals() -> None:
 
 
 def do_nothing(*_: object) -> None:
-    """A signal that this run was started to ignore stays without effect on it."""
+    """The handler of a signal that this run was started to ignore."""
 
 
 FAILED = pytest.StashKey[bool]()
@@ -44,55 +46,72 @@ settings.load_profile("house")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """An option of its own, and no `-m`, of which the last would hide the one before it."""
+    """An option of its own: `-m` stays free for PYTEST_ARGS, and pytest obeys only the last `-m`."""
     parser.addoption(
         "--only",
         choices=PASSES,
-        help="only the tests that may run beside any others, only those that may run beside one of their own kind "
-        "(`timed`), or only those that must run alone; all if it is not given",
+        help="run one pass: the tests marked `soak`, `alone` or `timed`, all others (beside), or all others but those "
+        "marked `slow` (quick). Default: all tests but those marked `soak`",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only where tests run: a process that spreads them over workers has these inherit what it ignores."""
-    if not config.getoption("numprocesses", None):
-        catch_ignored_signals()
+    """Only in processes that run tests: workers inherit what the process that starts them ignores."""
+    if config.getoption("numprocesses", None):
+        return
+    catch_ignored_signals()
+    if config.getoption("--only") == "quick":
+        sys.addaudithook(refuse_sockets_and_processes)
+
+
+def refuse_sockets_and_processes(event: str, arguments: tuple[object, ...]) -> None:
+    """Fail a test of the quick pass that connects, listens or starts a process: it is not marked `slow` and should be.
+
+    pytest names the running test in the environment.
+    """
+    if event not in ("socket.bind", "socket.connect", "subprocess.Popen") or "PYTEST_CURRENT_TEST" not in os.environ:
+        return
+    if getattr(arguments[0], "family", None) != socket.AF_UNIX:
+        raise AssertionError(f"{event} in `make test-quick`: mark this test slow")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After the folders have marked theirs."""
+    """Keep the tests of the chosen pass. Files with a slow test come first, so that both cores are busy to the end."""
     only = config.getoption("--only")
-    if only is None:
-        return
+    wanted = {only} if only is not None else {"beside", "timed", "alone"}
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        (chosen if pass_of(item) == only else left_out).append(item)
+        (left_out if wanted.isdisjoint(passes_of(item)) else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = chosen
+    slow = {item.path for item in chosen if item.get_closest_marker("slow") is not None}
+    items[:] = chosen if only is None else sorted(chosen, key=lambda item: item.path not in slow)
 
 
-def pass_of(item: pytest.Item) -> str:
-    """In which of `PASSES` it runs: `alone` counts more than the `timed` of its file."""
-    return next((name for name in ("alone", "timed") if item.get_closest_marker(name) is not None), "beside")
+def passes_of(item: pytest.Item) -> tuple[str, ...]:
+    """The passes that a test belongs to. A mark that stands earlier here overrides a later one, such as its file's."""
+    for name in ("soak", "alone", "timed"):
+        if item.get_closest_marker(name) is not None:
+            return (name,)
+    return ("beside",) if item.get_closest_marker("slow") is not None else ("beside", "quick")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
-    """What a process reports travels as UTF-8, and what hostile texts leave in a log or a message has to as well."""
+    """Make a worker's report encodable: it travels as UTF-8, and hostile texts in it may hold lone surrogates."""
     return encodable((yield))
 
 
-def encodable(told: object) -> object:
-    """The same, with lone surrogates written out."""
-    if isinstance(told, str):
-        return told.encode("utf-8", "backslashreplace").decode()
-    if isinstance(told, dict):
-        return {encodable(key): encodable(value) for key, value in told.items()}
-    if isinstance(told, list | tuple):
-        return type(told)(map(encodable, told))
-    return told
+def encodable(report: object) -> object:
+    """The same report with lone surrogates escaped."""
+    if isinstance(report, str):
+        return report.encode("utf-8", "backslashreplace").decode()
+    if isinstance(report, dict):
+        return {encodable(key): encodable(value) for key, value in report.items()}
+    if isinstance(report, list | tuple):
+        return type(report)(map(encodable, report))
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -106,10 +125,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Collect now what a failed test left open, so that it is reported with this test and not with a later one.
+    """Collect garbage after a failed test, so that what it left open is reported with it and not with a later test.
 
-    The traceback of the failure holds the test's variables. pytest keeps it in `sys` for a debugger, which is done by
-    now.
+    pytest keeps the traceback in `sys` for a debugger, and the traceback holds the test's variables.
     """
     if item.stash.get(FAILED, False):
         for name in ("last_exc", "last_type", "last_value", "last_traceback"):
@@ -119,6 +137,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end; a collector that walks through them each time takes a fifth of a second."""
+    """Freeze modules and tests: they live to the end, and a garbage collection that visits them takes 0.2 s."""
     gc.collect()
     gc.freeze()

@@ -16,7 +16,10 @@ import pytest
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = ("capacity", "first_audio", "barge_in", "memory", "frontend", "voice_activity")
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmarks read Linux's /proc"),
+]
 
 
 @pytest.fixture(scope="module")

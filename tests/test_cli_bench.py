@@ -27,6 +27,8 @@ from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import ConfigError, EngineError
 
+pytestmark = pytest.mark.slow
+
 RUN = ("bench", "engine", "--random", "tiny", "--seconds", "1")
 FIGURES = (
     "first_audio_ms_p50", "first_audio_ms_p95", "first_audio_ms_p99", "rtf", "audio_seconds_per_second", "c100",

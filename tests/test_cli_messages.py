@@ -20,6 +20,8 @@ from telephony_tts.cli import main
 from telephony_tts.engines.api import EngineStats, Voice
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parents[1]

@@ -21,6 +21,8 @@ from telephony_tts.engines.cosyvoice2.checkpoint import download
 from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIAL_REPOS
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ("huggingface", "modelscope")
 UNWANTED = ("CosyVoice-BlankEN/model.safetensors", "flow.decoder.estimator.fp32.onnx", "README.md")
 

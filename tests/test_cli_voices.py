@@ -25,6 +25,8 @@ from telephony_tts.engines.cosyvoice2.hosting.loading import read_voices
 from telephony_tts.engines.cosyvoice2.voices import enrolment
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 SAID = "Thank you for calling. Your parcel is on its way and arrives tomorrow. Is there anything else I can do?"

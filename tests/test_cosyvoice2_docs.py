@@ -22,6 +22,8 @@ from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.core.scheduler import Stage
 from telephony_tts.engines.fake import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE_PAGE = ROOT / "docs" / "cosyvoice2.md"
 BENCHMARKS_PAGE = ROOT / "docs" / "benchmarks.md"

@@ -12,6 +12,8 @@ from telephony_tts import app, doctor
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.cli import main
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ("doctor", "--set", "engines.default=fake", "--set", "server.port=0", "--set")
 
 

@@ -19,6 +19,8 @@ from telephony_tts import app
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

@@ -14,7 +14,10 @@ from benchmark_here import run_here
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "engine.py"
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the benchmarks read Linux's /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the benchmarks read Linux's /proc"),
+]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

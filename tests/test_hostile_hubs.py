@@ -19,6 +19,8 @@ from telephony_tts.engines.cosyvoice2.checkpoint.download import NEEDED, OFFICIA
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, HubFile, Listing, Sink
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
+pytestmark = pytest.mark.slow
+
 MODEL = "llm.pt"
 Sender = Callable[[bytes, Sink, int], None]
 

@@ -17,6 +17,8 @@ import yaml
 
 from telephony_tts import config
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME_OF_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")

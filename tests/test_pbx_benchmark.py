@@ -26,6 +26,8 @@ from harness.pbx_speech import SpokenTurn
 
 from telephony_tts.audio.g711 import encode_ulaw
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "pbx.py"
 SILENCE = b"\xff" * 160

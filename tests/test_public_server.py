@@ -15,6 +15,8 @@ from telephony_tts.config import Config, load
 from telephony_tts.errors import ConfigError
 from telephony_tts.transport.settings import ServerSettings
 
+pytestmark = pytest.mark.slow
+
 TONES = ("--set", "engines.default=fake")
 SECRET = {"TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "of-the-carrier"}
 TOKEN = {"TELEPHONY_TTS_TOKENS": "of-the-bot"}

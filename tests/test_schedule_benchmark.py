@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmark_here import run_here
 
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "schedule.py"
 

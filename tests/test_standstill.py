@@ -1,4 +1,4 @@
-"""The machine's standstills: what is counted of them, and a test that one of them has disturbed."""
+"""Stalls of the machine: how they are counted, and the test that is run again because of one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from standstill import Standstill, Standstills, standstills
+
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 
@@ -68,28 +70,42 @@ runs = []
 
 @pytest.mark.{mark}
 def test_disturbed(request, tmp_path):
-    import conftest
-    machine = conftest._witnessed(request.config)
+    import stall_retry
+    monitor = stall_retry._monitor(request.config)
     runs.append(tmp_path)
     now_ns = time.monotonic_ns()
-    machine._told.append(Standstill(0, now_ns - {n_ms} * 1_000_000, now_ns))
+    monitor._told.append(Standstill(0, now_ns - {n_ms} * 1_000_000, now_ns))
     assert len(runs) >= {n_runs}
 """
+AGAIN = "test_it.py::test_disturbed: the machine stalled for 84 ms; "
+
+
+def run_of(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, source: str, *options: str) -> pytest.RunResult:
+    pytester.makeini("[pytest]\nmarkers =\n    alone: so\n    timed: so")
+    pytester.makepyfile(test_it=source)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return pytester.runpytest_subprocess("-p", "stall_retry", "-p", "no:cacheprovider", *options)
 
 
 @pytest.mark.parametrize(
     ("mark", "n_ms", "n_runs", "is_passed"),
     [("alone", 84, 2, True), ("timed", 84, 2, True), ("timed", 84, 3, False), ("alone", 25, 2, False)],
 )
-def test_what_fails_in_a_standstill_runs_once_more(
+def test_a_test_that_fails_in_a_stall_runs_once_more(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, n_ms: int, n_runs: int, is_passed: bool
 ) -> None:
-    here = Path(__file__).parent
-    pytester.makeini("[pytest]\nmarkers =\n    alone: so\n    timed: so")
-    pytester.makeconftest((here / "undisturbed.py").read_text())
-    pytester.makepyfile(TEST_OF_A_CALL.format(mark=mark, n_ms=n_ms, n_runs=n_runs))
-    monkeypatch.setenv("PYTHONPATH", str(here))
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", "-s")
+    result = run_of(pytester, monkeypatch, TEST_OF_A_CALL.format(mark=mark, n_ms=n_ms, n_runs=n_runs))
     result.assert_outcomes(passed=int(is_passed), failed=int(not is_passed))
-    said = "stood still for 84 ms meanwhile: again"
-    assert (said in result.stdout.str()) == (n_ms > 40)
+    listed = AGAIN + ("passed the second time" if is_passed else "failed again")
+    assert (listed in result.stdout.str()) == (n_ms > 40)
+
+
+def test_the_list_of_retries_comes_from_the_workers_too_and_goes_to_a_file(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TEST_OF_A_CALL.format(mark="timed", n_ms=84, n_runs=2)
+    for _ in range(2):
+        result = run_of(pytester, monkeypatch, source, "-n", "1", "--retried-to", "list")
+        result.assert_outcomes(passed=1)
+        assert "1 run again after a stall of the machine" in result.stdout.str()
+    assert (pytester.path / "list").read_text() == f"{AGAIN}passed the second time\n" * 2

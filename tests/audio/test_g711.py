@@ -80,6 +80,7 @@ def test_foreign_audio_is_refused(foreign):
         g711.encode_alaw(foreign)
 
 
+@pytest.mark.slow
 def test_the_import_is_silent_and_silences_nothing_else():
     program = "import telephony_tts.audio.g711, warnings; warnings.warn('mine', DeprecationWarning)"
     run = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)

@@ -80,6 +80,7 @@ def test_the_memory_peak_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.skipif(not any(Path("/proc/self/task").glob("*/children")), reason="the kernel does not list children")
+@pytest.mark.slow
 def test_memory_includes_child_processes() -> None:
     program = "held = b'1' * (100 << 20); print('held', flush=True); input()"
 
@@ -174,6 +175,7 @@ def test_an_unusable_gpu_is_refused_with_the_engines_reason(monkeypatch: pytest.
     machine.need_gpu("cuda")
 
 
+@pytest.mark.slow
 def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "telephony_tts" / "bench"
     package.mkdir(parents=True)

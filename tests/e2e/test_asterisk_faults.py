@@ -19,6 +19,8 @@ from rig import Bot, Rig, correlation, decoded, rendering, run, serving, until
 
 from telephony_tts.transport import asterisk_dial
 
+pytestmark = pytest.mark.timed
+
 SENTENCE = "Your parcel left the depot on Tuesday."
 
 

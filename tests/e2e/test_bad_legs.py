@@ -18,6 +18,8 @@ from websockets.exceptions import ConnectionClosed
 
 from telephony_tts import metrics
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20
@@ -148,7 +150,7 @@ def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
             await bot.event("call")
             await asyncio.sleep(0.4)
             await bot.say("Hi.", "a")
-            await bot.event("done", turn="a")
+            assert (await bot.event("done", turn="a"))["audio_ms"] == 180
 
     run(main)
 

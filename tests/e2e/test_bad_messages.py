@@ -12,6 +12,8 @@ from raw_peer import frame, raw_peer
 from rig import Bot, Tones, run, serving, until
 from websockets.frames import Opcode
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20
@@ -191,5 +193,8 @@ def test_a_peer_that_is_failed_and_stays_is_gone_all_the_same() -> None:
             await peer.read_until(b'"started"')
             await peer.send_bytes(b"\x81\x02hi")
             await until(lambda: not len(rig.server.registry), "the call outlives its failed socket", 1.0)
+            while peer.close_code is None:
+                await peer.read()
+            assert peer.close_code == 1002
 
     run(main, plain_loop=True)

@@ -23,6 +23,8 @@ from rig import correlation, decoded, rendering
 from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli import main
 
+pytestmark = pytest.mark.slow
+
 TONES = ("--set", "engines.default=fake")
 
 

@@ -31,6 +31,8 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
+pytestmark = pytest.mark.alone
+
 CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
 ALIKE = 0.998
 """What the model's noises and their frames must reach; unlike noises of it may reach 0.9."""

@@ -24,6 +24,8 @@ from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.wire.messages import Configure
 
+pytestmark = pytest.mark.alone
+
 SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
 """Of the calls: with each of them `TEXT` takes three to four seconds."""
 TEXT = "Thank you for calling."

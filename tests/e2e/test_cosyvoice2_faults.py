@@ -24,6 +24,8 @@ from websockets.asyncio.client import connect
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 
+pytestmark = pytest.mark.timed
+
 WAIT_S = 30.0
 BAD, GOOD = "Zebras.", "Your parcel left the depot on Tuesday morning."
 

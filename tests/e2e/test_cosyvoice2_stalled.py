@@ -134,7 +134,7 @@ def test_a_stopped_engine_is_told_and_replaced(model_dir: Path) -> None:
             two, gone = await enter(called_on_two_legs(port, "c1")), await enter(called(port, audio="binary"))
             other = await enter(called(port, audio="binary", voice="hibari/heart"))
             await gather(speaks(one, "a"), speaks(two, "a"))
-            await speaks(other, "other", "Your parcel left the depot on Tuesday morning. " * 8)
+            await speaks(other, "other", "Your parcel left the depot on Tuesday morning. " * 5)
             os.kill(pid, signal.SIGSTOP)
             begun_s = time.monotonic()
             assert await readyz_is(port, 503) - begun_s < NOTICED_S

@@ -8,11 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import numpy as np
+import pytest
 import soxr
 from rig import correlation, decoded, patient, run, serving
 
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.hibari import HibariEngine
+
+pytestmark = pytest.mark.alone
 
 
 class Recorded(HibariEngine):

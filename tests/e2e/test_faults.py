@@ -17,6 +17,8 @@ from websockets.server import ServerProtocol
 
 from telephony_tts.engines.api import Chunk, Utterance
 
+pytestmark = pytest.mark.alone
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20
@@ -105,7 +107,7 @@ def test_a_bot_that_came_by_itself_does_not_mind_that_the_other_cannot_be_reache
             async with rig.bot(call="CA1") as bot:
                 await asyncio.sleep(0.5)
                 await bot.say("Still here.", "a")
-                await bot.event("done", turn="a")
+                assert (await bot.event("done", turn="a"))["audio_ms"] == 660
 
     run(main)
 

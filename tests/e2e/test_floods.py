@@ -17,6 +17,8 @@ from raw_peer import frame, raw_peer
 from rig import run, serving, until
 from websockets.frames import Opcode
 
+pytestmark = pytest.mark.alone
+
 MEDIA = "/media/twilio"
 GREEDY = "/v1/stream?codec=pcm&rate=24000&pace=burst"
 LONG = "This is a long story, and nobody is going to hear its end. " * 20

@@ -17,6 +17,8 @@ from raw_peer import frame
 from rig import Rig, run, serving
 from websockets.frames import Opcode
 
+pytestmark = pytest.mark.timed
+
 N_TIMES = 50
 AT_ONCE = 10
 UPGRADE = (
@@ -134,7 +136,7 @@ def status_of(answer: bytes, with_body: bool) -> int:
     return status
 
 
-def no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def assert_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
     told = [(r.name, r.getMessage(), r.exc_info) for r in caplog.records if r.levelno >= logging.WARNING]
     assert not told
 
@@ -152,7 +154,7 @@ def test_every_form_of_request_gets_its_answer(name: str, plain_loop: bool, capl
                     assert status_of(answer, with_body=not name.startswith("HEAD")) == form.status
 
     run(main, plain_loop=plain_loop)
-    no_warnings(caplog)
+    assert_no_warnings(caplog)
 
 
 @pytest.mark.parametrize("plain_loop", [True, False], ids=["asyncio", "uvloop"])
@@ -175,7 +177,7 @@ def test_peers_that_vanish_behind_their_request_leave_no_line(
                     sock.close()  # a reset
 
     run(main, plain_loop=plain_loop)
-    no_warnings(caplog)
+    assert_no_warnings(caplog)
 
 
 PING = {"type": "ping", "id": "behind"}
@@ -223,7 +225,7 @@ def test_what_comes_with_the_upgrade_is_read_after_its_answer(
                 await one(rig, seed)
 
     run(main, plain_loop=plain_loop)
-    no_warnings(caplog)
+    assert_no_warnings(caplog)
 
 
 def test_an_upgrade_and_a_half_close_is_answered_and_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +237,7 @@ def test_an_upgrade_and_a_half_close_is_answered_and_over(caplog: pytest.LogCapt
                 await rig.empty()
 
     run(main)
-    no_warnings(caplog)
+    assert_no_warnings(caplog)
 
 
 def test_a_peer_that_never_stops_sending_after_its_request_is_cut_off() -> None:
@@ -276,4 +278,4 @@ def test_over_tls_too(certificate: tuple[Path, Path], caplog: pytest.LogCaptureF
                 writer.close()
 
     run(main)
-    no_warnings(caplog)
+    assert_no_warnings(caplog)

@@ -17,6 +17,8 @@ from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.hibari import HibariEngine
 
+pytestmark = pytest.mark.slow
+
 GERMAN = "Ihr Termin ist am Dienstag um 14:30 Uhr."
 ENGLISH = "Your appointment is on Tuesday."
 ITALIAN = "Grazie per aver chiamato e buona giornata."

@@ -15,6 +15,8 @@ from log_lines import lines
 from rig import get, run, serving
 from served import process
 
+pytestmark = pytest.mark.alone
+
 N = 20_000
 N_REFUSED = 5_000
 MAX_LOG_BYTES = 50_000

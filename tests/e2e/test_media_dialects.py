@@ -22,6 +22,8 @@ from telephony_tts.app import transport_settings
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.config import load
 
+pytestmark = pytest.mark.timed
+
 SENTENCE = "Your parcel left the depot on Tuesday."
 
 

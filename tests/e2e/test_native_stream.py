@@ -14,6 +14,8 @@ from rig import FRAME_BYTES, Bot, Tones, correlation, decoded, gather, patient, 
 
 from telephony_tts.engines.fake import MS_PER_CHAR
 
+pytestmark = pytest.mark.timed
+
 SENTENCES = "Your parcel is here. It weighs little. Shall I send it on?"
 
 
@@ -260,9 +262,10 @@ def test_fifty_bots_come_speak_and_go_and_nothing_is_left() -> None:
                 async with rig.bot(audio="binary") as bot:
                     await bot.say(f"Hello number {n}." if n % 2 else "A long one, of which not all is heard. " * 4)
                     if n % 2:
-                        await bot.event("done", within_s=15)
+                        assert (await bot.event("done", within_s=15))["underruns"] == 0
                     else:
                         await bot.event("started")
+                    assert bot.frames
 
             await gather(*(one(n) for n in range(50)))
 

@@ -24,6 +24,8 @@ from telephony_tts.engines.api import EngineStats
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
 
+pytestmark = pytest.mark.alone
+
 MEDIA = "/media/twilio"
 
 

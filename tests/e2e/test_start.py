@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from served import process
 
+pytestmark = pytest.mark.slow
+
 TONES = ("--set", "engines.default=fake", "--port", "0")
 PASSPHRASE = "correct horse battery staple"
 Ended = tuple[int, str]

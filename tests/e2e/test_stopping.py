@@ -23,6 +23,8 @@ from websockets.exceptions import InvalidStatus
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.transport.server import Server
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 
 

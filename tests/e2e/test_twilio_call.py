@@ -17,6 +17,8 @@ from websockets.exceptions import InvalidStatus
 
 from telephony_tts.wire.twilio import signature
 
+pytestmark = pytest.mark.timed
+
 MEDIA = "/media/twilio"
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pytest
 import soxr
 from rig import Bot, patient, run, serving, until
 from test_media_dialects import leg
@@ -17,6 +18,8 @@ from twilio_peer import calling
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.engines.hibari_model import HibariModel
 from telephony_tts.session.settings import BargeInSettings
+
+pytestmark = pytest.mark.alone
 
 TEXT = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
 MOST_S = 1.5

@@ -11,6 +11,8 @@ from websockets.exceptions import InvalidStatus
 
 from telephony_tts import metrics
 
+pytestmark = pytest.mark.timed
+
 PATHS = ("/v1/stream", "/media/twilio", "/media/asterisk", "/media/freeswitch", "/media/native")
 EVIL = "https://evil.example"
 

@@ -25,7 +25,7 @@ from served import process
 
 WSCAT = "6.1.0"
 PEERS = Path(__file__).resolve().parents[2] / ".peers"
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.timed]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The engine contract in executable form: every engine passes `check_engine`, the fake one too.
+"""The engine contract in executable form: every engine passes `assert_keeps_the_contract`, the fake one too.
 
 Each check gets a started engine and must leave it idle. A failure names the check it came from.
 """
@@ -39,7 +39,7 @@ class Subject:
         return bool(np.corrcoef(a, b)[0, 1] >= self.min_correlation)
 
 
-def check_engine(make_engine: Callable[[], Engine], subject: Subject | None = None) -> None:
+def assert_keeps_the_contract(make_engine: Callable[[], Engine], subject: Subject | None = None) -> None:
     """Run every check on one engine, which starts and closes once; then check that it has left nothing behind."""
     asyncio.run(_check(make_engine, subject or Subject()))
 

@@ -1,24 +1,27 @@
-from conformance import Subject, check_engine
+import pytest
+from conformance import Subject, assert_keeps_the_contract
 
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
+
+pytestmark = pytest.mark.slow
 
 ESPEAK = Subject(min_correlation=0.98)
 """Not bit-exact: 1,500 renderings with 29 voices had up to four variants of a text, with a correlation of 0.987."""
 
 
 def test_fake_keeps_the_contract() -> None:
-    check_engine(FakeEngine, Subject(max_s_of_endless_word=601.0))
+    assert_keeps_the_contract(FakeEngine, Subject(max_s_of_endless_word=601.0))
 
 
 def test_hibari_keeps_the_contract() -> None:
-    check_engine(HibariEngine)
+    assert_keeps_the_contract(HibariEngine)
 
 
 def test_espeak_keeps_the_contract() -> None:
-    check_engine(EspeakEngine, ESPEAK)
+    assert_keeps_the_contract(EspeakEngine, ESPEAK)
 
 
 def test_espeak_keeps_the_contract_with_one_worker() -> None:
-    check_engine(lambda: EspeakEngine(n_workers=1), ESPEAK)
+    assert_keeps_the_contract(lambda: EspeakEngine(n_workers=1), ESPEAK)

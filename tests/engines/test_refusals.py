@@ -16,6 +16,8 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.errors import UnsupportedText
 
+pytestmark = pytest.mark.slow
+
 TEXTS = {
     "thai": "สวัสดี",
     "hebrew": "שלום",

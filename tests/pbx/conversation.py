@@ -49,7 +49,7 @@ def is_loud(packet: RtpPacket) -> bool:
     return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
 
 
-def each_hears_its_own(phones: Sequence[Phone], bots: Sequence[Bot]) -> None:
+def assert_each_hears_its_own(phones: Sequence[Phone], bots: Sequence[Bot]) -> None:
     """All bots speak at once, a text each; every phone hears one of them, whole, and no other phone the same one. Then
     the phones hang up."""
     for phone in phones:

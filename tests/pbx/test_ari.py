@@ -163,6 +163,7 @@ def test_a_caller_who_hangs_up_at_once_leaves_nothing(media: RtpExchange, rig: R
             phone.hang_up()
             phone.wait_ended()
     wait_until(lambda: not rig.server.n_calls and not rig.bridge.n_calls, "no call is left", 5)
+    assert rig.bridge.ready()[0] == 200
 
 
 @pytest.mark.alone

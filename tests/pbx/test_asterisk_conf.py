@@ -46,7 +46,7 @@ def speech(n: int = 4800) -> Pcm:
 SAID = speech()
 
 
-def say_and_hear(phone: Phone) -> None:
+def assert_echo(phone: Phone) -> None:
     """The server's echo must be what was said."""
     phone.wait_answered()
     # A connection takes its time, and what is said before it is there is lost.
@@ -103,7 +103,7 @@ def test_chan_websocket_in_plain_text(
     pbx: Asterisk, media: RtpExchange, media_server: MediaEcho, codec: str, frame_bytes: int
 ) -> None:
     with calling(media, pbx.sip_port, f"wstext-{codec}") as (phone,):
-        say_and_hear(phone)
+        assert_echo(phone)
     pbx.wait_for_no_channel()
     assert media_server.texts[0].startswith("MEDIA_START ") and f"format:{codec}" in media_server.texts[0].split()
     assert media_server.frame_bytes == {frame_bytes}
@@ -115,7 +115,7 @@ def test_chan_websocket_in_json_with_the_call_in_the_url(
     pbx: Asterisk, media: RtpExchange, media_server: MediaEcho
 ) -> None:
     with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
-        say_and_hear(phone)
+        assert_echo(phone)
     start = json.loads(media_server.texts[0])
     assert start["event"] == "MEDIA_START" and start["format"] == "ulaw" and start["optimal_frame_size"] == FRAME_BYTES
     asked = parse_qs(urlsplit(media_server.requests[0][0]).query)
@@ -125,7 +125,7 @@ def test_chan_websocket_in_json_with_the_call_in_the_url(
 def test_chan_websocket_answered_by_the_server(pbx: Asterisk, media: RtpExchange, media_server: MediaEcho) -> None:
     media_server.answer = json.dumps({"command": "ANSWER"})
     with calling(media, pbx.sip_port, "wsearly-ulaw") as (phone,):
-        say_and_hear(phone)
+        assert_echo(phone)
 
 
 def test_no_media_server_ends_the_call(pbx: Asterisk, media: RtpExchange) -> None:
@@ -180,7 +180,7 @@ def audio_server(pbx: Asterisk) -> Iterator[AudioSocketEcho]:
 def test_the_audiosocket_application(pbx: Asterisk, media: RtpExchange, audio_server: AudioSocketEcho) -> None:
     call = uuid.uuid4()
     with calling(media, pbx.sip_port, f"audiosocket-{call}") as (phone,):
-        say_and_hear(phone)
+        assert_echo(phone)
         phone.rtp.dial("4")
         wait_until(lambda: audio_server.digits == "4", "the digit arrives", 5)
     pbx.wait_for_no_channel()
@@ -196,7 +196,7 @@ def test_the_audiosocket_channel(
     pbx: Asterisk, media: RtpExchange, audio_server: AudioSocketEcho, codec: str, kind: int, n_bytes: int
 ) -> None:
     with calling(media, pbx.sip_port, f"achannel-{codec}") as (phone,):
-        say_and_hear(phone)
+        assert_echo(phone)
     assert len(audio_server.ids) == 1 and audio_server.audio == {(kind, n_bytes)}
 
 

@@ -17,7 +17,7 @@ from peer_process import PeerFailed, PeerProcess, n_children, wait_until
 from phones import calling
 from rtp_end import RtpExchange
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.slow, pytest.mark.peer]
 HERE = Path(asterisk_peer.__file__).resolve().parent
 
 
@@ -152,4 +152,6 @@ def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 def test_free_ports_are_free() -> None:
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         with socket.socket(socket.AF_INET, kind) as probe:
-            probe.bind(("127.0.0.1", free_port(kind)))
+            port = free_port(kind)
+            probe.bind(("127.0.0.1", port))
+            assert probe.getsockname()[1] == port

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from asterisk_peer import Asterisk, free_port
 from compare import compare, likeliest, moved
-from conversation import CALLER, TEXT, each_hears_its_own, hear_out, is_loud, settle, tell
+from conversation import CALLER, TEXT, assert_each_hears_its_own, hear_out, is_loud, settle, tell
 from peer_process import PeerProcess, wait_until
 from phones import calling
 from rtp_end import RtpExchange
@@ -226,7 +226,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
         with calling(media, pbx.sip_port, *["audiosocket"] * 20) as phones:
             for phone in phones:
                 phone.wait_answered(20)
-            each_hears_its_own(phones, [bots.next() for _ in phones])
+            assert_each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
 def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk, media: RtpExchange) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from asterisk_peer import Asterisk, asterisk
 from compare import compare
-from conversation import CALLER, TEXT, each_hears_its_own, hear_out, is_loud, settle, tell
+from conversation import CALLER, TEXT, assert_each_hears_its_own, hear_out, is_loud, settle, tell
 from peer_process import wait_until
 from phones import calling
 from rtp_end import RtpExchange
@@ -253,7 +253,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
         with calling(media, pbx.sip_port, *["wsjson-ulaw"] * 20) as phones:
             for phone in phones:
                 phone.wait_answered(20)
-            each_hears_its_own(phones, [bots.next() for _ in phones])
+            assert_each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
 def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(media: RtpExchange) -> None:
@@ -281,9 +281,12 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
                 bot.event("hangup")
 
 
-def test_200_calls_in_sequence_leave_nothing(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+@pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.soak)])
+def test_calls_in_sequence_leave_nothing(
+    pbx: Asterisk, media: RtpExchange, server: SpeakingServer, n_calls: int
+) -> None:
     n_descriptors = []
-    for n in range(200):
+    for n in range(n_calls):
         with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
             phone.wait_answered()
             with server.bot(server.only_call()) as bot:

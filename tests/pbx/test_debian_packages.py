@@ -10,6 +10,8 @@ import debian_packages
 import pytest
 from debian_packages import MIRROR_VARIABLE, PeerUnavailable, install, mirror
 
+pytestmark = pytest.mark.slow
+
 OS_RELEASE = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_CODENAME=bookworm\n'
 
 

@@ -18,6 +18,8 @@ from demo import GREETING, is_ready, why_taken, why_unanswered
 from peer_process import PeerProcess, wait_until
 from websockets.sync.client import connect
 
+pytestmark = pytest.mark.slow
+
 DEMO = [sys.executable, str(Path(__file__).parents[2] / "examples" / "asterisk_demo" / "demo.py")]
 
 # What baresip 1.1.0 writes of a call.

@@ -57,8 +57,10 @@ def test_a_phone_that_was_called_hears_its_echo_too(pbx: Asterisk, media: RtpExc
         phone.wait_answered()
         phone.rtp.say(codes)
         wait_until(lambda: phone.rtp.packets and codes in phone.rtp.heard().codes, "the echo has come", 5)
+        heard = phone.rtp.heard()
         phone.hang_up()
         phone.wait_ended()
+    assert (heard.holes, heard.n_lost) == ([], 0)
     pbx.wait_for_no_channel()
 
 

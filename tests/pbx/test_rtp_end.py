@@ -9,6 +9,8 @@ import pytest
 from peer_process import wait_until
 from rtp_end import DTMF_PAYLOAD_TYPE, RtpEnd, RtpExchange, RtpPacket, lay_out
 
+pytestmark = pytest.mark.slow
+
 MS = 1_000_000
 
 

@@ -91,7 +91,7 @@ class HistoryJudge:
                 world.send(m.Configure(speed=1.2, lang="en"))
 
 
-def judge(world: World, judge: HistoryJudge) -> None:
+def assert_guarantees(world: World, judge: HistoryJudge) -> None:
     world.session.writable(True)
     world.session.close(world.now_ns)
     world.pump()
@@ -170,7 +170,7 @@ def test_random_histories(
     bot = HistoryJudge(world)
     for step in history:
         bot.do(step)
-    judge(world, bot)
+    assert_guarantees(world, bot)
 
 
 @given(st.lists(action, max_size=15), worlds, st.sampled_from(["hangup", "close", "both"]), st.sampled_from(MODES))
@@ -187,7 +187,7 @@ def test_random_histories_that_end_at_once(
         world.send(m.Close(now=True))
     if how != "close":
         world.send(m.MediaStop())
-    judge(world, bot)
+    assert_guarantees(world, bot)
 
 
 @given(

@@ -55,7 +55,7 @@ def content(text: str) -> str:
     return "".join(char for char in text if char.isalnum())
 
 
-def check_offsets(sentences: list[Sentence], source: str) -> None:
+def assert_offsets(sentences: list[Sentence], source: str) -> None:
     last = 0
     for sentence in sentences:
         assert last <= sentence.start < sentence.end <= len(source)
@@ -75,7 +75,7 @@ def test_the_same_text_gives_the_same_sentences_however_it_is_fed(chunks: list[s
 
 @given(chunked_texts(), OPTIONS)
 def test_sentences_are_the_source_in_order_and_no_content_is_lost(chunks: list[str], options: dict[str, int]) -> None:
-    check_offsets(run(chunks, options), "".join(chunks))
+    assert_offsets(run(chunks, options), "".join(chunks))
 
 
 @given(chunked_texts(), OPTIONS, st.data())
@@ -86,7 +86,7 @@ def test_no_content_is_lost_across_timeouts(chunks: list[str], options: dict[str
         sentences += segmenter.feed(chunk)
         for _ in range(data.draw(st.integers(0, 2))):
             sentences += segmenter.timeout()
-    check_offsets(sentences + segmenter.flush(), "".join(chunks))
+    assert_offsets(sentences + segmenter.flush(), "".join(chunks))
 
 
 @given(texts(), st.data())

@@ -68,7 +68,7 @@ def test_examples(text: str, said: str) -> None:
     assert text[: settled(text)] == said
 
 
-def check(whole: str, lang: str | None = None) -> int:
+def assert_settled(whole: str, lang: str | None = None) -> int:
     """For every way of arrival: what is said of what settled is the beginning of the reading of the whole.
 
     Returns how much settled. Only where the whole is in another language than its beginning is the beginning read in
@@ -109,7 +109,7 @@ def language_of(text: str, lang: str | None) -> str:
 def test_the_corpora_of_sentences_and_of_readings(lang: str | None) -> None:
     assert len(CORPUS) > 400 and len(WRITTEN) > 100
     for text in [*CORPUS, *WRITTEN]:
-        check(text, lang)
+        assert_settled(text, lang)
 
 
 SENTENCES = [
@@ -142,7 +142,7 @@ SENTENCES = [
 @pytest.mark.parametrize("text", SENTENCES)
 @pytest.mark.parametrize("lang", [None, "en", "zh"])
 def test_sentences_of_a_call_centre(text: str, lang: str | None) -> None:
-    n_settled = check(text, lang)
+    n_settled = assert_settled(text, lang)
     assert n_settled > 0.4 * len(text) or (lang == "zh" and text.isascii())
 
 
@@ -248,13 +248,13 @@ languages = st.sampled_from([None, "en", "zh", "ja", "ko", "und"])
 @given(texts, languages)
 @settings(max_examples=600, deadline=None)
 def test_any_text(text: str, lang: str | None) -> None:
-    check(text, lang)
+    assert_settled(text, lang)
 
 
 @given(st.lists(words, min_size=5, max_size=9), st.lists(st.tuples(joints, tokens), max_size=6), languages)
 @settings(max_examples=600, deadline=None)
 def test_plain_words_and_then_anything(plain: list[str], tail: list[tuple[str, str]], lang: str | None) -> None:
-    check(" ".join(plain) + "".join(j + t for j, t in tail), lang)
+    assert_settled(" ".join(plain) + "".join(j + t for j, t in tail), lang)
 
 
 plain_han = st.text("好的请您稍等我帮查下这个问题，", min_size=6, max_size=14)
@@ -263,7 +263,7 @@ plain_han = st.text("好的请您稍等我帮查下这个问题，", min_size=6,
 @given(plain_han, st.lists(tokens, max_size=5).map("".join), languages)
 @settings(max_examples=600, deadline=None)
 def test_plain_mandarin_and_then_anything(plain: str, tail: str, lang: str | None) -> None:
-    check(plain + tail, lang)
+    assert_settled(plain + tail, lang)
 
 
 NUMBERS = """
@@ -290,7 +290,7 @@ numbers, links = st.sampled_from(NUMBERS.split()), st.sampled_from(LINKS.split()
 )
 @settings(max_examples=800, deadline=None)
 def test_english_numbers_between_words(phrases: list[tuple[list[str], list[str]]], lang: str | None) -> None:
-    check(" ".join(word for left, right in phrases for word in [*left, *right]), lang)
+    assert_settled(" ".join(word for left, right in phrases for word in [*left, *right]), lang)
 
 
 HAN_NUMBERS = """
@@ -316,7 +316,7 @@ han_numbers, han_links = st.sampled_from(HAN_NUMBERS.split()), st.sampled_from(H
 def test_mandarin_numbers_between_words(
     phrases: list[tuple[list[str], list[str]]], joint: str, lang: str | None
 ) -> None:
-    check("".join("".join(left) + joint + joint.join(right) + joint for left, right in phrases), lang)
+    assert_settled("".join("".join(left) + joint + joint.join(right) + joint for left, right in phrases), lang)
 
 
 @pytest.mark.parametrize("piece", ["a", "a ", "ab-", "a'", "好", "好，", " ", "- ", "-", ", ", "a, "])

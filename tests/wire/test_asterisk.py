@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from telephony_tts.wire.asterisk import MAX_CONTROL_BYTES, NO_AUDIO, AsteriskCodec
 from telephony_tts.wire.messages import (
     Frame,
+    FromMedia,
     Invalid,
     MediaAudio,
     MediaBuffered,
@@ -192,7 +193,8 @@ LINES = st.lists(st.sampled_from(WORDS))
 
 @given(st.binary(max_size=80) | LINES.map(lambda words: " ".join(words).encode()), st.booleans(), st.booleans())
 def test_nothing_a_peer_sends_raises(data: bytes, is_text: bool, has_started: bool) -> None:
-    (plain() if has_started else AsteriskCodec()).decode(data, True, is_text)
+    message = (plain() if has_started else AsteriskCodec()).decode(data, True, is_text)
+    assert message is None or isinstance(message, FromMedia)
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
@@ -208,4 +210,5 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.li
 )  # fmt: skip
 def test_no_field_of_any_kind_raises(event: Any, fields: dict[str, Any]) -> None:
     for codec in (AsteriskCodec(), in_json()):
-        codec.decode(json.dumps({"event": event, **fields}).encode())
+        message = codec.decode(json.dumps({"event": event, **fields}).encode())
+        assert message is None or isinstance(message, FromMedia)

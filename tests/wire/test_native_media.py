@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from telephony_tts.wire.messages import (
     Frame,
+    FromMedia,
     Invalid,
     MediaAudio,
     MediaClear,
@@ -110,8 +111,9 @@ def test_speech_is_binary_and_all_else_text() -> None:
 def test_nothing_a_peer_sends_raises(data: bytes, is_text: bool, has_started: bool) -> None:
     codec = started() if has_started else NativeMediaCodec()
     message = codec.decode(data, True, is_text)
+    assert isinstance(message, FromMedia)
     if isinstance(message, Invalid):
-        codec.complaint(message)
+        assert json.loads(codec.complaint(message)[0])["code"] == message.code
 
 
 JSON = st.recursive(
@@ -127,4 +129,4 @@ FIELDS = ["call", "stream", "codec", "rate_hz", "ptime_ms", "lead_ms", "paramete
 @given(st.sampled_from(["start", "mark", "dtmf", "stop"]), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_no_field_of_any_kind_raises(kind: str, fields: dict[str, Any]) -> None:
     for leg in (NativeMediaCodec(), started()):
-        told(leg, type=kind, **fields)
+        assert isinstance(told(leg, type=kind, **fields), FromMedia)

@@ -34,6 +34,8 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Pr
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
+pytestmark = pytest.mark.slow
+
 SENTENCE = "a the account number today please."
 N_SLOTS = 2
 FLOAT32 = 4

@@ -28,6 +28,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.text import text_rules
 
+pytestmark = pytest.mark.slow
+
 RECIPES = {
     "shared prompt": Recipe(
         ModelConfig(

@@ -19,6 +19,8 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, PROFILES, UP
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
+pytestmark = pytest.mark.slow
+
 TEXT = f"{SENTENCE} {NEIGHBOUR}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import check_engine, joined, speak
+from conformance import assert_keeps_the_contract, joined, speak
 from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import SENTENCE
 
@@ -22,12 +22,12 @@ from telephony_tts.engines.cosyvoice2.text import generation
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnsupportedText
 
-pytestmark = pytest.mark.usefixtures("few_steps")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
-    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers, limits=FEW_SLOTS), BRIEF)
+    assert_keeps_the_contract(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers, limits=FEW_SLOTS), BRIEF)
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:

@@ -20,6 +20,8 @@ from telephony_tts.engines.cosyvoice2.voices.voice import misfits
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import UnknownVoice
 
+pytestmark = pytest.mark.slow
+
 
 def n_made(engine: CosyVoice2Engine) -> int:
     """Voices that were made ready, or begun."""

@@ -369,6 +369,7 @@ def test_a_hang_up_at_any_moment_leaves_nothing() -> None:
                 await asterisk.hang_up(f"c-{n}")
             await until(lambda: not rig.bridge.n_calls, "no call is left")
             await asterisk.empty()
+            await assert_readiness(rig, "ready")
 
     run(main)
 

@@ -74,6 +74,7 @@ def test_frames_in_pieces_are_heard_whole() -> None:
                     up.send_bytes(piece)
                     await asyncio.sleep(0.003)
             await call.until(lambda: bytes(call.audio) == b"".join(said), "all of it")
+            assert rig.bridge.n_calls == 1, "and the call goes on"
 
     run(main)
 
@@ -374,7 +375,8 @@ def test_50_calls_at_once_and_one_that_misbehaves() -> None:
 
 
 @pytest.mark.alone
-def test_200_calls_in_sequence_leave_nothing() -> None:
+@pytest.mark.parametrize("n_calls", [60, pytest.param(200, marks=pytest.mark.soak)])
+def test_calls_in_sequence_leave_nothing(n_calls: int) -> None:
     async def main() -> None:
         async def script(call: ServedCall) -> None:
             await call.socket.send(bytes([7, 0]) * 160)
@@ -383,7 +385,7 @@ def test_200_calls_in_sequence_leave_nothing() -> None:
         async with standin_server(script) as server, bridging(server.url) as rig:
             n_sockets = n_tasks = 0
 
-            for k in range(200):
+            for k in range(n_calls):
                 async with phone(rig.port) as up:
                     up.send(0x10, bytes(320))
                     await up.hears(1)

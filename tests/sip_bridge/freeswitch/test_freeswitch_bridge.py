@@ -15,6 +15,8 @@ from standin_freeswitch import StandinFreeSwitch
 from sip_bridge.freeswitch.esl_messages import is_uuid
 from sip_bridge.freeswitch.speech_files import is_speech_file
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------ a call
 
 
@@ -295,6 +297,7 @@ def test_a_call_whose_stream_never_connects_is_hung_up(tmp_path: Path, refusal: 
             else:
                 switch.left(channel, refusal)
             await until(lambda: not channel.is_up, "the hang-up")
+            assert channel.heard == []
 
     run(main)
 

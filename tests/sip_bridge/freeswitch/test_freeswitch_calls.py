@@ -198,6 +198,7 @@ def test_a_bot_that_leaves_ends_the_telephone_call(tmp_path: Path) -> None:
             await event(line.bot, "done")
             await line.bot.close()
             await until(lambda: not line.channel.is_up, "the hang-up")
+            assert len(line.channel.heard) == 1, "the caller heard the last sentence"
 
     run(main)
 

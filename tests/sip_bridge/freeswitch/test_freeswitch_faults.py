@@ -12,6 +12,8 @@ from standin_freeswitch import PASSWORD, StandinFreeSwitch
 
 from sip_bridge import metrics
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_event_socket_that_drops_in_the_middle_of_a_break(tmp_path: Path) -> None:
     """The break is lost with it. After the reconnect the playing file is stopped, and unheard speech is requested."""
@@ -123,6 +125,7 @@ def test_a_freeswitch_that_stops_answering_counts_as_lost(tmp_path: Path) -> Non
             await until(lambda: switch.n_connections == 2, "a new connection")
             switch.on_command = lambda command: None
             await until(lambda: ("again",) in said(channel), "asking the server again")
+            assert channel.is_up, "the call goes on"
 
     run(main)
 

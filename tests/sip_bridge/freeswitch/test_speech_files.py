@@ -14,6 +14,8 @@ from standin_freeswitch import StandinFreeSwitch
 
 from sip_bridge.freeswitch import speech_files
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600.0
 
 

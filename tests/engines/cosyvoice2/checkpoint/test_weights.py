@@ -123,9 +123,9 @@ def test_a_model_directory_is_read(directory: Path) -> None:
 
 def test_the_networks_take_what_was_read(directory: Path) -> None:
     checkpoint = load_model_directory(directory)
-    LanguageModel.from_state(checkpoint.config.lm, checkpoint.lm)
-    Flow.from_state(checkpoint.config, checkpoint.flow)
-    Vocoder.from_state(checkpoint.config.vocoder, checkpoint.hift)
+    assert LanguageModel.from_state(checkpoint.config.lm, checkpoint.lm).config == checkpoint.config.lm
+    assert isinstance(Flow.from_state(checkpoint.config, checkpoint.flow), Flow)
+    assert Vocoder.from_state(checkpoint.config.vocoder, checkpoint.hift).config == checkpoint.config.vocoder
 
 
 def test_entries_of_fine_tuned_files_that_are_not_tensors_are_dropped(directory: Path) -> None:

@@ -48,6 +48,8 @@ from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 60.0
 
 

@@ -33,6 +33,8 @@ from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_row_that_is_not_finite_ends_only_its_utterance(rig: Rig, alone: list[Pcm]) -> None:
     """Its keys and values are NaN. The streams in the same batches are unchanged."""

@@ -14,6 +14,8 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 
+pytestmark = pytest.mark.slow
+
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 3
 
 

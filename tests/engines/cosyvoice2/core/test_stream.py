@@ -22,6 +22,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request, decoding_of
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 HELD = AheadLimits(audio_ms=1)
 """If the listener takes nothing, the stream stops after its first block."""
 

@@ -25,6 +25,8 @@ from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError
 
+pytestmark = pytest.mark.slow
+
 SENTENCE, NEIGHBOUR = BRIEF.sentence, BRIEF.neighbour
 REQUESTS = [
     Request(SENTENCE, 1),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import check_engine, joined, speak
+from conformance import assert_keeps_the_contract, joined, speak
 from service_rig import BRIEF, FEW_SLOTS, WAIT_S, host_of, until
 from speaking import NEIGHBOUR, SENTENCE
 
@@ -26,6 +26,8 @@ from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLim
 from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
+
+pytestmark = pytest.mark.slow
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
@@ -64,7 +66,9 @@ def started(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], 
 
 def test_it_keeps_the_contract(model_dir: Path) -> None:
     before = children()
-    check_engine(lambda: CosyVoice2Engine(model_dir, n_workers=2, isolation="process", limits=FEW_SLOTS), BRIEF)
+    assert_keeps_the_contract(
+        lambda: CosyVoice2Engine(model_dir, n_workers=2, isolation="process", limits=FEW_SLOTS), BRIEF
+    )
     assert children() == before
 
 

@@ -607,6 +607,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("while_it_loads", [False, True])
 def test_a_parent_that_is_killed_leaves_no_process(model_dir: Path, tmp_path: Path, while_it_loads: bool) -> None:
     """After kill -9 of the server the engine sees that its socket is closed, also while it loads."""

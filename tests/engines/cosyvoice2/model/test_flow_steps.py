@@ -24,6 +24,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.layers import mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 
+pytestmark = pytest.mark.slow
+
 N_STEPS = 10
 
 

@@ -23,6 +23,8 @@ from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.words import MAX_WORD_CHARS
 from telephony_tts.errors import EngineError, EngineUnavailable
 
+pytestmark = pytest.mark.slow
+
 bi_stream = functools.partial(BiStreamDecoding, n_mix_text=5, n_mix_speech=15)
 """With the official mix."""
 TEXT = f"{SENTENCE} {NEIGHBOUR}"

@@ -1,0 +1,139 @@
+"""Run all tests: `python tests/run_all.py [--processes N] [pytest's own options]`. `make test` does.
+
+There are three passes, by the marks of the tests. `timed` tests judge the clock and mostly wait; two run at a time.
+Tests marked `alone` judge the clock or the machine and compute much; they run one at a time, after the timed ones.
+Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
+every other process at once, so they do not make the others late.
+
+The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
+quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+PASSED, FAILED, NO_TESTS = 0, 1, 5
+"""Exit statuses of pytest. All others mean that a pass broke off."""
+N_TIMED = 2
+"""So many timed tests run at a time at most, on however many cores."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """A run of pytest over the tests of one mark."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    begun_s: float
+    seconds: float = 0.0
+
+    def wait(self) -> int:
+        status = self.process.wait()
+        self.seconds = time.monotonic() - self.begun_s
+        return status
+
+
+def combined(statuses: Iterable[int]) -> int:
+    """The exit status of the whole run: a pass that found no tests is no failure, but all passes are."""
+    known = list(statuses)
+    broken = [status for status in known if status not in (PASSED, FAILED, NO_TESTS)]
+    if broken:
+        return broken[0]
+    return FAILED if FAILED in known else PASSED if PASSED in known else NO_TESTS
+
+
+def run(n_processes: int, options: Sequence[str]) -> int:
+    """Run all passes; returns the exit status."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as retried, tempfile.TemporaryFile() as output:
+        options = [*options, f"--retried-to={retried.name}"]
+        passes: list[Pass] = []
+        statuses: list[int] = []
+
+        def begin(name: str, n_at_a_time: int, report: IO[bytes] | None = None) -> Pass:
+            passes.append(start(name, n_at_a_time, options, report))
+            return passes[-1]
+
+        try:
+            if n_processes < 2 or not is_quiet():
+                statuses.append(begin("beside", n_processes).wait())
+                statuses.append(begin("timed", min(n_processes, N_TIMED)).wait())
+                statuses.append(begin("alone", 0).wait())
+            else:
+                beside = begin("beside", n_processes, output)
+                statuses.append(begin("timed", N_TIMED).wait())
+                statuses.append(begin("alone", 0).wait())
+                set_scheduler(beside.process.pid, os.SCHED_OTHER)
+                statuses.append(beside.wait())
+                show(beside, output)
+        except BaseException:
+            for each in passes:
+                each.process.terminate()
+                each.process.wait()
+            raise
+        print("\n==", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in passes))
+        if lines := retried.read():
+            print(f"== these failed while the machine stalled and were run once more:\n{lines}", end="")
+    return combined(statuses)
+
+
+def is_quiet(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
+    """Whether the passes may overlap: the cores are mostly free, and no container's quota limits their use."""
+    if not hasattr(os, "SCHED_IDLE") or os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+        return False
+    try:
+        return limits.read_text(encoding="ascii").startswith("max")
+    except OSError:
+        return True
+
+
+def set_scheduler(pid: int, policy: int) -> None:
+    """Put a process and its descendants into a scheduler class. Only root may take them out of the idle class."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+            for child in (thread / "children").read_text(encoding="ascii").split():
+                set_scheduler(int(child), policy)
+
+
+def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
+    """Begin a pass; with `output` its report goes there, and it gets only the time that no other process wants."""
+    command = [sys.executable, "-m", "pytest", f"--only={name}"]
+    if n_processes:
+        command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+    print(f"== {name}{': in the background, its report follows' if output else ''}", flush=True)
+    process = subprocess.Popen([*command, *options], stdout=output, preexec_fn=give_way if output else None)
+    return Pass(name, process, time.monotonic())
+
+
+def give_way() -> None:
+    """Let this process and those that it starts compute only while no other process wants the core."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def show(each: Pass, output: IO[bytes]) -> None:
+    """Print the report of a pass that ran in the background."""
+    print(f"\n== {each.name}", flush=True)
+    output.seek(0)
+    sys.stdout.buffer.write(output.read())
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=2, help="so many unmarked tests run at a time (2)")
+    known, others = parser.parse_known_args()
+    try:
+        sys.exit(run(known.processes, others))
+    except KeyboardInterrupt:
+        sys.exit(130)

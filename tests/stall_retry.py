@@ -1,0 +1,86 @@
+"""Run a timed test once more if it failed while the machine stalled.
+
+A virtual machine's core is sometimes taken away for tens of milliseconds. That is an audible gap in a telephone call,
+and the software on the machine neither causes it nor can prevent it. The rule applies only to tests marked `timed` or
+`alone`, and only if the stall was measured while the test ran. A test that fails without a stall fails.
+
+The tests that were run again are listed at the end of the run, also with pytest-xdist.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from _pytest.runner import runtestprotocol
+from standstill import Standstills, standstills
+
+LEAST_STALL_NS = 40_000_000
+"""Two frames: a bound of 60 ms, or a buffer of 80 ms, does not hold such a stall besides the usual lateness."""
+
+_MONITOR = pytest.StashKey[Standstills]()
+_REPORTED = "telephony_retry"
+"""The attribute of a report that takes the line to the process that prints it; xdist carries attributes over."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--retried-to", type=Path, help="append the list of the tests that were run again to this file")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Function, nextitem: pytest.Item | None) -> bool | None:
+    """Replaces pytest's own for the tests that judge the clock."""
+    if item.get_closest_marker("alone") is None and item.get_closest_marker("timed") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    begun_ns = time.monotonic_ns()
+    monitor = _monitor(item.config)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    longest_ns = monitor.longest(begun_ns)
+    if any(report.failed for report in reports) and longest_ns > LEAST_STALL_NS:
+        item._initrequest()
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        outcome = "failed again" if any(report.failed for report in reports) else "passed the second time"
+        setattr(reports[-1], _REPORTED, f"{item.nodeid}: the machine stalled for {longest_ns // 10**6} ms; {outcome}")
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _monitor(config: pytest.Config) -> Standstills:
+    """Runs from the first test to the end of the run."""
+    if _MONITOR not in config.stash:
+        stack = ExitStack()
+        config.stash[_MONITOR] = stack.enter_context(standstills())
+        config.add_cleanup(stack.close)
+    return config.stash[_MONITOR]
+
+
+class RetryList:
+    """Collects, in the process that prints the report, the tests that were run again."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._path: Path | None = config.getoption("--retried-to")
+        self._lines: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if line := getattr(report, _REPORTED, None):
+            self._lines.append(line)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._lines:
+            return
+        terminalreporter.section(f"{len(self._lines)} run again after a stall of the machine")
+        for line in self._lines:
+            terminalreporter.write_line(line)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self._lines)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RetryList(config))

@@ -1,0 +1,143 @@
+"""`make test`: the passes, which tests belong to which, and the exit status of all."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_all
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+ONE_OF_EACH = """
+import os, pytest
+
+def test_unmarked():
+    pass
+
+@pytest.mark.slow
+def test_slow():
+    pass
+
+@pytest.mark.timed
+def test_timed():
+    pass
+
+@pytest.mark.timed
+@pytest.mark.alone
+def test_alone():
+    assert {is_well}
+"""
+
+
+@pytest.mark.parametrize(
+    ("statuses", "whole"),
+    [((0, 5, 5), 0), ((5, 5, 5), 5), ((0, 1, 0), 1), ((1, 5, 0), 1), ((0, 2, 1), 2), ((0, -15, 0), -15)],
+)
+def test_the_status_of_all_passes(statuses: tuple[int, ...], whole: int) -> None:
+    assert run_all.combined(statuses) == whole
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "is_quiet"),
+    [(0.1, "max 100000\n", True), (0.1, None, True), (0.1, "200000 100000\n", False), (1000.0, None, False)],
+)
+def test_passes_overlap_on_a_quiet_machine_without_a_cpu_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, text: str | None, is_quiet: bool
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert run_all.is_quiet(tmp_path / "cpu.max") == is_quiet
+
+
+def test_what_gives_way_is_brought_back_with_its_children() -> None:
+    """Nothing here computes in the idle class: on a busy machine that would take minutes."""
+    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [parent.pid, int(parent.stdout.readline())]
+        try:
+            run_all.set_scheduler(parent.pid, os.SCHED_IDLE)
+            assert [os.sched_getscheduler(pid) for pid in pids] == [os.SCHED_IDLE] * 2
+            if os.geteuid() == 0:
+                run_all.set_scheduler(parent.pid, os.SCHED_OTHER)
+                assert [os.sched_getscheduler(pid) for pid in pids] == [os.SCHED_OTHER] * 2
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+
+def project(folder: Path, is_well: bool = True) -> None:
+    (folder / "test_it.py").write_text(ONE_OF_EACH.format(is_well=is_well))
+    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    timed: x\n    slow: x\n")
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    return subprocess.run(
+        [sys.executable, *command, "-p", "no:cacheprovider", "-rA"],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+OVERLAPPING = """
+import sys, run_all
+
+run_all.is_quiet, run_all.give_way = lambda: {is_quiet}, lambda: None
+sys.exit(run_all.run({n_processes}, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("n_processes", "is_quiet", "is_well"), [(1, True, True), (2, True, False), (2, False, True)])
+def test_all_passes_run_and_one_failure_fails_the_run(
+    tmp_path: Path, n_processes: int, is_quiet: bool, is_well: bool
+) -> None:
+    project(tmp_path, is_well=is_well)
+    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=n_processes, is_quiet=is_quiet))
+    assert done.returncode == int(not is_well), done.stdout
+    passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
+    assert passed == {"unmarked", "slow", "timed"} | ({"alone"} if is_well else set())
+    assert re.search(r"^== .*beside \d+ s.*alone \d+ s$", done.stdout, re.M)
+
+
+USES = """
+import asyncio, socket, subprocess, sys
+
+def test_a_socket():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+
+def test_a_process():
+    subprocess.run([sys.executable, "-c", ""])
+
+def test_a_loop():
+    asyncio.run(asyncio.sleep(0))
+"""
+
+
+def test_a_quick_test_that_uses_a_socket_or_a_process_fails(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "test_it.py").write_text(USES)
+    done = run(tmp_path, "-m", "pytest", "--only", "quick")
+    assert set(re.findall(r"^(PASSED|FAILED) test_it.py::test_a_(\w+)", done.stdout, re.M)) == {
+        ("FAILED", "socket"), ("FAILED", "process"), ("PASSED", "loop")
+    }  # fmt: skip
+    assert "socket.bind in `make test-quick`: mark this test slow" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("beside", ["slow", "unmarked"]), ("quick", ["unmarked"]), ("timed", ["timed"]), ("alone", ["alone"])],
+)
+def test_each_pass_has_its_tests(tmp_path: Path, name: str, names: list[str]) -> None:
+    project(tmp_path)
+    done = run(tmp_path, "-m", "pytest", "--only", name, "--collect-only", "-q")
+    assert sorted(re.findall(r"^test_it.py::test_(\w+)$", done.stdout, re.M)) == names
