@@ -304,7 +304,7 @@ def test_a_server_that_is_killed_ends_the_telephone_call(tmp_path: Path, module:
 def test_without_a_bridge_the_call_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("telephony_tts.transport.freeswitch_leg._PATIENCE_S", 0.4)
+    monkeypatch.setattr("telephony_tts.transport.freeswitch_leg._REPORT_TIMEOUT_S", 0.4)
 
     async def main() -> None:
         async with tts_server() as server, StandinFreeSwitch(tmp_path).running() as switch:
