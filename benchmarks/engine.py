@@ -228,7 +228,7 @@ def _recomputed(rig: Rig, prompt: SpeakerPrompt, tokens: torch.Tensor, profile: 
 
 def _chunks(rig: Rig, features: PromptFeatures, n_tokens: int, n: int) -> dict[str, Any]:
     """Chunks of 25 tokens with caches. Only attention is expected to grow, in proportion to its keys."""
-    prompt, tokens = rig.model.prompt(features, DEFAULT), _ids(n_tokens)
+    prompt, tokens = ready_voice(rig.model, features, DEFAULT), _ids(n_tokens)
     plan = list(DEFAULT.plan(features.speech_tokens.numel(), n_tokens))[:-1]
     ends = [known - LOOKAHEAD_TOKENS for known, _, _ in plan]
     seen = [prompt.n_flow_tokens + end for end in ends]

@@ -117,7 +117,7 @@ def test_the_command_for_a_first_voice_stores_it_where_the_engine_reads_it(
     file.write_text(f"engines: {{cosyvoice2: {{{voices}isolation: thread, model: the model}}}}\n")
     speak = ["say", "Yes.", str(tmp_path / "out.wav"), "--engine", "cosyvoice2", "--config", str(file)]
     assert main(speak) == 1
-    command = told(capsys).partition("make one of a recording: telephony-tts ")[2]
+    command = told(capsys).partition("Make one from a recording: telephony-tts ")[2]
     assert main(["doctor", "--config", str(file)]) == 1
     assert f"telephony-tts {command}" in capsys.readouterr().out
     named = {"NAME": "anna", "FILE": str(recording), "WHAT IS SAID": SAID}
@@ -392,5 +392,5 @@ def test_make_model_says_how_to_resume_a_failed_download(tmp_path: Path) -> None
     ]  # fmt: skip
     assert [each.stdout for each in ended] == ["models pull m --source modelscope\n"] * 2
     assert ended[0].returncode == 0 and ended[0].stderr == ""
-    assert ended[1].returncode != 0 and "goes on where it stopped" in ended[1].stderr
+    assert ended[1].returncode != 0 and "run make model again to continue" in ended[1].stderr
     assert "PULL_ARGS='--source modelscope'" in ended[1].stderr

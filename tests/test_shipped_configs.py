@@ -25,7 +25,7 @@ def test_each_documented_machine_has_a_configuration() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_it_loads_and_a_server_can_be_made_of_it(path: Path) -> None:
     read = load(str(path), environ={})
-    assert transport_settings(read).port == read.server.port
+    assert transport_settings(read).server.port == read.server.port
 
 
 @pytest.mark.parametrize("path", COSYVOICE2, ids=lambda path: path.stem)

@@ -149,7 +149,7 @@ def test_an_utterance_too_many_ends_with_an_error_and_holds_nothing(model_dir: P
     flow = rig.model.flow
     encoder, estimator = flow.encoder.layout(), flow.decoder.estimator.layout()
     flow.use_device_pages(8 * page_nbytes(encoder, estimator, FEW_EULER, 4) + 2 * page_nbytes(encoder, estimator, 1, 4))
-    core = Stepped(rig, runner=Runner(rig.model, widths=TOGETHER))
+    core = Stepped(rig, runner=Runner(rig.model, batch_sizes=TOGETHER))
     keys = [*say_all(core, 3), core.say(Request(f"{NEIGHBOUR} No.", 4), "preset")]
     free = n_free(flow)
     core.run()
