@@ -80,8 +80,9 @@ class HttpServer:
                 return
             self._handlers.add(task)
             try:
-                response = await self._answer(*await self._read(reader))
-                is_read = True
+                head, body = await self._read(reader)
+                response = await self._answer(head, body)
+                is_read = not _has_unread_body(head)
             except BadRequest as error:
                 response = _text(error.status, f"{error}\n")
                 is_read = False
@@ -133,13 +134,13 @@ class HttpServer:
         path = head.target.partition("?")[0]
         if path == "/originate":
             if head.method != "POST":
-                raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, "a call is ordered with POST /originate")
+                return _text(HTTPStatus.METHOD_NOT_ALLOWED, "a call is ordered with POST /originate\n")
             if self._originate is None:
-                raise BadRequest(HTTPStatus.NOT_FOUND, "calls are made through ARI, which is off: set ari.enabled")
+                return _text(HTTPStatus.NOT_FOUND, "calls are made through ARI, which is off: set ari.enabled\n")
             status, told = await self._originate(_only(head, "authorization"), body)
             return _response(status, "application/json", json.dumps(told).encode() + b"\n")
         if head.method != "GET":
-            raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, "only GET, and POST /originate")
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET, and POST /originate\n")
         if path == "/healthz":
             return _text(HTTPStatus.OK, "ok\n")
         if path == "/readyz":
@@ -148,7 +149,7 @@ class HttpServer:
         if path == "/metrics":
             exposition, content_type = metrics.render()
             return _response(HTTPStatus.OK, content_type, exposition)
-        raise BadRequest(HTTPStatus.NOT_FOUND, "no such path; there are /healthz, /readyz, /metrics and /originate")
+        return _text(HTTPStatus.NOT_FOUND, "no such path; there are /healthz, /readyz, /metrics and /originate\n")
 
 
 async def serve_http(
@@ -175,6 +176,12 @@ def _body_length(head: RequestHead) -> int:
     if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
         raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {_MAX_BODY_BYTES} bytes")
     return int(length)
+
+
+def _has_unread_body(head: RequestHead) -> bool:
+    """Whether the request has a body that `_read` has left: it reads only those of POST."""
+    lengths = head.values("content-length")
+    return head.method != "POST" and (bool(head.values("transfer-encoding")) or lengths not in ([], ["0"]))
 
 
 def _only(head: RequestHead, name: str) -> str:

@@ -32,7 +32,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelUtterance:
+class CancelSynthesis:
     """Close this utterance's generator. Its audio is no longer wanted, and no more text comes for it."""
 
     utterance_id: str
@@ -46,4 +46,4 @@ class Finish:
     reason: str
 
 
-Effect = Synthesize | FeedText | Pull | CancelUtterance | Finish | ToBot | ToMedia
+Effect = Synthesize | FeedText | Pull | CancelSynthesis | Finish | ToBot | ToMedia

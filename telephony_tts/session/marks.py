@@ -57,6 +57,10 @@ class TurnMark:
     """What the peer calls it, while it is sent."""
 
 
+_ORDER = {MarkState.PLACED: 1, MarkState.ASKED: 2}
+"""Sent marks stand before placed marks, and these before marks that are asked for."""
+
+
 class TurnMarks:
     """The marks of one turn that have not ended.
 
@@ -145,6 +149,8 @@ class TurnMarks:
         for mark in self.in_state(MarkState.SENT):
             if mark.sample > n_sent_samples:
                 self._set(mark, MarkState.PLACED)
+        # Behind the marks that the peer still has; `sort` keeps the order of the others.
+        self.live.sort(key=lambda mark: _ORDER.get(mark.state, 0))
         self._find_next()
 
     def begin_again(self) -> None:

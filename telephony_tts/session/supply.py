@@ -6,7 +6,7 @@ an engine for every 100 ms of speech costs more than to encode that speech (docs
 
 from __future__ import annotations
 
-from telephony_tts.session.effects import CancelUtterance, Effect, FeedText, Pull, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, Effect, FeedText, Pull, Synthesize
 from telephony_tts.session.turn import Part, Turn
 
 _RUN_NS = 500_000_000
@@ -140,4 +140,4 @@ class Supply:
             utterance = self._active[1].utterance
             assert utterance is not None
             self._active = None
-            self._out.append(CancelUtterance(utterance.id))
+            self._out.append(CancelSynthesis(utterance.id))

@@ -21,7 +21,6 @@ PAIRS = {
     "《": "》", "〈": "〉", "「": "」", "『": "』", "｢": "｣", "“": "”", "«": "»",
 }  # fmt: skip
 CLOSING = frozenset(PAIRS.values())
-QUOTES = frozenset("”」』｣»\"'’")
 APOSTROPHES = frozenset("'’")
 MARKUP = frozenset("*_`~～")
 NEWLINES = frozenset("\n\r\u2028\u2029")

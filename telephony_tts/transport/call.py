@@ -17,7 +17,7 @@ from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
 from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.utterance_run import UtteranceRun
@@ -307,9 +307,9 @@ class Call:
                     found.pull()
                 case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
                     found.feed(text, last)
-                case CancelUtterance(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
+                case CancelSynthesis(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
                     found.cancel()
-                case Pull() | FeedText() | CancelUtterance():
+                case Pull() | FeedText() | CancelSynthesis():
                     pass
                 case Finish(code, reason):
                     self._loop.call_soon(self.finish, code, reason)

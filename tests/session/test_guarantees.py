@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from world import World, heard_turn
 
 from telephony_tts.errors import EngineError
-from telephony_tts.session.effects import CancelUtterance, FeedText, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Synthesize
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -124,7 +124,7 @@ def assert_guarantees(world: World, judge: HistoryJudge) -> None:
             assert event.utterance_id in waiting, "text came for an utterance that is complete or cancelled"
             if event.last:
                 waiting.remove(event.utterance_id)
-        elif isinstance(event, CancelUtterance):
+        elif isinstance(event, CancelSynthesis):
             waiting.discard(event.utterance_id)
     assert not waiting, "an engine waits for text that will not come"
 

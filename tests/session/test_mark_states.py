@@ -62,6 +62,27 @@ def test_a_mark_of_ours_that_the_peer_does_not_have_ends_and_one_of_the_bots_wai
     assert [each.name for each in marks] == ["m"] and mark.state is MarkState.TIMED
 
 
+def test_a_mark_that_is_taken_back_goes_behind_those_that_the_peer_still_has() -> None:
+    """A mark behind a gap is sent before one of the text whose place becomes known later. Then the gap is closed."""
+    marks = TurnMarks()
+    marks.ask("b", 5)
+    marks.add_ours(520)
+    (mark,) = marks.in_state(MarkState.ASKED)
+    marks.place(mark, 480)
+    for _ in range(2):
+        placed = marks.first(MarkState.PLACED)
+        assert placed is not None
+        marks.send(placed, "1")
+    marks.take_back(490)
+    again = marks.first(MarkState.PLACED)
+    assert again is not None and again.sample == 520
+    marks.send(again, "2")
+    assert [each.sample for each in marks.in_state(MarkState.SENT)] == [480, 520]
+
+
+ORDER = {MarkState.PLACED: 1, MarkState.ASKED: 2}
+"""Sent marks and those left to the clock come first."""
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["ask", "ours", "beginning", "place", "send", "time", "back", "again", "end"]),
@@ -105,6 +126,8 @@ def test_whatever_happens_the_marks_are_sent_first_then_placed_then_asked_for(hi
             marks.end(mark, MarkState.PLAYED)
         offsets = [mark.offset for mark in marks.in_state(MarkState.ASKED)]
         assert offsets == sorted(offsets)
+        ranks = [ORDER.get(mark.state, 0) for mark in marks.live]
+        assert ranks == sorted(ranks)
         waiting = marks.first(MarkState.PLACED)
         assert marks.next_sample == (NO_SAMPLE if waiting is None else waiting.sample)
         assert sum(mark.name is not None for mark in marks) == n_named - n_ended

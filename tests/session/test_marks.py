@@ -6,7 +6,7 @@ import pytest
 from world import World
 
 from telephony_tts.session.marks import MarkState
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.wire import messages as m
 
 
@@ -255,3 +255,20 @@ def test_a_mark_set_too_late_is_reported_once_though_its_frames_are_sent_again(l
     assert reached(world) == []
     world.run(50)
     assert reached(world) == [("m", "played")] and [done.turn for done in world.of(m.Done)] == ["b"]
+
+
+def test_a_mark_behind_text_that_is_not_spoken_is_reported_before_the_end_of_an_idle_turn() -> None:
+    """The turn ends by itself. Its last mark stands behind text without anything to speak, and still has its own place
+    before the mark of the turn's end. So the heard time is that of the marks that came back, not of audio behind
+    them."""
+    settings = SessionSettings(first_clause_chars=0, limits=CallLimits(turn_idle_s=1))
+    world = World(settings, peer=True, peer_delay_ms=700)
+    world.send(m.Text("Hello. ", "a"))
+    world.send(m.Text(" ***", "a"))
+    world.send(m.Mark("behind", "a"))
+    world.run(1150)
+    world.send(m.Clear())
+    (cleared,) = world.of(m.Cleared)
+    assert (cleared.heard_ms, cleared.heard_text, cleared.basis) == (300, "Hello.", "marks")
+    assert len([effect for effect in world.log if isinstance(effect, m.MediaMark)]) == 5
+    assert reached(world) == [("behind", "cleared")]

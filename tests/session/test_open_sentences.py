@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from world import World
 
 from telephony_tts.errors import EngineError
-from telephony_tts.session.effects import CancelUtterance, FeedText, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Synthesize
 from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.text.normalizer import detect_lang, normalize
 from telephony_tts.wire import messages as m
@@ -354,6 +354,6 @@ def test_the_spoken_text_is_the_bots_text_however_it_arrives(
         if isinstance(effect, Synthesize):
             is_open = effect.utterance.more is not None
             assert [last for _, last in fed(world, effect.utterance.id)].count(True) == is_open
-    assert not world.open and not any(isinstance(effect, CancelUtterance) for effect in world.log)
+    assert not world.open and not any(isinstance(effect, CancelSynthesis) for effect in world.log)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
         assert abs(sentence.end_ms - sentence.start_ms - len(said) * 15) <= 5, "all of its audio is the sentence's"

@@ -17,7 +17,7 @@ import numpy as np
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.session.caller.caller import FindModel
-from telephony_tts.session.effects import CancelUtterance, FeedText, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, Pull, Synthesize
 from telephony_tts.session.language import HasVoice, TellLanguage
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
@@ -141,7 +141,7 @@ class World:
                 self._feed(effect)
             elif isinstance(effect, Pull):
                 self._pull(effect.utterance_id)
-            elif isinstance(effect, CancelUtterance):
+            elif isinstance(effect, CancelSynthesis):
                 self.cancelled.append(effect.utterance_id)
                 self._queued.pop(effect.utterance_id, None)
                 self.open.pop(effect.utterance_id, None)
