@@ -1,4 +1,4 @@
-"""benchmarks/schedule.py says that its prices are inputs, and its figures follow from them."""
+"""benchmarks/schedule.py says that its costs are inputs, and its figures follow from them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_malformed_price_is_refused_with_the_expected_form() -> None:
         assert done.returncode == 2 and f"--price {price}: expected STAGE=BATCH,ROW" in done.stderr
 
 
-def test_help_teaches_that_nothing_is_measured() -> None:
+def test_help_says_that_nothing_is_measured() -> None:
     command = [sys.executable, str(SCRIPT), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "python benchmarks/schedule.py --cost" in done.stdout and "Nothing is measured" in done.stdout

@@ -1,6 +1,6 @@
-"""A whole server in this process on a free port, bots and readers to talk to it, and a look at what they leave behind.
+"""A whole server in this process on a free port, bots that use it, and checks that nothing is left behind.
 
-Nothing here knows the inside of the server except to see, at the end, that it is empty.
+Nothing here reads the server's internals, except to check at the end that the server holds no call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FRAME_BYTES = 160
 
 
 class Tones(FakeEngine):
-    """The fake engine, which also writes down what it was asked to say."""
+    """The fake engine, which also records what it was asked to say."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -66,7 +66,7 @@ class Rig:
 
     @asynccontextmanager
     async def bot(self, *, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Bot]:
-        """A bot that has been greeted."""
+        """A bot that has received `ready`."""
         async with greeted(self.url(**options), headers) as bot:
             yield bot
 
@@ -93,7 +93,7 @@ async def serving(
 ) -> AsyncIterator[Rig]:
     """A server with tones for speech, or with `engine`, or with all engines of `catalog`.
 
-    After the body everything must have come to its end by itself.
+    After the body no call, engine work or socket may be left.
     """
     catalog = catalog or Catalog([engine or Tones()])
     engine = catalog.engines[0]
@@ -121,7 +121,7 @@ def patient(**settings: Any) -> SessionSettings:
 
 @asynccontextmanager
 async def greeted(url: str, headers: dict[str, str] | None = None) -> AsyncIterator[Bot]:
-    """A bot at this address, once it has been greeted."""
+    """A bot at this address, once it has received `ready`."""
     async with connect(url, compression=None, additional_headers=headers, proxy=None, max_queue=None) as socket:
         bot = Bot(socket)
         try:
@@ -171,7 +171,7 @@ class Bot:
         await self.send({"type": "say", "text": text, **({"turn": turn} if turn else {})})
 
     async def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind that has not been asked for; what comes between is skipped."""
+        """The next event of this kind with these fields that no earlier call returned; other events are skipped."""
 
         def next_one() -> dict[str, Any] | None:
             for at in range(self._n_seen, len(self.log)):
@@ -240,20 +240,20 @@ def decoded(frames: list[bytes], codec: str = "ulaw") -> Pcm:
 
 
 def rendering(texts: list[str], rate_hz: int = 8000) -> Pcm:
-    """What the engine made of the utterances, at the leg's rate."""
+    """The engine's audio of the utterances, at the leg's rate."""
     whole = np.concatenate([render(text) for text in texts]).astype(np.float32) / 32768
     pcm: Pcm = (soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ") * 32768).round().astype(np.int16)
     return pcm
 
 
 def correlation(heard: Pcm, wanted: Pcm) -> float:
-    """Pearson correlation of the two from their first samples, silence after the shorter one not counted."""
+    """The Pearson correlation of the two from their first samples, without the silence after the shorter one."""
     n = min(len(heard), len(wanted))
     return float(np.corrcoef(heard[:n].astype(float), wanted[:n].astype(float))[0, 1])
 
 
 def tones_in(frames: list[bytes], alphabet: str) -> str:
-    """Per frame the letter whose tone is heard in it, a space for silence."""
+    """The letter whose tone is heard in each frame; a space for silence."""
     from telephony_tts.engines.fake import tone_hz
 
     heard = []

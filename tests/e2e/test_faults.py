@@ -1,4 +1,4 @@
-"""Engines and dialled bots that fail, and faults of our own: one turn or one call ends by them, never two."""
+"""Failing engines, failing dialled bots and bugs of our own: each ends one turn or one call, never two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _still_speaks(bot: Bot) -> None:
 
 
 class Moody(Tones):
-    """An engine with a bug: it raises, gives rubbish, or never answers, when a text tells it to."""
+    """An engine with a bug: it raises, returns garbage, or hangs, when the text tells it to."""
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         if "boom" in utterance.text:
@@ -59,7 +59,7 @@ def test_an_engine_that_breaks_on_the_second_sentence(word: str) -> None:
     run(main)
 
 
-def test_an_engine_that_hangs_holds_up_its_own_turn_alone() -> None:
+def test_an_engine_that_hangs_delays_only_its_own_turn() -> None:
     async def main() -> None:
         async with serving(Tones(hangs=True)) as rig, rig.bot(audio="none") as bot:
             await bot.say("Hello?", "a")
@@ -97,7 +97,7 @@ def test_a_bot_that_refuses_the_connection() -> None:
     run(main)
 
 
-def test_a_bot_that_came_by_itself_does_not_mind_that_the_other_cannot_be_reached() -> None:
+def test_a_bot_that_connected_itself_stays_when_the_configured_bot_is_unreachable() -> None:
     async def main() -> None:
         async with serving() as other:
             free_port = other.port
@@ -122,7 +122,7 @@ def test_a_bot_that_never_answers_the_handshake() -> None:
                 async with calling(rig.url(MEDIA), "CA1") as peer:
                     await peer.start()
                     assert (await peer.gone())[0] == 1011
-                # And when the caller does not wait for that, nor do we.
+                # A caller who hangs up meanwhile ends the dialling.
                 async with calling(rig.url(MEDIA), "CA2") as peer:
                     await peer.start()
                     await until(lambda: len(connections) == 2, "the second dial")
@@ -148,7 +148,7 @@ def test_a_bot_that_answers_401() -> None:
 
 
 def test_a_dialled_bot_that_reads_nothing_is_dropped() -> None:
-    """Inbound audio goes to it; what it does not read must not pile up."""
+    """Inbound audio is sent to it. What it does not read must not pile up."""
 
     async def main() -> None:
         release = asyncio.Event()
@@ -181,7 +181,7 @@ def test_a_dialled_bot_that_reads_nothing_is_dropped() -> None:
     run(main)
 
 
-def test_a_bot_that_came_while_we_were_dialling_another_is_the_bot() -> None:
+def test_a_bot_that_connects_while_another_is_dialled_is_kept() -> None:
     async def main() -> None:
         codes: list[int | None] = []
 

@@ -1,4 +1,4 @@
-"""Text in another language than the voice's, over the wire: a warning, or with a route the voice that has it."""
+"""Text in another language than the voice's, over the wire: a warning, or with a route a voice of that language."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITALIAN = "Grazie per aver chiamato e buona giornata."
 
 
 def catalog(**settings: Any) -> Catalog:
-    """Both engines that need no model, as the server has them."""
+    """Both engines that need no model, as in the server."""
     settings = {"engines.routes": {}, **{name.replace("__", "."): value for name, value in settings.items()}}
     made = app.build_catalog(config.load(None, settings, {}))
     assert [engine.name for engine in made.engines] == ["hibari", "espeak"]
@@ -33,7 +33,7 @@ def catalog(**settings: Any) -> Catalog:
 
 
 async def said(bot: Bot, *texts: str) -> list[Pcm]:
-    """What is heard of each text, spoken as a turn."""
+    """The audio of each text, spoken as one turn each."""
     heard = []
     for n, text in enumerate(texts):
         n_before = len(bot.frames)
@@ -48,7 +48,7 @@ def warnings(bot: Bot) -> list[dict[str, Any]]:
 
 
 def rendered(engine_type: type[EspeakEngine] | type[HibariEngine], text: str, voice: str) -> Pcm:
-    """What the engine makes of a text by itself, at 8 kHz."""
+    """The engine's own audio of a text, at 8 kHz."""
 
     async def body() -> Pcm:
         engine = engine_type(n_workers=1)
@@ -63,7 +63,7 @@ def rendered(engine_type: type[EspeakEngine] | type[HibariEngine], text: str, vo
     return asyncio.run(body())
 
 
-def test_german_text_without_lang_is_warned_of_once_a_call() -> None:
+def test_german_text_without_lang_gets_one_warning_a_call() -> None:
     english = rendered(HibariEngine, "Danke sehr.", "heart")
 
     async def main() -> None:
@@ -123,7 +123,7 @@ def test_lang_is_enough_without_a_route(lang: str) -> None:
         ((GERMAN,), {"speech__detect_language": False}, {}),
     ],
 )
-def test_there_is_no_warning_where_nothing_is_wrong(
+def test_matching_language_gets_no_warning(
     texts: tuple[str, ...], settings: dict[str, Any], options: dict[str, str]
 ) -> None:
     async def main() -> None:

@@ -1,5 +1,5 @@
-"""The telephone platform's side of a media stream, as Twilio behaves: it plays what it gets in real time, reports marks
-when it reaches them, and when told to clear empties its buffer and reports every mark that was in it."""
+"""The telephone platform's side of a media stream, as Twilio behaves. It plays audio in real time and reports each mark
+when playback reaches it. On a clear it empties its buffer and reports every mark that was in it."""
 
 from __future__ import annotations
 

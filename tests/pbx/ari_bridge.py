@@ -1,4 +1,4 @@
-"""Our bridge in a thread of this process, ruling a real Asterisk by ARI."""
+"""Our bridge in a thread of this process, controlling a real Asterisk by ARI."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class AriBridge:
 
 @contextmanager
 def ari_bridge(asterisk: Asterisk, server_port: int, **settings: Any) -> Iterator[AriBridge]:
-    """Running and connected; afterwards it has no call, and ended by itself. `settings` are those of `ari`."""
+    """Run a connected bridge during the body. Afterwards it must have no call and stop when asked. `settings` are
+    those of `ari`."""
     given = {
         "server.url": f"ws://127.0.0.1:{server_port}/media/native",
         "audiosocket.port": 0,

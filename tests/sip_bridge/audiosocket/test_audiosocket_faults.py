@@ -376,7 +376,7 @@ def test_50_calls_at_once_and_one_that_misbehaves() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("n_calls", [60, pytest.param(200, marks=pytest.mark.soak)])
-def test_calls_in_sequence_leave_nothing(n_calls: int) -> None:
+def test_calls_in_sequence_leave_nothing_behind(n_calls: int) -> None:
     async def main() -> None:
         async def script(call: ServedCall) -> None:
             await call.socket.send(bytes([7, 0]) * 160)
