@@ -19,7 +19,7 @@ from sip_bridge import metrics
 from telephony_tts import logs
 from telephony_tts.transport.request_head import RequestHead
 
-_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
+_log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
 
 _READ_S = 5.0
 _READ_BYTES = 16_384

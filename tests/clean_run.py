@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-PATIENCE_S = 8.0
+TIMEOUT_S = 8.0
 """The default timeout of a test's wait, long enough for a busy machine."""
 
 
@@ -79,7 +79,7 @@ def _told(fd: int) -> str:
         return str(error)
 
 
-async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+async def until(true: Callable[[], object], what: str, within_s: float = TIMEOUT_S) -> None:
     """Wait for a condition by polling it every 5 ms."""
     end_s = time.monotonic() + within_s
     while not true():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _WITNESS = Path(__file__).resolve().with_name("witness.py")
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def standstills() -> Iterator[Standstills]:
                 assert witness.stdin is not None
                 witness.stdin.close()  # it ends with its input
             for reader in readers:
-                reader.join(_PATIENCE_S)
+                reader.join(_TIMEOUT_S)
 
 
 @contextmanager

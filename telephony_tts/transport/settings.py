@@ -139,7 +139,7 @@ class AsteriskSettings:
     def conflicts(self) -> Iterator[str]:
         for url in self.dial:
             if not url.startswith(("ws://", "wss://")):
-                yield f"dial: {show(url)} is no address of a WebSocket; expected such as ws://127.0.0.1:8088/media/"
+                yield f"dial: {show(url)} is not the address of a WebSocket; expected one such as ws://127.0.0.1:8088/media/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class FreeSwitchCodec:
         if self.start is None:
             return self.begin()
         if len(data) % 2:
-            raise BadField(f"{len(data)} bytes are no whole number of samples of 2 bytes")
+            raise BadField(f"{len(data)} bytes are not a whole number of samples of 2 bytes")
         return MediaAudio(data) if want_audio else NO_AUDIO
 
     def _report(self, f: Fields) -> FromMedia:

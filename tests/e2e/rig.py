@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import soxr
-from clean_run import PATIENCE_S as PATIENCE_S
+from clean_run import TIMEOUT_S as TIMEOUT_S
 from clean_run import run as run
 from clean_run import until as until
 from server_settings import transport_settings
@@ -99,7 +99,7 @@ async def serving(
     engine = catalog.engines[0]
     # Admission by lateness is off: the machine that runs the tests may stall, and that is not their subject.
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "ping_interval_s": 60.0, **settings}
-    transport = transport_settings(speech=speech or patient(), **how)
+    transport = transport_settings(speech=speech or speech_settings(), **how)
     await catalog.start()
     try:
         server = Server(transport, catalog)
@@ -114,7 +114,7 @@ async def serving(
         await catalog.close()
 
 
-def patient(**settings: Any) -> SessionSettings:
+def speech_settings(**settings: Any) -> SessionSettings:
     """Session settings under which a sentence is one utterance."""
     return replace(SessionSettings(first_clause_chars=0), **settings)
 
@@ -170,7 +170,7 @@ class Bot:
     async def say(self, text: str, turn: str | None = None) -> None:
         await self.send({"type": "say", "text": text, **({"turn": turn} if turn else {})})
 
-    async def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+    async def event(self, kind: str, within_s: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """The next event of this kind with these fields that no earlier call returned; other events are skipped."""
 
         def next_one() -> dict[str, Any] | None:
@@ -183,11 +183,11 @@ class Bot:
 
         return await self._wait(next_one, within_s, f"{kind} {fields}")
 
-    async def frames_to(self, n: int, within_s: float = PATIENCE_S) -> list[bytes]:
+    async def frames_to(self, n: int, within_s: float = TIMEOUT_S) -> list[bytes]:
         """The frames so far, once there are `n`."""
         return await self._wait(lambda: self.frames if len(self.frames) >= n else None, within_s, f"{n} frames")
 
-    async def gone(self, within_s: float = PATIENCE_S) -> tuple[int | None, str | None]:
+    async def gone(self, within_s: float = TIMEOUT_S) -> tuple[int | None, str | None]:
         """The close code and reason, once the server has closed."""
         return await self._wait(lambda: self.closed, within_s, "a close", dead=True)
 

@@ -92,7 +92,8 @@ def test_an_incomplete_sample_is_dropped(wish: dict[str, Any], caplog: pytest.Lo
     assert lines(caplog, "call_crashed") == []
     refused = lines(caplog, "media_message_refused")
     assert [line["why"] for line in refused] == [
-        "641 bytes are no whole number of samples of 2 bytes", "1 bytes are no whole number of samples of 2 bytes",
+        "641 bytes are not a whole number of samples of 2 bytes",
+        "1 bytes are not a whole number of samples of 2 bytes",
     ]  # fmt: skip
 
 

@@ -251,9 +251,9 @@ def test_a_media_leg_needs_a_token_too() -> None:
         async with serving(tokens=("sesame",)) as rig:
             bearer = {"Authorization": "Bearer sesame"}
             for parameters in ({}, {"token": "sesam"}):
-                async with calling(rig.url(MEDIA), "CA1") as stranger:
-                    await stranger.start(**parameters)
-                    assert (await stranger.gone())[0] == 4401
+                async with calling(rig.url(MEDIA), "CA1") as tokenless:
+                    await tokenless.start(**parameters)
+                    assert (await tokenless.gone())[0] == 4401
             async with rig.bot(call="CA2", headers=bearer) as bot, calling(rig.url(MEDIA), "CA2") as peer:
                 await peer.start(token="sesame", bot="sales")
                 call = await bot.event("call")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import soxr
 from engine_child import engine_pid
-from rig import FRAME_MS, Bot, correlation, decoded, gather, get, patient, run, serving, until
+from rig import FRAME_MS, Bot, correlation, decoded, gather, get, run, serving, speech_settings, until
 from served import process
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -76,7 +76,7 @@ class Recorded(CosyVoice2Engine):
 def test_the_caller_hears_the_engines_audio(model_dir: Path, profile: str) -> None:
     async def main() -> None:
         engine = Recorded(model_dir, profile=profile)
-        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
             await bot.say("Thank you for calling.", "a")
             done = await bot.event("done", turn="a", within_s=20)
             assert correlation(decoded(bot.frames), engine.wanted("a")) >= ALIKE
@@ -99,7 +99,7 @@ def test_barge_in_frees_the_slot_and_reports_what_was_heard(model_dir: Path) -> 
 
     async def main() -> None:
         engine = Recorded(model_dir, limits=EngineLimits(n_slots=2))
-        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
             for n in range(8):
                 await bot.say(TEXT, f"t{n}")
                 await asyncio.sleep(n * n * 0.02)
@@ -121,7 +121,7 @@ def test_more_calls_than_slots_and_one_repeatedly_cleared(model_dir: Path) -> No
     async def main() -> None:
         engine = Recorded(model_dir, n_workers=2, limits=EngineLimits(n_slots=2))
         async with (
-            serving(engine, speech=patient(voice="prompted")) as rig,
+            serving(engine, speech=speech_settings(voice="prompted")) as rig,
             rig.bot(audio="binary") as one,
             rig.bot(audio="binary") as two,
             rig.bot(audio="binary") as three,
@@ -153,7 +153,7 @@ def test_it_speaks_before_the_bot_has_finished_its_sentence(model_dir: Path) -> 
 
     async def main() -> None:
         engine = Recorded(model_dir)
-        speech = patient(voice="preset", text_mode="interleaved")
+        speech = speech_settings(voice="preset", text_mode="interleaved")
         async with serving(engine, speech=speech) as rig, rig.bot(audio="binary") as bot:
             for word in words[:-2]:
                 await bot.send({"type": "text", "turn": "a", "text": word})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from rig import FRAME_MS, Bot, gather, get, greeted, patient, run, serving
+from rig import FRAME_MS, Bot, gather, get, greeted, run, serving, speech_settings
 from served import process
 
 from telephony_tts import event_loop, metrics, offline
@@ -90,7 +90,7 @@ def alone(model_dir: Path, cores: float) -> Alone:
             begun_s = time.process_time()
             for seed, frames in zip(SEEDS, spoken, strict=True):
                 how = Configure(voice=VOICES[seed % 2], seed=seed, speed=SPEED)
-                await offline.speak(TEXT, catalog, patient(), how, on_frame=frames.append)
+                await offline.speak(TEXT, catalog, speech_settings(), how, on_frame=frames.append)
             core_s = time.process_time() - begun_s
         finally:
             await catalog.close()
@@ -148,7 +148,7 @@ def test_nor_with_the_engine_in_threads(one_layer_dir: Path, one_layer_alone: Al
 
     async def main() -> None:
         engine = CosyVoice2Engine(one_layer_dir, n_workers=2, isolation="thread")
-        async with serving(engine, speech=patient(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
+        async with serving(engine, speech=speech_settings(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
             bots = [await calls.enter_async_context(rig.bot(audio="binary")) for _ in range(one_layer_alone.n_calls)]
             nervous = await calls.enter_async_context(rig.bot(audio="binary"))
             n_underruns = metrics.value("telephony_tts_underruns_total")

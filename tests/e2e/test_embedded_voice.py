@@ -10,7 +10,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 import soxr
-from rig import correlation, decoded, patient, run, serving
+from rig import correlation, decoded, run, serving, speech_settings
 
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.hibari import HibariEngine
@@ -35,7 +35,7 @@ class Recorded(HibariEngine):
 def test_the_caller_hears_the_engines_audio() -> None:
     async def main() -> None:
         engine = Recorded()
-        async with serving(engine, speech=patient()) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings()) as rig, rig.bot(audio="binary") as bot:
             begun_s = time.monotonic()
             await bot.say("Your parcel is here. It weighs four pounds.", "a")
             done = await bot.event("done", turn="a", within_s=15)
@@ -52,7 +52,7 @@ def test_the_caller_hears_the_engines_audio() -> None:
 
 def test_barge_in_at_every_moment_of_a_sentence() -> None:
     async def main() -> None:
-        async with serving(Recorded(), speech=patient()) as rig, rig.bot(audio="binary") as bot:
+        async with serving(Recorded(), speech=speech_settings()) as rig, rig.bot(audio="binary") as bot:
             text = "There are many things to be told about it, and none of them is going to be told in full. "
             for n in range(8):
                 await bot.say(text * 3, f"t{n}")

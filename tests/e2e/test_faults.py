@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from neighbour import neighbour
-from rig import Bot, Tones, patient, run, serving, until
+from rig import Bot, Tones, run, serving, speech_settings, until
 from twilio_peer import calling
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request
@@ -29,7 +29,7 @@ async def _still_speaks(bot: Bot) -> None:
     await bot.event("done", turn="still")
 
 
-class Moody(Tones):
+class FaultyEngine(Tones):
     """An engine with a bug: it raises, returns garbage, or hangs, when the text tells it to."""
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
@@ -46,7 +46,7 @@ class Moody(Tones):
 @pytest.mark.parametrize("word", ["boom", "drop", "rubbish"])
 def test_an_engine_that_breaks_on_the_second_sentence(word: str) -> None:
     async def main() -> None:
-        async with serving(Moody()) as rig, neighbour(rig), rig.bot(audio="binary", lead_ms=0) as bot:
+        async with serving(FaultyEngine()) as rig, neighbour(rig), rig.bot(audio="binary", lead_ms=0) as bot:
             text = f"The first one is good. The second goes {word}. The third is not reached."
             await bot.say(text, "a")
             error = await bot.event("error", turn="a")
@@ -75,7 +75,7 @@ def test_an_engine_that_hangs_delays_only_its_own_turn() -> None:
 
 def test_an_engine_that_hangs_for_too_long_loses_the_turn() -> None:
     async def main() -> None:
-        async with serving(Tones(hangs=True), speech=patient(engine_timeout_ms=200)) as rig, rig.bot() as bot:
+        async with serving(Tones(hangs=True), speech=speech_settings(engine_timeout_ms=200)) as rig, rig.bot() as bot:
             for turn in ("a", "b"):
                 await bot.say("Hello?", turn)
                 error = await bot.event("error", turn=turn, within_s=2)

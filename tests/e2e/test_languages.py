@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from rig import Bot, correlation, decoded, patient, run, serving
+from rig import Bot, correlation, decoded, run, serving, speech_settings
 
 from telephony_tts import app, config
 from telephony_tts.engines.api import Pcm, Utterance
@@ -67,7 +67,7 @@ def test_german_text_without_lang_gets_one_warning_a_call() -> None:
     english = rendered(HibariEngine, "Danke sehr.", "heart")
 
     async def main() -> None:
-        async with serving(catalog=catalog(), speech=patient(pace="burst")) as rig:
+        async with serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig:
             async with rig.bot(audio="binary") as bot:
                 heard = await said(bot, GERMAN, "Danke sehr.", ITALIAN)
                 (warning,) = warnings(bot)
@@ -89,7 +89,7 @@ def test_with_a_route_the_german_voice_speaks_the_text_and_reads_its_numbers() -
 
     async def main() -> None:
         made = catalog(engines__routes={"de": "espeak"})
-        async with serving(catalog=made, speech=patient(pace="burst")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(catalog=made, speech=speech_settings(pace="burst")) as rig, rig.bot(audio="binary") as bot:
             heard = await said(bot, GERMAN, "OK.", ENGLISH)
             assert warnings(bot) == []
             assert correlation(heard[0], wanted[0]) > 0.97
@@ -105,7 +105,7 @@ def test_lang_is_enough_without_a_route(lang: str) -> None:
 
     async def main() -> None:
         async with (
-            serving(catalog=catalog(), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", lang=lang) as bot,
         ):
             (heard,) = await said(bot, GERMAN)
@@ -128,7 +128,7 @@ def test_matching_language_gets_no_warning(
 ) -> None:
     async def main() -> None:
         async with (
-            serving(catalog=catalog(**settings), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(**settings), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", **options) as bot,
         ):
             await said(bot, *texts)
@@ -147,7 +147,7 @@ def test_matching_language_gets_no_warning(
 def test_a_refusal_over_the_wire_names_the_voices_that_can(text: str, says: str) -> None:
     async def main() -> None:
         async with (
-            serving(catalog=catalog(), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", voice="heart") as bot,
         ):
             await bot.say(text, "a")

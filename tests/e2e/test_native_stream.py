@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import FRAME_BYTES, Bot, Tones, correlation, decoded, gather, patient, rendering, run, serving, tones_in
+from rig import (
+    FRAME_BYTES,
+    Bot,
+    Tones,
+    correlation,
+    decoded,
+    gather,
+    rendering,
+    run,
+    serving,
+    speech_settings,
+    tones_in,
+)
 
 from telephony_tts.engines.fake import MS_PER_CHAR
 
@@ -304,7 +316,7 @@ def test_the_speed_in_the_address_is_that_of_every_turn_until_a_config(speed: fl
 
 def test_options_are_echoed_and_unknown_ones_get_a_warning() -> None:
     async def main() -> None:
-        async with serving(Tones(voice_names=("tone", "low")), speech=patient(lead_ms=200)) as rig:
+        async with serving(Tones(voice_names=("tone", "low")), speech=speech_settings(lead_ms=200)) as rig:
             async with rig.bot(codec="alaw", lead_ms=60, ptime_ms=40, pace="burst", voice="low", colour="red") as bot:
                 wanted: dict[str, Any] = {
                     "codec": "alaw", "rate_hz": 8000, "ptime_ms": 40, "pace": "burst", "lead_ms": 60, "voice": "low"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, rendering, run, serving, speech_settings, until
 from server_settings import transport_settings
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -55,7 +55,7 @@ def test_a_blocked_loop_while_engines_load_refuses_no_calls() -> None:
     async def main() -> None:
         catalog = Catalog([Tones()])
         await catalog.start()
-        server = Server(transport_settings(speech=patient()), catalog)
+        server = Server(transport_settings(speech=speech_settings()), catalog)
 
         async def be_looked_at() -> None:
             """Wait for one whole period of the server's check of its event loop."""
@@ -219,9 +219,9 @@ def test_beyond_the_call_limit_it_is_busy_and_says_when_to_retry() -> None:
 def test_another_call_cannot_take_the_place_kept_for_a_media_leg() -> None:
     async def main() -> None:
         async with serving(calls=1) as rig, rig.bot(call="CA1") as bot:
-            async with calling(rig.url(MEDIA), "CA2") as stranger:
-                await stranger.start()
-                assert (await stranger.gone())[0] == 1013
+            async with calling(rig.url(MEDIA), "CA2") as other_call:
+                await other_call.start()
+                assert (await other_call.gone())[0] == 1013
             async with calling(rig.url(MEDIA), "CA1") as peer:
                 await peer.start()
                 await bot.event("call")

@@ -13,7 +13,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from rig import Bot, Tones, correlation, decoded, get, greeted, patient, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, greeted, rendering, run, serving, speech_settings, until
 from served import process
 from server_settings import transport_settings
 from twilio_peer import calling
@@ -31,7 +31,7 @@ MEDIA = "/media/twilio"
 def test_draining_lets_speech_finish_and_refuses_what_is_new() -> None:
     async def main() -> None:
         engine = Tones()
-        settings = transport_settings(speech=patient(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
+        settings = transport_settings(speech=speech_settings(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
         server = Server(settings, _catalog(engine))
         async with server.running():
             port = server.port
@@ -71,7 +71,7 @@ def _catalog(engine: Tones) -> Any:
 
 def test_a_drain_times_out_and_reports_what_was_heard() -> None:
     async def main() -> None:
-        server = Server(transport_settings(speech=patient(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
         async with server.running():
             socket = await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None)
             bot = Bot(socket)
@@ -91,7 +91,7 @@ def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
     """It may arrive before the drain has begun."""
 
     async def main() -> None:
-        server = Server(transport_settings(speech=patient(), port=0, drain_s=30), _catalog(Tones()))
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_s=30), _catalog(Tones()))
         async with server.running():
             bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
             await bot.say("A long one that takes its time to tell. " * 20, "a")

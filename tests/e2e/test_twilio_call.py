@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from rig import Bot, Rig, correlation, decoded, patient, rendering, run, serving, tones_in, until
+from rig import Bot, Rig, correlation, decoded, rendering, run, serving, speech_settings, tones_in, until
 from twilio_peer import TwilioPeer, calling
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
@@ -191,7 +191,8 @@ def test_the_callers_audio_reaches_a_bot_that_asks(topology: Topology, form: str
 
 def test_a_joining_bot_gets_an_error_for_options_of_the_media_leg() -> None:
     async def main() -> None:
-        async with serving(speech=patient(codec="alaw")) as rig, rig.bot(call="CA1", codec="pcm", rate=16000) as bot:
+        speech = speech_settings(codec="alaw")
+        async with serving(speech=speech) as rig, rig.bot(call="CA1", codec="pcm", rate=16000) as bot:
             assert bot.ready["codec"] == "ulaw" and bot.ready["rate_hz"] == 8000
             warnings = [await bot.event("warning"), await bot.event("warning")]
             assert {w["code"] for w in warnings} == {"option_ignored"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from rig import Bot, patient, run, serving, until
+from rig import Bot, run, serving, speech_settings, until
 from test_media_dialects import leg
 from twilio_peer import calling
 
@@ -83,7 +83,7 @@ def test_barge_in_on_a_twilio_leg_enabled_in_the_bots_address() -> None:
 
 def test_barge_in_on_our_own_media_leg_enabled_in_the_settings() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeInSettings(enabled=True))
+        speech = speech_settings(barge_in=BargeInSettings(enabled=True))
         start = {"type": "start", "call": "c1", "codec": "pcm", "rate_hz": 16000, "lead_ms": 40}
         async with serving(speech=speech) as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
             assert bot.ready["barge_in"] == "on"
@@ -107,7 +107,7 @@ def test_barge_in_on_our_own_media_leg_enabled_in_the_settings() -> None:
 
 def test_no_barge_in_on_a_call_that_turned_it_off() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeInSettings(enabled=True))
+        speech = speech_settings(barge_in=BargeInSettings(enabled=True))
         async with (
             serving(speech=speech) as rig,
             rig.bot(call="CA1", barge_in="off") as bot,

@@ -138,8 +138,8 @@ def test_wscat_sends_one_message_and_exits(wscat: Path) -> None:
             flags = ("-H", "Authorization: Token secret", "-s", "media", "-x", '{"type":"say","text":"Hi."}', "-w", "2")
             with typing(wscat, url, *flags) as script:
                 assert script.read_until("done")["audio_ms"] == 180
-            with typing(wscat, url) as stranger, pytest.raises(AssertionError, match="401"):
-                stranger.read_until("ready", within_s=3)
+            with typing(wscat, url) as tokenless, pytest.raises(AssertionError, match="401"):
+                tokenless.read_until("ready", within_s=3)
     finally:
         for name, value in before.items():
             if value is None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from rig import FRAME_MS, PATIENCE_S, until
+from rig import FRAME_MS, TIMEOUT_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -141,7 +141,7 @@ class TwilioPeer:
         assert self.closed is not None
         return self.closed
 
-    async def hears(self, n_frames: int, within_s: float = PATIENCE_S) -> None:
+    async def hears(self, n_frames: int, within_s: float = TIMEOUT_S) -> None:
         await until(lambda: len(self.played) >= n_frames, f"only {len(self.played)} frames were played", within_s)
 
 

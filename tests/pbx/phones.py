@@ -22,7 +22,7 @@ from asterisk_peer import free_port, installed
 from peer_process import PeerFailed, PeerProcess, wait_until
 from rtp_end import DTMF_PAYLOAD_TYPE, PAYLOAD_TYPES, RtpEnd, RtpExchange
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 _END_S = 3.0
 _N_TRIES = 3
 _SCENARIOS = Path(__file__).resolve().parent / "sipp_scenarios"
@@ -59,23 +59,23 @@ class Phone:
         self._call_id: str | None = None
         self._hanging_up = False
 
-    def wait_answered(self, within_s: float = PATIENCE_S) -> None:
+    def wait_answered(self, within_s: float = TIMEOUT_S) -> None:
         """Wait for the answer. Raises PeerFailed, also if the call was refused."""
         wait_until(lambda: self.answered_ns is not None or self._over(), "the call is answered", within_s)
         if self.answered_ns is None:
             raise PeerFailed(f"the call was not answered: {self.refused or self.failed or 'it ended'}")
 
-    def wait_ended(self, within_s: float = PATIENCE_S) -> None:
+    def wait_ended(self, within_s: float = TIMEOUT_S) -> None:
         """Wait until one side has hung up and the other confirmed. Raises PeerFailed if the call ended otherwise."""
         wait_until(self._over, "the call has ended", within_s)
         if self.failed is not None:
             raise PeerFailed(self.failed)
 
-    def wait_heard(self, n_packets: int, within_s: float = PATIENCE_S) -> None:
+    def wait_heard(self, n_packets: int, within_s: float = TIMEOUT_S) -> None:
         """Wait for this many packets of audio."""
         wait_until(lambda: len(self.rtp.audio_packets()) >= n_packets, f"{n_packets} packets of audio", within_s)
 
-    def wait_said(self, within_s: float = PATIENCE_S) -> None:
+    def wait_said(self, within_s: float = TIMEOUT_S) -> None:
         """Wait until everything queued has been sent."""
         wait_until(lambda: self.rtp.n_queued() == 0, "all is said", within_s)
 
@@ -187,7 +187,7 @@ def _sipp(
         media.watch(told_read, ear.read)
         stack.callback(media.unwatch, told_read)
         if not outgoing:
-            wait_until(lambda: _listens(own_port) or not process.running(), "sipp listens", PATIENCE_S)
+            wait_until(lambda: _listens(own_port) or not process.running(), "sipp listens", TIMEOUT_S)
             if not process.running():
                 raise PeerFailed(f"sipp does not listen:\n{ear.errors()}\n{process.written(1000)}")
         stack.callback(_end_calls, phones, process)

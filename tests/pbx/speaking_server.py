@@ -41,7 +41,7 @@ from telephony_tts.transport.settings import TransportSettings
 
 RATE_HZ = 8000
 MS_PER_CHAR = 30
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 _EDGE = 400
 """The length in samples of its fade-in and fade-out. Our own fade at joints then changes almost nothing."""
 
@@ -97,7 +97,7 @@ class Bot:
     def say(self, text: str, turn: str) -> None:
         self.send(type="say", turn=turn, text=text)
 
-    def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+    def event(self, kind: str, within_s: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """The next event of this kind with these fields that no earlier call returned; other events are skipped."""
         end_s = time.monotonic() + within_s
         while True:
@@ -114,7 +114,7 @@ class Bot:
 
     def leave(self) -> None:
         self._socket.close()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
 
     def wait_left(self) -> None:
         """Wait until either side has closed."""
@@ -212,19 +212,19 @@ def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
 
     thread = threading.Thread(target=body, name="speaking server")
     thread.start()
-    running = started.get(timeout=PATIENCE_S)
+    running = started.get(timeout=TIMEOUT_S)
     if isinstance(running, BaseException):
         raise running
     try:
         yield running
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while running.n_calls and time.monotonic() < end_s:
             time.sleep(0.02)
         assert not running.n_calls, "calls left"
     finally:
         for each in stop:
             each()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
 
 class Bots:
@@ -242,12 +242,12 @@ class Bots:
         self._came.put(bot)
         bot.wait_left()
 
-    def next(self, within_s: float = PATIENCE_S) -> Bot:
+    def next(self, within_s: float = TIMEOUT_S) -> Bot:
         return self._came.get(timeout=within_s)
 
     def close(self) -> None:
         self._listener.shutdown()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def speaking_process() -> Iterator[tuple[str, Bots, int]]:
         finally:
             process.stdin.close()  # it ends with its input
             try:
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
             bots.close()

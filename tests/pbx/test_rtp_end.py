@@ -100,8 +100,8 @@ def test_a_silent_phone_sends_nothing_and_others_send_silence(media: RtpExchange
 def test_packets_that_are_not_rtp_are_ignored(media: RtpExchange) -> None:
     end = RtpEnd(media)
     good = struct.pack("!BBHII", 0x80, 0, 1, 160, 5) + b"\x01" * 160
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"x", b"\x00" * 172, good):
-            stranger.sendto(data, ("127.0.0.1", end.port))
+            sender.sendto(data, ("127.0.0.1", end.port))
         wait_until(lambda: end.packets, "the good one has come", 5)
     assert [p.payload for p in end.packets] == [b"\x01" * 160]

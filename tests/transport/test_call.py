@@ -109,11 +109,11 @@ def test_a_leg_that_is_not_the_calls_can_leave_unnoticed() -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
-        bot, media, stranger = RecordingLeg(), RecordingLeg(), RecordingLeg()
+        bot, media, other_leg = RecordingLeg(), RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.join_media(media, media.encode)
-        call.bot_left(stranger, "refused")
-        call.media_left(stranger, "refused")
+        call.bot_left(other_leg, "refused")
+        call.media_left(other_leg, "refused")
         assert not call.over and not bot.ended and not media.ended
         call.media_left(media, "hangup")
         await task
@@ -162,7 +162,7 @@ def test_a_fault_of_ours_ends_the_call_with_1011_and_a_traceback(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("a bug of ours")
 
     async def main() -> None:
         engine = ClingingEngine()
@@ -199,7 +199,7 @@ def test_a_task_of_the_call_that_breaks_closes_both_legs() -> None:
         call.join_media(media, media.encode)
 
         async def breaks() -> None:
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("a bug of ours")
 
         call.spawn(breaks(), "breaks")
         with pytest.raises(ExceptionGroup):
