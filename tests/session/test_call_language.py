@@ -49,7 +49,7 @@ def utterances(world: World) -> list[tuple[str, str | None, str]]:
     return [(utterance.text, utterance.lang, utterance.lang_source) for _, utterance in world.submitted]
 
 
-def test_each_sentence_of_a_turn_goes_out_in_its_language_and_is_not_read_in_english() -> None:
+def test_each_sentence_goes_to_the_engine_in_its_own_language() -> None:
     """The German voice reads "14:30" itself; English rules would have made words of it."""
     world = World(detect_language={"Sie kommen um 14:30 Uhr.": "de"}.get)
     world.send(m.Say("Sie kommen um 14:30 Uhr. OK. 2 Uhr."))
@@ -70,7 +70,7 @@ def test_a_later_turn_begins_in_the_language_of_the_call() -> None:
     assert [lang for _, lang, _ in utterances(world)] == ["de", "de", "en"]
 
 
-def test_from_lang_on_the_detector_is_not_asked() -> None:
+def test_the_detector_is_not_used_after_a_lang() -> None:
     asked: list[str] = []
 
     def detect(sentence: str) -> str | None:
@@ -103,7 +103,7 @@ def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> No
     assert utterance.text + fed == "Ihre Nummer lautet jetzt also 25 und nicht 30 wie bisher."
 
 
-def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() -> None:
+def test_the_language_of_an_open_sentence_counts_for_the_next_one() -> None:
     def detect(sentence: str) -> str | None:
         return "de" if "nicht" in sentence else None
 

@@ -366,7 +366,7 @@ def heard_ms(phone: Telephone) -> float:
 @pytest.mark.parametrize(
     ("fault", "asks"), [("killed", True), ("killed", False), ("lost touch", True), ("none", True)]
 )
-def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float, fault: str, asks: bool) -> None:
+def test_a_clear_reports_what_was_heard_after_any_fault(cleared_ms: float, fault: str, asks: bool) -> None:
     """Also while a sentence is played for the second time, and inside a file of several sentences."""
     truth: list[float] = []
 
