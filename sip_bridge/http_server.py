@@ -168,7 +168,7 @@ async def _read_some(reader: asyncio.StreamReader) -> bytes:
 
 
 def _body_length(head: RequestHead) -> int:
-    """In bytes. Raises BadRequest if the head does not tell it, or if it is more than is taken."""
+    """The body's length in bytes. Raises BadRequest if the head does not give it, or if it is over the limit."""
     length = _only(head, "content-length")
     if not length.isascii() or not length.isdecimal() or head.values("transfer-encoding"):
         raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "Content-Length is needed")

@@ -1,6 +1,6 @@
 """One call: drives its session, and owns its engine work and its two legs.
 
-Everything that happens to a call is told to the session, and then `_pump` performs the session's effects
+The session gets everything that happens to a call, and then `_pump` performs the session's effects
 synchronously. The tasks of a call pull engines and dial the bot. They are children of its TaskGroup and end with it.
 """
 

@@ -144,7 +144,7 @@ class AsteriskSettings:
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """What the transport is told once, at start-up: sections of the configuration, and what was made of them.
+    """What the transport gets once, at start-up: sections of the configuration, and objects made from them.
 
     `speech` is what a call starts with. `tls` has the loaded certificate of `server.tls`.
     """

@@ -148,7 +148,7 @@ class FreeSwitchCodec:
     def hello(self, next_number: int = 1) -> Wire:
         """Claim the call: the same FreeSWITCH may have calls of other programs.
 
-        Sent again during a call, it tells the number of the next file. A bridge that does not know the call then asks
+        Sent again during a call, it has the number of the next file. A bridge that does not know the call then asks
         for the files that it has missed.
         """
         return _control({"tts": "hello"} if next_number == 1 else {"tts": "hello", "next": next_number})
