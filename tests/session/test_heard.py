@@ -93,7 +93,7 @@ def test_a_client_cannot_have_heard_what_was_not_sent() -> None:
 
 
 def test_less_was_heard_of_a_peer_that_plays_late() -> None:
-    """The echo of the first mark tells that the peer began 150 ms late. The clock alone would report too much."""
+    """The echo of the first mark shows that the peer began 150 ms late. The clock alone would report too much."""
     by_clock = cleared_at(760)
     world = World(peer=True, peer_delay_ms=150)
     world.say(BALANCE, "a")

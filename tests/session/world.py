@@ -30,7 +30,7 @@ STEP = 1500
 
 
 class World:
-    """Drives one session. `frames` are (time in ms, turn number heard or 0, payload), `events` everything else."""
+    """Drives one session. `frames` are (time in ms, number of the audible turn or 0, payload), `events` all else."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class World:
         self.finished: Finish | None = None
         self.turn_numbers: dict[str, int] = {}
         self.texts: dict[str, str] = {}
-        """The text that each turn had received at the last look, before it could end."""
+        """The text that each turn had received at the last check, before it could end."""
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}

@@ -1,4 +1,4 @@
-"""A stand-in for a call of Asterisk's AudioSocket, as strict as a real one was seen to be (version 22).
+"""A stand-in for a call over Asterisk's AudioSocket, as strict as a real Asterisk 22 was in trials.
 
 It ends the call if a header and its payload are more than 5 ms apart, on audio without a payload, on any frame except
 hang-up and audio, and (like the application) after 2 s without a frame in either direction. It has no buffer: the phone

@@ -58,7 +58,7 @@ class AsteriskLine:
         self.open = flag
 
     def say(self, *messages: m.ToMedia) -> None:
-        """What is due at once."""
+        """Send these messages, which are due at the same moment."""
         for message in messages:
             if (wire := self.leg.encode(message)) is not None:
                 self.send_now(*wire)
@@ -453,7 +453,7 @@ def test_no_message_is_longer_than_asterisk_can_take() -> None:
 
 @pytest.mark.parametrize("n_frames", [1_001, 999_999_999])
 def test_an_impossible_queue_length_is_ignored(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
-    """If that were believed, the next speech would wait for months."""
+    """Otherwise the next speech would wait for months."""
     caplog.set_level(logging.WARNING)
 
     async def act() -> None:

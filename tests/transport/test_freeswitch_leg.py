@@ -36,7 +36,7 @@ class FreeSwitchLine:
         self.closed: tuple[int, str] | None = None
         self.marks: list[tuple[float, str]] = []
         self.places: list[Any] = []
-        """The begins and stops that the session is told."""
+        """The begins and stops reported to the session."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
         self.max_unsent_bytes = 0
@@ -273,7 +273,7 @@ def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
 
 
 def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None:
-    """As a bridge that was restarted does: it does not know the files before the next one."""
+    """A restarted bridge does this: it does not know the files before the next one."""
 
     async def act() -> None:
         line = FreeSwitchLine()

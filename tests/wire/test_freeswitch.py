@@ -1,4 +1,4 @@
-"""FreeSWITCH's modules: messages that they were seen to send, and those of a broken peer.
+"""FreeSWITCH's modules: messages recorded from them, and those of a broken peer.
 
 The conversation below was recorded from mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12. That of
 mod_audio_fork is from its page. Neither module runs here.

@@ -18,7 +18,7 @@ BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "e
 
 
 def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
-    """How long the caller speaks over us until we are interrupted, in ms."""
+    """The time in ms from the beginning of the caller's speech to the interruption."""
     line.say(BOT, "a")
     line.listen(after_ms)
     assert line.when(m.Started) and not line.when(m.CallerSpeech)
@@ -39,7 +39,7 @@ def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, a
 def test_our_own_echo_interrupts_nothing(
     bot_voice: str, caller_voice: str, echo_db: float, delay_ms: int, noise_dbov: float
 ) -> None:
-    """A minute each, ten in all."""
+    """One minute for each line, ten in all."""
     del caller_voice
     line = SpeechLine(bot_voice=bot_voice, echo_db=echo_db, delay_ms=delay_ms, noise_dbov=noise_dbov)
     for n in range(4):
@@ -57,7 +57,7 @@ def test_a_reported_delay_of_the_peer_delays_the_echo() -> None:
 
 
 def test_without_the_gate_the_echo_interrupts() -> None:
-    """The line of these tests does carry an echo."""
+    """Shows that the line of these tests carries an echo."""
     line = SpeechLine(echo_db=-10, delay_ms=100)
     line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
     line.session._sender.on_frame = None

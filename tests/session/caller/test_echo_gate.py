@@ -49,7 +49,7 @@ class EchoPath:
         return self.gate.opens(max(-65.0, echo if level_dbov is None else max(level_dbov, echo)), now_ms * MS)
 
     def pass_by(self, seconds: float) -> int:
-        """How often our echo alone would count as the caller, if the network took all of it for speech."""
+        """How often our echo alone would open the gate, if the network took all of it for speech."""
         spurt = TalkSpurt(BargeInSettings(enabled=True))
         n_windows = round(seconds * 1000 / WINDOW_MS)
         changes = [spurt.feed(1.0, self.opens(), WINDOW_MS, n * WINDOW_MS) for n in range(n_windows)]
