@@ -27,8 +27,8 @@ _EXAMPLES = """examples:
   python benchmarks/schedule.py                                      two lanes of a small machine
   python benchmarks/schedule.py --cost h200-guess --callers 8,32,64  a machine that computes many rows at once
   python benchmarks/schedule.py --price decode=12,5 --hops 25        dearer decoding, only short blocks
-  python benchmarks/schedule.py --cost tiny --callers 8 --nervous 1  with a caller that cancels every 100 ms
-  python benchmarks/schedule.py --cost zen5 --without company        without waiting to decode in larger batches
+  python benchmarks/schedule.py --cost tiny --callers 8 --cancelling 1   with a caller that cancels every 100 ms
+  python benchmarks/schedule.py --cost zen5 --without batching           without waiting to decode in larger batches
 
 All prices are inputs, in milliseconds for a batch and for each row: prefill, decode, flow (one of ten Euler steps) and
 vocode. A row of flow or vocoder has 25 tokens. Nothing is measured.
@@ -57,8 +57,8 @@ MACHINES = {
 }
 """`cpu`: two cores that read the language model's weights at 34 GB/s and multiply at 400 GFLOP/s. `zen5`: about two Zen
 5 cores with the full size; `tiny`: about one such core with the tiny random checkpoint (docs/experiments.md)."""
-_RULES = ("patience", "company")
-"""`patience`: new utterances wait while active ones would underrun. `company`: decoding waits for larger batches."""
+_RULES = ("delay", "batching")
+"""`delay`: new utterances wait while active ones would underrun. `batching`: decoding waits for larger batches."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
     flags.add_argument("--ahead-ms", type=int, default=AheadLimits().audio_ms, help="limit of audio made and not taken")
     flags.add_argument("--ahead-tokens", type=int, default=AheadLimits().n_tokens,
                        help="tokens drawn beyond the next block")
-    flags.add_argument("--nervous", type=int, default=0, help="callers that start and cancel every 100 ms")
+    flags.add_argument("--cancelling", type=int, default=0, help="callers that start and cancel every 100 ms")
     flags.add_argument(
         "--without", action="append", default=[], choices=_RULES, help="leave out a rule of the schedule"
     )
@@ -168,14 +168,14 @@ def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> 
         profile=profile,
         planner=_planner(chosen.without),
     )
-    nervous: set[int] = set()
+    cancelling: set[int] = set()
     for i in range(n_callers):
         chance = random.Random(1000 * chosen.seed + i)
         _converse(sim, chance, round(chance.uniform(0, 6) * NS_PER_S), chosen.seconds)
-    for _ in range(chosen.nervous):
-        nervous |= _start_and_cancel(sim, chosen.seconds)
+    for _ in range(chosen.cancelling):
+        cancelling |= _start_and_cancel(sim, chosen.seconds)
     sim.run()
-    heard = [said for key, said in sim.said.items() if key not in nervous]
+    heard = [said for key, said in sim.said.items() if key not in cancelling]
     turns = [TurnRecord(said.asked_ns, said.arrivals, said.ended_ns) for said in heard]
     n_batches = max(1, sim.n_batches[Stage.DECODE])
     return {
@@ -190,7 +190,7 @@ def _planner(without: list[str]) -> Planner:
     def planned(*arguments: Any) -> Any:
         needs, lane, widths, n_drawing, wait_ns = arguments
         return plan(
-            needs, lane, widths, 0 if "company" in without else n_drawing, 0 if "patience" in without else wait_ns
+            needs, lane, widths, 0 if "batching" in without else n_drawing, 0 if "delay" in without else wait_ns
         )
 
     return planned

@@ -64,9 +64,9 @@ class SipBridge:
         self._without_uuid: dict[AudioSocketCall, CallerSocket] = {}
         """Calls without a UUID so far, the oldest first."""
         self._with_uuid: set[AudioSocketCall] = set()
-        self._limit = logs.LineLimit.of_strangers()
+        self._limit = logs.LineLimit.outside_calls()
         self._log = _log.limited(self._limit)
-        """The logger for connections that are not a call, with a limit on its lines."""
+        """The logger for connections that are not part of a call, with a limit on its lines."""
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -111,7 +111,7 @@ class SipBridge:
                 for call in list(self._calls):
                     call.end("drain")
                 if self._limit.n_left_out:
-                    self._log.summary("lines_left_out", of="connections that are no call")
+                    self._log.summary("lines_left_out", of="connections that are not part of a call")
 
     def stop_at_once(self) -> None:
         """Do not wait for live calls: end a running drain, and skip one that has not begun."""

@@ -19,7 +19,7 @@ from sip_bridge import metrics
 from telephony_tts import logs
 from telephony_tts.transport.request_head import RequestHead
 
-_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
+_log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
 
 _READ_S = 5.0
 _READ_BYTES = 16_384
@@ -169,7 +169,7 @@ async def _read_some(reader: asyncio.StreamReader) -> bytes:
 
 
 def _body_length(head: RequestHead) -> int:
-    """In bytes. Raises BadRequest if the head does not tell it, or if it is more than is taken."""
+    """The body's length in bytes. Raises BadRequest if the head does not give it, or if it is over the limit."""
     length = _only(head, "content-length")
     if not length.isascii() or not length.isdecimal() or head.values("transfer-encoding"):
         raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "Content-Length is needed")

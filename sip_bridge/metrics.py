@@ -41,7 +41,7 @@ ENDS = (
 - no_uuid, bad_peer, slow_reader: the AudioSocket peer sent no UUID, sent garbage, or did not read.
 - queue_overflow: the server sent far more speech than was played.
 - asterisk_lost, asterisk_refused, media_failed, not_answered: with ARI, Asterisk was lost, refused a request, did not
-  reach the server with its media, or nobody answered an outgoing call.
+  reach the server with its media, or an outgoing call was not answered.
 - refused: the bridge had no room. drain, failed: the bridge stopped, or had a fault.
 """
 

@@ -23,7 +23,7 @@ async def keep_connected(
 ) -> NoReturn:
     """Connect, `serve` until the connection is lost, and connect again, until cancelled.
 
-    `failed` is told why each attempt to connect failed with NotConnected. The pause between attempts doubles, from
+    `failed` gets the reason of each attempt that failed with NotConnected. The pause between attempts doubles, from
     0.2 to 5 s.
     """
     pause_s = _FIRST_PAUSE_S

@@ -270,7 +270,7 @@ def _passphrase(file: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the operator is told when the server is ready."""
+    """The facts that are printed for the operator when the server is ready."""
 
     address: str
     """Where a program on this machine connects, such as "ws://127.0.0.1:8080"."""

@@ -136,7 +136,7 @@ def add_models(command: Commands) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     action = _adder(actions)
     pulling = action("pull", "fetch a model from a hub, or continue to fetch it, and check it", _PULL_EXAMPLES, _pull)
-    checking = action("check", "tell whether a model directory is complete and compatible", _CHECK_EXAMPLES, _check)
+    checking = action("check", "check whether a model directory is complete and compatible", _CHECK_EXAMPLES, _check)
     making = action(
         "random", "write random weights in the official layout: noises, for tests", _RANDOM_EXAMPLES, _random
     )

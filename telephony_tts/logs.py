@@ -54,8 +54,8 @@ def speech(text: str) -> SpokenText:
 class LineLimit:
     """A limit on the lines that peers cause: `n_at_once`, then `n_per_s` a second. Several loggers may share it.
 
-    Lines with a traceback have a limit of their own. So a flood of other lines cannot hide a fault of ours, and a fault
-    that a peer can repeat cannot fill the log. Debug lines are not limited.
+    Lines with a traceback have a limit of their own. So a flood of other lines cannot hide an internal error, and an
+    internal error that a peer can repeat cannot fill the log. Debug lines are not limited.
     """
 
     def __init__(self, n_at_once: int, n_per_s: float, clock: Callable[[], int] = monotonic_ns) -> None:
@@ -69,7 +69,7 @@ class LineLimit:
         return cls(60, 5, clock)
 
     @classmethod
-    def of_strangers(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
+    def outside_calls(cls, clock: Callable[[], int] = monotonic_ns) -> LineLimit:
         """The limit shared by all connections that do not belong to a call."""
         return cls(20, 1, clock)
 

@@ -1,4 +1,4 @@
-"""Runs a test's coroutine in a loop of its own, and sees that nothing of it is left."""
+"""Runs a test's coroutine in an event loop of its own and checks that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import uvloop
 
-PATIENCE_S = 8.0
-"""How long anything that should happen may take on a busy machine before a test fails."""
+TIMEOUT_S = 8.0
+"""The default timeout of a test's wait, long enough for a busy machine."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = False, within_s: float = 40) -> None:
-    """Run it; afterwards no socket, task or timer of it may be left.
+    """Run `main`. Afterwards none of its sockets, tasks and timers may be left.
 
-    uvloop is what our processes run on; `plain_loop` is asyncio's own, which also lets its timers be counted.
+    It runs on uvloop, as our processes do. With `plain_loop` it runs on asyncio's loop, whose timers can be counted.
     """
     before = _sockets()
 
@@ -46,7 +46,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]], *, plain_loop: bool = Fal
 
 
 def _first(error: BaseException) -> BaseException:
-    """What failed, without the task groups around it."""
+    """The first failure, without the exception groups around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -57,7 +57,7 @@ def count_sockets() -> int:
 
 
 def _sockets() -> dict[int, str]:
-    """The open ones: descriptor and the kernel's name."""
+    """The open sockets: descriptor and the kernel's name."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -68,7 +68,7 @@ def _sockets() -> dict[int, str]:
 
 
 def _told(fd: int) -> str:
-    """From where to where it goes, for who has to find out whose it is."""
+    """The two addresses of a socket, to find out which code opened it."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             ends = [copy.getsockname()]
@@ -79,8 +79,8 @@ def _told(fd: int) -> str:
         return str(error)
 
 
-async def until(true: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait for a condition nobody announces."""
+async def until(true: Callable[[], object], what: str, within_s: float = TIMEOUT_S) -> None:
+    """Wait for a condition by polling it every 5 ms."""
     end_s = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end_s, f"not reached: {what}"

@@ -1,4 +1,4 @@
-"""The process of its own in which CosyVoice2 computes, seen from outside."""
+"""Finds the child process in which CosyVoice2 computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAIT_S = 30.0
 
 
 def engine_pid(parent: subprocess.Popen[str]) -> int:
-    """The engine's process, once it runs its program."""
+    """The id of the engine's process, once it runs its program."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
         assert parent.poll() is None, parent.communicate()
@@ -22,7 +22,7 @@ def engine_pid(parent: subprocess.Popen[str]) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; whoever has ended and was not waited for does not."""
+    """Whether the process runs. A zombie does not count as running."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

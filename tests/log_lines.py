@@ -1,4 +1,4 @@
-"""What a test has made the log say."""
+"""Reads the log lines that a test has caused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str | None = None) -> list[dict[str, Any]]:
-    """The fields of each line, or of each that tells of `event`, as they are written: without those that are None."""
+    """The fields of each line, or of each line with this `event`, as written: without fields that are None."""
     return [
         {name: value for name, value in getattr(record, "fields", {}).items() if value is not None}
         for record in caplog.records

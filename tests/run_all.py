@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 PASSED, FAILED, NO_TESTS = 0, 1, 5
-"""Exit statuses of pytest. All others mean that a pass broke off."""
+"""Exit statuses of pytest. All others mean that a pass was aborted."""
 N_TIMED = 2
 """So many timed tests run at a time at most, on however many cores."""
 
@@ -45,7 +45,7 @@ class Pass:
 
 
 def combined(statuses: Iterable[int]) -> int:
-    """The exit status of the whole run: a pass that found no tests is no failure, but all passes are."""
+    """The exit status of the whole run. A pass without tests is not a failure, unless all passes have none."""
     known = list(statuses)
     broken = [status for status in known if status not in (PASSED, FAILED, NO_TESTS)]
     if broken:
@@ -107,7 +107,7 @@ def set_scheduler(pid: int, policy: int) -> None:
 
 
 def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
-    """Begin a pass; with `output` its report goes there, and it gets only the time that no other process wants."""
+    """Start a pass. With `output` its report goes there, and it gets only idle CPU time."""
     command = [sys.executable, "-m", "pytest", f"--only={name}"]
     if n_processes:
         command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -117,7 +117,7 @@ def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes]
 
 
 def give_way() -> None:
-    """Let this process and those that it starts compute only while no other process wants the core."""
+    """Let this process and its children run only in idle CPU time."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Function, nextitem: pytest.Item | None) -> bool | None:
-    """Replaces pytest's own for the tests that judge the clock."""
+    """Replaces pytest's own hook for the tests marked `timed` or `alone`."""
     if item.get_closest_marker("alone") is None and item.get_closest_marker("timed") is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -51,7 +51,7 @@ def pytest_runtest_protocol(item: pytest.Function, nextitem: pytest.Item | None)
 
 
 def _monitor(config: pytest.Config) -> Standstills:
-    """Runs from the first test to the end of the run."""
+    """The monitor of stalls. It runs from the first such test to the end of the run."""
     if _MONITOR not in config.stash:
         stack = ExitStack()
         config.stash[_MONITOR] = stack.enter_context(standstills())

@@ -1,8 +1,8 @@
-"""When this machine itself stood still.
+"""Measures when this machine stalls.
 
-A virtual machine's cores are taken away for tens of milliseconds now and then, which stops Asterisk, the server and
-the phones alike. Per core a witness that runs before everything else sleeps 2 ms at a time and tells when it was more.
-What a test or a benchmark then sees of lateness is told apart: the machine's, or ours.
+A virtual machine's cores are taken away for tens of milliseconds now and then. That stops Asterisk, the server and the
+phones alike. One witness process per core, with real-time priority, sleeps 2 ms at a time and reports every longer
+pause. A test or a benchmark can then tell the machine's lateness from ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _WITNESS = Path(__file__).resolve().with_name("witness.py")
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Standstill:
 
 
 class Standstills:
-    """What the witnesses have told so far."""
+    """The stalls that the witnesses have reported so far."""
 
     def __init__(self, is_exact: bool = True, told: Iterable[Standstill] = ()) -> None:
         self.is_exact = is_exact
-        """Whether the witnesses run before everything else. If not nothing is told, for it could be our own doing."""
+        """Whether the witnesses have real-time priority. Without it nothing is reported: our load could delay them."""
         self._told = list(told)
 
     def list(self) -> list[Standstill]:
-        """In the order of their ends, those over 5 ms."""
+        """All stalls over 5 ms, in the order of their ends."""
         return list(self._told)
 
     def within(self, begin_ns: int, end_ns: int) -> int:
-        """Nanoseconds of this time in which any core stood still."""
+        """The nanoseconds between these two times in which any core stalled."""
         total, until = 0, begin_ns
         for one in sorted(self.list(), key=lambda one: one.begin_ns):
             begin, end = max(one.begin_ns, until), min(one.end_ns, end_ns)
@@ -51,7 +51,7 @@ class Standstills:
         return total
 
     def longest(self, since_ns: int) -> int:
-        """Nanoseconds of the longest that has ended since then; 0 if there was none."""
+        """The length in nanoseconds of the longest stall that ended after `since_ns`; 0 without a stall."""
         return max((one.end_ns - one.begin_ns for one in self.list() if one.end_ns > since_ns), default=0)
 
     def _add(self, core: int, line: str) -> None:
@@ -61,7 +61,7 @@ class Standstills:
 
 @contextmanager
 def standstills() -> Iterator[Standstills]:
-    """Witnesses on all cores of this process, while it lasts."""
+    """Run a witness on each core of this process during the body."""
     with ExitStack() as stack:
         witnesses = [stack.enter_context(_witness(core)) for core in sorted(os.sched_getaffinity(0))]
         machine = Standstills(all([_line(witness) == "first" for _, witness in witnesses]))
@@ -79,7 +79,7 @@ def standstills() -> Iterator[Standstills]:
                 assert witness.stdin is not None
                 witness.stdin.close()  # it ends with its input
             for reader in readers:
-                reader.join(_PATIENCE_S)
+                reader.join(_TIMEOUT_S)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the benchmarks compute from times that they took: known times give known figures."""
+"""How the benchmarks compute figures from measured times: known times give known figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of the command line: damaged models, voices, help, and the text of a server that is ready."""
+"""Messages of the command line: damaged models, voices, help, and the text that a ready server prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What conftest promises every test: signals as a terminal gives them, and no failure that spoils the next test."""
+"""What conftest guarantees each test: default signal handling, and no failure that affects the next test."""
 
 from __future__ import annotations
 

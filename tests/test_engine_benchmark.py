@@ -1,4 +1,4 @@
-"""benchmarks/engine.py in its tiny form: its counts are right, and its result can be read by another program."""
+"""benchmarks/engine.py in its tiny form: its counts are right, and its result is machine-readable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     return ended, json.loads(out.read_text(encoding="utf-8"))
 
 
-def test_the_result_tells_machine_commit_and_settings(done: tuple[Any, dict[str, Any]]) -> None:
+def test_the_result_has_machine_commit_and_settings(done: tuple[Any, dict[str, Any]]) -> None:
     _, document = done
     assert set(document) == {"machine", "commit", "settings", "results"}
     assert document["machine"]["libraries"]["torch"][0].isdigit()

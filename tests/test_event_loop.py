@@ -1,4 +1,4 @@
-"""What ends a process: signals that are heard as one wish, or as a second one."""
+"""Signals that stop a process: which repeated signals count as one request to stop, and which as a second one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def signalled(number: signal.Signals) -> None:
-    """Send it to this process, and let the loop come round often enough to hear it."""
+    """Send the signal to this process and let the event loop run often enough to handle it."""
     os.kill(os.getpid(), number)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def signalled(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("run", [event_loop.run, asyncio.run])
 @pytest.mark.parametrize(("first", "second"), [(TERM, TERM), (INT, INT), (TERM, INT)])
-def test_a_signal_stops_and_the_next_does_not_wait(
+def test_a_signal_drains_and_the_next_stops_at_once(
     run: Callable[[Coroutine[Any, Any, None]], None], first: signal.Signals, second: signal.Signals, clock: Clock
 ) -> None:
     before = signal.getsignal(TERM), signal.getsignal(INT)
@@ -54,7 +54,7 @@ def test_a_signal_stops_and_the_next_does_not_wait(
             assert stop.is_set()
             clock.now_ns += 299_999_999
             await signalled(second)
-            assert hurried == [], "what make and shells pass on is no second wish"
+            assert hurried == [], "a signal that make or a shell passes on is not a second request"
             for _ in range(2):
                 clock.now_ns += 1
                 await signalled(second)
@@ -64,7 +64,7 @@ def test_a_signal_stops_and_the_next_does_not_wait(
     assert (signal.getsignal(TERM), signal.getsignal(INT)) == before
 
 
-def test_what_was_heard_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_received_signals_are_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         with event_loop.stop_signals(lambda: None):
             await signalled(INT)
@@ -81,7 +81,7 @@ def test_what_was_heard_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_handlers_are_taken_back_where_what_is_served_fails() -> None:
+def test_signal_handlers_are_removed_after_a_failure() -> None:
     before = signal.getsignal(TERM), signal.getsignal(INT)
 
     async def main() -> None:
@@ -106,7 +106,7 @@ def test_it_runs_on_uvloop_and_without_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert loops[0].startswith("uvloop") and loops[1].startswith("asyncio")
 
 
-def test_what_is_there_when_all_is_loaded_is_not_walked_through_again() -> None:
+def test_objects_loaded_at_start_are_frozen_for_the_garbage_collector() -> None:
     loaded: list[object] = [[]]
     event_loop.settle()
     later: list[object] = [[]]

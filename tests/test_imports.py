@@ -1,6 +1,6 @@
 """Who may import whom (ARCHITECTURE.md), held by reading the source.
 
-The table is data; `violations()` judges one file against it. The tests judge the tree, and then judge the judge.
+The table is data, and `violations()` checks one file against it. The tests check the tree, and `violations()` itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "manager", "helpers", "hel
 
 TASKS = frozenset({"asyncio", "concurrent", "multiprocessing", "queue", "sched", "signal", "subprocess", "threading"})
 IO = frozenset({"os", "select", "selectors", "socket", "ssl"})
-"""With `time`, what code that decides without I/O, clock and tasks has no use for."""
+"""With `time`: the modules that pure code, without I/O, clock and tasks, does not need."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a part may import: of ours, from outside, and which of the standard library it may not."""
+    """What a part may import: our own modules, third-party packages, and the standard modules that it may not."""
 
     ours: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
@@ -53,7 +53,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
-    # The caller's voice is told by a network that runs where the audio is.
+    # The network that detects the caller's voice runs where the audio is.
     "telephony_tts.audio.voice_activity": row("errors", "numpy onnxruntime", TASKS),
     "telephony_tts.session": row("errors schema text audio wire engines.api", "numpy", TASKS | IO),
     "telephony_tts.engines": row("errors metrics clock", "numpy"),
@@ -81,7 +81,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),
     "telephony_tts.bench.measures": row(not_stdlib=TASKS | IO),
-    # What keeps an engine from a GPU is told in the engine's own words.
+    # The engine itself says why it cannot use a GPU.
     "telephony_tts.bench.machine": row("errors clock engines.cosyvoice2.hosting.loading", "torch"),
     "telephony_tts.bench.subject": row("errors engines.cosyvoice2"),
     "telephony_tts.bench.plot": row("errors", "matplotlib"),
@@ -252,7 +252,7 @@ def test_a_file_is_named_for_what_is_in_it(path: Path) -> None:
     assert name_problems(path) == []
 
 
-def test_the_table_names_nothing_that_there_is_not() -> None:
+def test_the_table_has_no_missing_module() -> None:
     of_ours = [name for name in TABLE if within(name, PACKAGE)]
     missing = [name for name in of_ours if not within_tree(ROOT.joinpath(*name.split(".")))]
     assert missing == [], "rows without a module"
@@ -271,7 +271,7 @@ def test_every_part_of_the_cosyvoice2_engine_has_a_row_and_no_two_import_each_ot
 
 
 def test_the_core_of_the_cosyvoice2_engine_loads_without_pytorch() -> None:
-    """It is pure. In this process another test may have loaded PyTorch."""
+    """Checked in a new process: another test may have loaded PyTorch in this one."""
     program = f"import sys, {COSYVOICE2}.core.core; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
@@ -289,7 +289,7 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         assert [name for name in sorted(folders | files) if name not in text] == []
 
 
-# --------------------------------------------------------------------- the judge
+# --------------------------------------------------------------- the check itself
 
 
 @pytest.mark.parametrize(
@@ -341,12 +341,12 @@ def test_the_architecture_page_names_every_folder_and_top_level_file() -> None:
         ("sip_bridge.speech.pacer", "import asyncio"),
     ],
 )
-def test_the_judge_catches(module: str, source: str) -> None:
+def test_a_forbidden_import_is_found(module: str, source: str) -> None:
     (found,) = violations(module, source)
     assert found.startswith(f"{module}:")
 
 
-def test_the_judge_names_the_line() -> None:
+def test_a_violation_names_the_line() -> None:
     source = "import re\n\ndef f():\n    import time\n"
     assert violations("telephony_tts.text.segmenter", source) == ["telephony_tts.text.segmenter:4 imports time"]
 
@@ -373,16 +373,16 @@ def test_the_judge_names_the_line() -> None:
         ("sip_bridge.server_leg", "from telephony_tts.transport.connection import DialledConnection"),
     ],
 )
-def test_the_judge_lets_pass(module: str, source: str) -> None:
+def test_an_allowed_import_passes(module: str, source: str) -> None:
     assert violations(module, source) == []
 
 
-def test_the_judge_resolves_relative_imports_of_a_package_file() -> None:
+def test_relative_imports_of_a_package_file_are_resolved() -> None:
     assert violations("telephony_tts.session", "from .turn import Turn", is_package=True) == []
     assert violations("telephony_tts.session", "from ..transport import server", is_package=True) != []
 
 
-def test_the_judge_of_names() -> None:
+def test_vague_file_names_are_found() -> None:
     assert name_problems(Path("telephony_tts/text/utils.py")) and name_problems(Path("telephony_tts/common/x.py"))
     assert name_problems(Path("telephony_tts/session/turn_manager.py"))
     assert name_problems(Path("telephony_tts/session/database.py")) == []

@@ -40,7 +40,7 @@ def test_thread_and_process_are_measured_beside_an_engine_that_speaks(tmp_path: 
         assert found["audio_seconds_per_second"] > 0 and found["lanes_busy_share"] > 0, name
 
 
-def test_an_unknown_arm_is_refused_with_the_names_of_the_arms() -> None:
+def test_an_unknown_arm_is_refused_with_the_known_ones() -> None:
     done = run("--arms", "thread,fibre")
     assert done.returncode == 2 and "no arm 'fibre'; the arms are idle, thread, process" in done.stderr
 

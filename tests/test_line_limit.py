@@ -55,7 +55,7 @@ def test_a_minute_without_lines_allows_twenty_again(caplog: pytest.LogCaptureFix
     assert lines(caplog) == [{"left_out": 10}] + [{}] * 19
 
 
-def test_bound_loggers_share_a_limit_that_does_not_hide_a_fault_of_ours(
+def test_bound_loggers_share_a_limit_that_does_not_hide_our_own_errors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = logs.get("test").limited(LineLimit(20, 1, Clock()))
@@ -70,7 +70,7 @@ def test_bound_loggers_share_a_limit_that_does_not_hide_a_fault_of_ours(
     assert lines(caplog) == [{"peer": "x"}] and caplog.records[0].exc_info is not None
 
 
-def test_a_fault_that_a_peer_can_repeat_is_limited_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_a_peer_can_repeat_is_limited_too(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = logs.get("test").limited(LineLimit(20, 1, clock))
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""The files around the code: Makefile, container, licence. What they name must exist, and failing must be clear."""
+"""The files around the code: Makefile, container, licence. What they name must exist, and failures must be clear."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_image_starts_the_server_with_flags_that_exist() -> None:
     assert command[0] == "serve"
     assert [flag for flag in command if flag.startswith("--") and flag not in usage] == []
     given = dict(zip(command[1::2], command[2::2], strict=True))
-    assert given["--host"] == "0.0.0.0", "loopback inside a container is reachable by nobody"
+    assert given["--host"] == "0.0.0.0", "loopback inside a container cannot be reached from outside"
     (shipped,) = [rest.split()[1] for word, rest in dockerfile() if rest.startswith("configs/server.yaml")]
     assert given["--config"] == shipped
 
@@ -76,7 +76,7 @@ def test_a_container_without_a_token_stops_and_says_how_to_get_one() -> None:
     assert "export TELEPHONY_TTS_TOKENS=" in usage and "-e TELEPHONY_TTS_TOKENS telephony-tts" in usage
 
 
-def test_the_image_runs_as_nobody_in_particular_and_is_asked_for_readiness() -> None:
+def test_the_image_runs_as_an_unprivileged_user_with_a_readiness_check() -> None:
     final = dockerfile()[max(i for i, (word, _) in enumerate(dockerfile()) if word == "FROM") :]
     words = dict(final)
     assert int(words["USER"].split(":")[0]) > 0
@@ -198,14 +198,14 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_machine_without_a_new_enough_python_is_told_so(machine: Machine) -> None:
+def test_a_too_old_python_is_an_error(machine: Machine) -> None:
     machine.python("python3", 309)
     ended = machine.make_venv()
     assert ended.returncode != 0
     assert "Python 3.11 or newer was not found" in ended.stderr and "apt-get install python3" in ended.stderr
 
 
-def test_the_first_python_that_answers_is_taken(machine: Machine) -> None:
+def test_the_first_working_python_is_used(machine: Machine) -> None:
     machine.python("python3", 310)
     machine.program("python3.13", "#!/bin/sh\nexit 127\n")  # a version manager's shim with nothing behind it
     machine.python("python3.12", 312)
@@ -232,7 +232,7 @@ def test_root_on_debian_gets_the_missing_venv_package(machine: Machine) -> None:
     assert sorted(path.name for path in folder.glob(".venv*")) == [".venv"]
 
 
-def test_others_are_told_what_to_install_and_nothing_half_made_stays(machine: Machine) -> None:
+def test_other_users_are_told_what_to_install_and_no_partial_environment_stays(machine: Machine) -> None:
     machine.python("python3", 311)
     machine.program("apt-get", "#!/bin/sh\necho not for this user >&2; exit 100\n")
     ended = machine.make_venv()
@@ -242,7 +242,7 @@ def test_others_are_told_what_to_install_and_nothing_half_made_stays(machine: Ma
 
 
 def test_the_base_install_builds_its_engines_without_any_package_of_an_extra() -> None:
-    """`make run` on a bare machine ended with: No module named 'tokenizers'. Here every extra is installed."""
+    """Pinned: `make run` on a bare machine ended with "No module named 'tokenizers'". Here every extra is installed."""
     hidden = ("torch", "tokenizers", "safetensors", "soundfile", "py3langid", "espeakng_loader", "matplotlib")
     source = (
         "import sys\n"

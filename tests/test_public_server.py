@@ -58,7 +58,7 @@ def test_without_a_token_a_public_address_is_refused_with_the_remedy(host: str) 
 
 @pytest.mark.parametrize("host", LOCAL)
 def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str) -> None:
-    """The carrier's secret signs the carrier's connections alone: /v1/stream was open to the world beside it."""
+    """Pinned: the carrier's secret protects only the carrier's connections, and /v1/stream was open to everyone."""
     assert app.transport_settings(settings({}, host=host)).server.host == host
     with pytest.raises(ConfigError, match=r"^twilio\.auth_token is set, .*server\.tokens_file") as refused:
         app.transport_settings(settings(SECRET, host=host))
@@ -68,7 +68,7 @@ def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str)
 
 
 @pytest.mark.parametrize("public_url", ["wss://voice.example.com", "https://192.0.2.7:8443/x"])
-def test_a_public_url_makes_a_local_server_a_public_one(public_url: str) -> None:
+def test_a_public_url_makes_a_local_server_public(public_url: str) -> None:
     """A proxy or a tunnel leads to it."""
     with pytest.raises(ConfigError, match=r"^server\.public_url is .*server\.tokens_file"):
         app.transport_settings(settings({}, public_url=public_url))
@@ -78,17 +78,17 @@ def test_a_public_url_makes_a_local_server_a_public_one(public_url: str) -> None
         assert app.transport_settings(settings({}, public_url=local)).server.public_url == local
 
 
-def test_no_host_at_all_is_a_public_one() -> None:
+def test_an_empty_host_is_public() -> None:
     assert not ServerSettings(host="").is_on_loopback, "it listens on every address"
 
 
-def test_serve_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "0.0.0.0", "--port", "0", *TONES]) == 2
     told = capsys.readouterr().err
     assert told.startswith("telephony-tts: server.host is 0.0.0.0, ") and told.count("\n") == 1
 
 
-def test_other_commands_do_not_mind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_need_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     public = (*TONES, "--set", "server.host=0.0.0.0")
     assert main(["say", "Hello.", str(tmp_path / "out.wav"), *public]) == 0
     assert main(["voices", *public]) == 0
@@ -107,7 +107,7 @@ def test_other_commands_do_not_mind(tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
     ],
 )  # fmt: skip
-def test_doctor_tells_of_it(
+def test_doctor_reports_whether_a_token_is_needed(
     flags: tuple[str, ...], status: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "installed", lambda engine: False)

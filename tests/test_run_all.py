@@ -57,8 +57,8 @@ def test_passes_overlap_on_a_quiet_machine_without_a_cpu_quota(
     assert run_all.is_quiet(tmp_path / "cpu.max") == is_quiet
 
 
-def test_what_gives_way_is_brought_back_with_its_children() -> None:
-    """Nothing here computes in the idle class: on a busy machine that would take minutes."""
+def test_a_process_and_its_children_leave_the_idle_class() -> None:
+    """Nothing here runs in the idle class, which would take minutes on a busy machine."""
     command = ["sh", "-c", "sleep 60 & echo $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -1,4 +1,4 @@
-"""benchmarks/schedule.py says that its prices are inputs, and its figures follow from them."""
+"""benchmarks/schedule.py says that its costs are inputs, and its figures follow from them."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_higher_prices_make_first_audio_later(tmp_path: Path) -> None:
 def test_a_caller_that_starts_and_cancels_causes_gaps_only_without_the_rules_of_the_schedule(tmp_path: Path) -> None:
     """Its own utterances are not part of the figures."""
     found: list[dict[str, Any]] = []
-    nervous = ("--nervous", "1")
-    for more in ((), nervous, (*nervous, "--without", "patience"), ("--without", "patience", "--without", "company")):
+    cancelling = ("--cancelling", "1")
+    for more in ((), cancelling, (*cancelling, "--without", "delay"), ("--without", "delay", "--without", "batching")):
         out = tmp_path / "out.json"
         done = run("--seconds", "25", "--cost", "zen5", "--callers", "4", "--scale", "0.33", *more, "--json", str(out))
         assert done.returncode == 0, done.stderr
         found += json.loads(out.read_text(encoding="utf-8"))["results"]["runs"]
-    quiet, nervous_one, impatient, by_deadline = found
-    assert quiet["turns"] <= nervous_one["turns"] + 3 and nervous_one["cancelled"] == 0
-    assert quiet["underruns"] == 0 and nervous_one["underruns"] < impatient["underruns"]
-    assert quiet["decode_rows"] > by_deadline["decode_rows"]
+    undisturbed, with_cancelling, without_delay, by_deadline = found
+    assert undisturbed["turns"] <= with_cancelling["turns"] + 3 and with_cancelling["cancelled"] == 0
+    assert undisturbed["underruns"] == 0 and with_cancelling["underruns"] < without_delay["underruns"]
+    assert undisturbed["decode_rows"] > by_deadline["decode_rows"]
 
 
 def test_first_audio_grows_with_the_scale_of_the_prices(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_malformed_price_is_refused_with_the_expected_form() -> None:
         assert done.returncode == 2 and f"--price {price}: expected STAGE=BATCH,ROW" in done.stderr
 
 
-def test_help_teaches_that_nothing_is_measured() -> None:
+def test_help_says_that_nothing_is_measured() -> None:
     command = [sys.executable, str(SCRIPT), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "python benchmarks/schedule.py --cost" in done.stdout and "Nothing is measured" in done.stdout

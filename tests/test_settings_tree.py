@@ -1,4 +1,4 @@
-"""The tree of values under both configurations: what the tests of the configurations do not cover."""
+"""The tree of values that both configurations use: cases that the tests of the configurations do not cover."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ def machine(*told: tuple[int, int, int]) -> Standstills:
     return Standstills(told=[Standstill(core, begin * MS, end * MS) for core, begin, end in told])
 
 
-def test_a_time_in_which_two_cores_stood_still_counts_once() -> None:
+def test_a_stall_of_two_cores_at_once_counts_once() -> None:
     told = machine((0, 10, 30), (1, 20, 40), (0, 50, 60), (1, 52, 55))
     assert told.within(0, 100 * MS) == 40 * MS
     assert told.within(25 * MS, 51 * MS) == 16 * MS
     assert told.within(41 * MS, 49 * MS) == 0
 
 
-def test_the_longest_is_of_those_that_ended_since() -> None:
+def test_longest_counts_only_stalls_that_ended_since() -> None:
     told = machine((0, 10, 90), (1, 95, 110), (0, 100, 130))
     assert told.longest(0) == 80 * MS
     assert told.longest(91 * MS) == 30 * MS
@@ -36,12 +36,12 @@ def test_the_longest_is_of_those_that_ended_since() -> None:
 
 
 @pytest.mark.alone
-def test_a_witness_that_is_stopped_tells_how_long_and_when() -> None:
-    """To a process a SIGSTOP is what the loss of its core is."""
+def test_a_stopped_witness_reports_how_long_and_when() -> None:
+    """A SIGSTOP has the same effect on a process as the loss of its core."""
     others = _children()
     with standstills() as told:
         if not told.is_exact:
-            pytest.skip("needs the right to run before everything else")
+            pytest.skip("needs the right to set a real-time priority")
         witness = (_children() - others).pop()
         time.sleep(0.05)
         begin_ns = time.monotonic_ns()
@@ -50,14 +50,14 @@ def test_a_witness_that_is_stopped_tells_how_long_and_when() -> None:
         os.kill(witness, signal.SIGCONT)
         end_ns = time.monotonic_ns()
         while told.longest(begin_ns) <= 100 * MS:
-            assert time.monotonic_ns() < end_ns + 5000 * MS, "the witness tells nothing"
+            assert time.monotonic_ns() < end_ns + 5000 * MS, "the witness reports nothing"
             time.sleep(0.01)
         assert told.within(begin_ns, end_ns) > 0.95 * (end_ns - begin_ns)
     assert _children() == others, "witnesses left"
 
 
 def _children() -> set[int]:
-    """The witnesses that this process has."""
+    """The process ids of this process's witnesses."""
     own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {int(pid) for pid in own if "witness.py" in Path(f"/proc/{pid}/cmdline").read_text()}
 

@@ -1,4 +1,4 @@
-"""An event loop with simulated time: its clock jumps to the next timer, so runs are fast and always alike."""
+"""An event loop with simulated time. Its clock jumps to the next timer, so runs are fast and deterministic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Jumping(selectors.SelectSelector):
         found = super().select(0)
         if not found:
             if timeout is None:
-                raise RuntimeError("everything waits and no timer is set: this would last for ever")
+                raise RuntimeError("everything waits and no timer is set: this would never end")
             self.loop.now_s += max(0.0, timeout)
         return found
 

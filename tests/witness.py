@@ -1,7 +1,7 @@
-"""A witness on one core, of its standstills; standstill.py starts it: `python witness.py CORE`.
+"""Reports the stalls of one core. standstill.py starts it: `python witness.py CORE`.
 
-It says whether it runs before everything else, and then the beginning and the end of each time over 5 ms in which it
-did not run, in nanoseconds of the monotonic clock. It ends with its input.
+The first line says whether it has real-time priority ("first" or "with others"). Each further line is the beginning and
+the end of a pause over 5 ms, in nanoseconds of the monotonic clock. It exits when its standard input is closed.
 """
 
 import os

@@ -172,7 +172,7 @@ async def connect_ari(ari: AriConfig) -> tuple[AriConnection, str]:
         told = await connection.request("GET", "asterisk", "info", query={"only": "system"})
     except AriRefused as error:
         await connection.close()
-        raise AriLost(f"Asterisk does not tell its version: {error}") from None
+        raise AriLost(f"Asterisk does not report its version: {error}") from None
     except AriLost as error:
         await connection.close()
         raise AriLost(f"{error}; requests over the WebSocket need Asterisk 22.4 or newer") from None

@@ -70,7 +70,7 @@ class WebSocketServerMedia:
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         media_id = a.variable_of(body, "MEDIA_WEBSOCKET_CONNECTION_ID")
         if not media_id:
-            raise ValueError("Asterisk tells no MEDIA_WEBSOCKET_CONNECTION_ID; it must be 22.6, 23 or newer")
+            raise ValueError("Asterisk gives no MEDIA_WEBSOCKET_CONNECTION_ID; it must be 22.6, 23 or newer")
         url = f"{self._ari.incoming_url}/{quote(media_id, safe='-')}"
         self._served = asyncio.get_running_loop().create_task(self._have_dialled(url, call))
 

@@ -38,7 +38,7 @@ from telephony_tts.logs import EventLogger
 _log = logs.get(__name__)
 
 _FIRST_AUDIO_S = 0.2
-"""How long the start of a call waits for the first audio, which tells the rate. A muted caller sends no audio."""
+"""How long the start of a call waits for the first audio, which shows the rate. A muted caller sends no audio."""
 
 _RATE_UNTIL_HEARD_HZ = 8_000
 _RESAMPLER_LEAD_MS = 160

@@ -12,7 +12,7 @@ from sip_bridge.audiosocket.frames import HANGUP_FRAME, AudioSocketFrame, AudioS
 from telephony_tts import logs
 from telephony_tts.clock import monotonic_ns
 
-_log = logs.get(__name__).limited(logs.LineLimit.of_strangers())
+_log = logs.get(__name__).limited(logs.LineLimit.outside_calls())
 
 _READ_BYTES = 8_192
 """The most that is read at one time: one frame of the highest rate, or some milliseconds' work of the smallest."""

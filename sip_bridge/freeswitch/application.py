@@ -49,7 +49,7 @@ class FreeSwitchApplication:
     """`run` takes calls until it is cancelled; `begin` gets each call."""
 
     def __init__(self, settings: FreeSwitchConfig, begin: Begin, limit: logs.LineLimit) -> None:
-        """`limit` bounds the log lines of events that belong to no call."""
+        """`limit` bounds the log lines of events outside any call."""
         self._settings = settings
         self._begin = begin
         self._connection: EslConnection | None = None
@@ -217,7 +217,7 @@ class FreeSwitchApplication:
     def _on_left(self, event: EslEvent, uuid: str, call: FreeSwitchCall | None) -> None:
         """The module's socket to the server is closed, or was never connected.
 
-        Close code 1000 means that the stream was stopped in FreeSWITCH, which is no error. The server sends `hangup`
+        Close code 1000 means that the stream was stopped in FreeSWITCH and is not an error. The server sends `hangup`
         before it ends a call. A known call was connected, so any error means that the server is lost. An unknown call
         that was connected may belong to another program, so it is not touched.
         """

@@ -61,7 +61,7 @@ class EslConnection(asyncio.Protocol):
         self._write(command, then)
 
     def execute(self, uuid: str, application: str, argument: str, then: OnReply | None = None) -> None:
-        """Queue an application of the dialplan on a channel; `then` is told whether FreeSWITCH has queued it.
+        """Queue an application of the dialplan on a channel; `then` gets whether FreeSWITCH has queued it.
 
         Raises ValueError as `esl_messages.execute` does.
         """

@@ -68,7 +68,7 @@ class FilePlayer:
         return len(self._waiting)
 
     def greeted(self, following: int, now_ns: int) -> None:
-        """The server tells the number of its next file: 1 at the beginning of a call."""
+        """The server reports the number of its next file: 1 at the beginning of a call."""
         if not self._is_known and following > 1:
             self.lost_touch(now_ns)
         self._is_known = True

@@ -80,7 +80,7 @@ class RtpMedia:
         self._server.log = _log.bind(call=call).limited(logs.LineLimit.of_call())
         host, port = a.variable_of(body, "UNICASTRTP_LOCAL_ADDRESS"), a.variable_of(body, "UNICASTRTP_LOCAL_PORT")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
-            raise ValueError("Asterisk does not tell the port of its RTP; is chan_rtp loaded?")
+            raise ValueError("Asterisk does not report the port of its RTP; is chan_rtp loaded?")
         if host in ("", "0.0.0.0", "::"):
             host = self._ari.asterisk_host
         self._remote = (_numeric(host), int(port))
@@ -198,7 +198,7 @@ def _numeric(host: str) -> str:
     try:
         ipaddress.ip_address(address)
     except ValueError:
-        why = f"Asterisk does not tell the address of its RTP; put an IP address into ari.url, not {host[:80]}"
+        why = f"Asterisk does not report the address of its RTP; put an IP address into ari.url, not {host[:80]}"
         raise ValueError(why) from None
     return address
 

@@ -20,7 +20,7 @@ class Detector(Protocol):
     """Detects the language of Latin text: `latin_language.LatinLanguage`."""
 
     def load(self) -> None: ...
-    def tell(self, sentence: str) -> str | None: ...
+    def detect(self, sentence: str) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ class Catalog:
         """When the default engine is expected to be ready again; 0 if unknown."""
         return self._default.stats().retry_after_ms
 
-    def tell_language(self, sentence: str) -> str | None:
+    def detect_language(self, sentence: str) -> str | None:
         """The language of a sentence in Latin letters; None if it is not certain or there is no detector."""
-        return self._detector.tell(sentence) if self._detector is not None else None
+        return self._detector.detect(sentence) if self._detector is not None else None
 
     def has_voice(self, voice: str | None, language: str) -> bool:
         """Whether Latin text of this language, detected by its words, would get a voice of the language."""

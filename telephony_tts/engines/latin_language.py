@@ -60,7 +60,7 @@ class LatinLanguage:
             ) from error
         self._identifier = identifier
 
-    def tell(self, sentence: str) -> str | None:
+    def detect(self, sentence: str) -> str | None:
         """The language of `sentence` ("en", "de", ...) in Latin letters; None if it is uncertain, or before `load`.
 
         Takes about 0.1 ms.

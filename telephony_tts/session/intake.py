@@ -214,7 +214,7 @@ class Intake:
         return turn
 
     def _fits(self, turn: Turn, n_chars: int, now_ns: int) -> bool:
-        """True if an open turn may have this much more text. Otherwise it keeps its text, and the bot is told."""
+        """True if an open turn may have this much more text. Otherwise it keeps its text, and the bot gets an error."""
         if turn.n_chars + n_chars > self._limits.turn_chars:
             message = f"{turn.n_chars + n_chars} characters in one turn, the limit is {self._limits.turn_chars}"
             self._refuse("text_too_long", message, about=turn.id)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from telephony_tts.engines.api import LangSource
 from telephony_tts.text.normalizer import detect_lang
 
-TellLanguage = Callable[[str], str | None]
+DetectLanguage = Callable[[str], str | None]
 """Returns the language of a sentence in Latin letters, or None if it is not certain. Takes about 0.1 ms."""
 HasVoice = Callable[[str | None, str], bool]
 """(the voice that the bot named, a language) → whether the voice that speaks the text has the language."""
@@ -16,9 +16,9 @@ HasVoice = Callable[[str | None, str], bool]
 class CallLanguage:
     """The language of one call. A sentence that does not show it, such as "OK.", has the language of the one before."""
 
-    def __init__(self, tell: TellLanguage | None = None, has_voice: HasVoice | None = None) -> None:
-        """Without `tell` all Latin text counts as English. Without `has_voice` each language counts as spoken."""
-        self._tell = tell
+    def __init__(self, detect: DetectLanguage | None = None, has_voice: HasVoice | None = None) -> None:
+        """Without `detect` all Latin text counts as English. Without `has_voice` each language counts as spoken."""
+        self._detect = detect
         self._has_voice = has_voice
         self._last: str | None = None
 
@@ -27,9 +27,9 @@ class CallLanguage:
         if said is not None:
             return said, "bot"
         seen = detect_lang(sentence)
-        if self._tell is None or seen != "en":
+        if self._detect is None or seen != "en":
             return seen, "letters"
-        self._last = self._tell(sentence) or self._last
+        self._last = self._detect(sentence) or self._last
         return (seen, "letters") if self._last is None else (self._last, "words")
 
     def reading(self, language: tuple[str, LangSource], voice: str | None) -> str:

@@ -83,7 +83,7 @@ class Playhead:
         t0_ns = turn.playout.t0_ns
         return None if t0_ns is None else (turn, now_ns - t0_ns - sample * _S // self.rate_hz)
 
-    # --------------------------------------------------------- what the bot is told
+    # --------------------------------------------------------- reports to the bot
 
     def report(self, turn: Turn, state: MarkState, now_ns: int, wake: list[int]) -> None:
         """Report the marks in `state`, which the peer does not have, as far as the caller has heard. The time of the

@@ -1,4 +1,4 @@
-"""The figures that a bot is told about its call and its turns."""
+"""The figures that a bot gets about its call and its turns."""
 
 from __future__ import annotations
 

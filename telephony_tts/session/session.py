@@ -21,7 +21,7 @@ from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
-from telephony_tts.session.language import CallLanguage, HasVoice, TellLanguage
+from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice
 from telephony_tts.session.marks import MarkState
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.report import latency, sentence_spoken, status
@@ -45,12 +45,12 @@ class Session:
         *,
         media: bool = True,
         voice_model: FindModel | None = None,
-        tell_language: TellLanguage | None = None,
+        detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
     ) -> None:
         """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
-        `tell_language` detects the language of Latin text; without it all Latin text counts as English.
-        `has_voice` tells whether the voice of a text speaks a language."""
+        `detect_language` detects the language of Latin text; without it all Latin text counts as English.
+        `has_voice` says whether the voice of a text speaks a language."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -60,7 +60,7 @@ class Session:
         self._media = media
         self._media_clears = False
         self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
-        self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(tell_language, has_voice))
+        self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(detect_language, has_voice))
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
         self.finished = False

@@ -60,8 +60,8 @@ class Server:
         self.catalog = catalog
         self.registry = Registry()
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
-        self._limit = logs.LineLimit.of_strangers()
-        self.strangers = _log.limited(self._limit)
+        self._limit = logs.LineLimit.outside_calls()
+        self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
         self.ready = False
         self._at_once = False
@@ -130,11 +130,11 @@ class Server:
                 await listener.wait_closed()
                 lag.cancel()
                 if self._limit.n_left_out:
-                    self.strangers.summary("lines_left_out", of="connections that are not part of a call")
+                    self._outside_log.summary("lines_left_out", of="connections that are not part of a call")
 
     def _connection(self, *args: Any, **kwargs: Any) -> CallConnection:
         connection = CallConnection(*args, **kwargs)
-        connection.log = self.strangers
+        connection.log = self._outside_log
         self._connections.add(connection)
         return connection
 
@@ -272,7 +272,7 @@ class Server:
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
-        self.strangers.info("refused", reason=reason, why=message.strip()[:_LOGGED_CHARS])
+        self._outside_log.info("refused", reason=reason, why=message.strip()[:_LOGGED_CHARS])
         response = _respond(status, message)
         if status is HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = "Bearer"

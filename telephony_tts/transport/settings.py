@@ -139,12 +139,12 @@ class AsteriskSettings:
     def conflicts(self) -> Iterator[str]:
         for url in self.dial:
             if not url.startswith(("ws://", "wss://")):
-                yield f"dial: {show(url)} is no address of a WebSocket; expected such as ws://127.0.0.1:8088/media/"
+                yield f"dial: {show(url)} is not the address of a WebSocket; expected one such as ws://127.0.0.1:8088/media/"
 
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """What the transport is told once, at start-up: sections of the configuration, and what was made of them.
+    """What the transport gets once, at start-up: sections of the configuration, and objects made from them.
 
     `speech` is what a call starts with. `tls` has the loaded certificate of `server.tls`.
     """

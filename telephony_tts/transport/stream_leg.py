@@ -91,7 +91,7 @@ def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call
         monotonic_ns(),
         media=kind == "stream",
         voice_model=VOICE_MODEL.find,
-        tell_language=catalog.tell_language,
+        detect_language=catalog.detect_language,
         has_voice=catalog.has_voice,
     )
     return Call(session, catalog, kind)

@@ -72,7 +72,7 @@ class AsteriskCodec:
         """Read one WebSocket message; None if it needs no action. Never raises: an unreadable message is `Invalid`."""
         if not is_text:
             if len(data) % self._sample_bytes:
-                return Invalid("bad_field", f"{len(data)} bytes are no whole number of samples of 2 bytes")
+                return Invalid("bad_field", f"{len(data)} bytes are not a whole number of samples of 2 bytes")
             # Asterisk may send the caller's first frames before MEDIA_START.
             return MediaAudio(data) if want_audio and self.is_json is not None else NO_AUDIO
         text = decode_text(data)
@@ -114,7 +114,7 @@ class AsteriskCodec:
                 return Invalid("peer_error", f"Asterisk says: {quote(f.get('error_text'))}")
             case _ if event in _QUIET:
                 return None
-        return Invalid("unknown_type", f"{quote(event)} is no event of chan_websocket that is known here")
+        return Invalid("unknown_type", f"{quote(event)} is not a known event of chan_websocket")
 
     def _start(self, f: Fields, is_json: bool) -> MediaStart:
         if self.is_json is not None:

@@ -114,7 +114,7 @@ class FreeSwitchCodec:
         if self.start is None:
             return self.begin()
         if len(data) % 2:
-            raise BadField(f"{len(data)} bytes are no whole number of samples of 2 bytes")
+            raise BadField(f"{len(data)} bytes are not a whole number of samples of 2 bytes")
         return MediaAudio(data) if want_audio else NO_AUDIO
 
     def _report(self, f: Fields) -> FromMedia:
@@ -148,7 +148,7 @@ class FreeSwitchCodec:
     def hello(self, next_number: int = 1) -> Wire:
         """Claim the call: the same FreeSWITCH may have calls of other programs.
 
-        Sent again during a call, it tells the number of the next file. A bridge that does not know the call then asks
+        Sent again during a call, it has the number of the next file. A bridge that does not know the call then asks
         for the files that it has missed.
         """
         return _control({"tts": "hello"} if next_number == 1 else {"tts": "hello", "next": next_number})

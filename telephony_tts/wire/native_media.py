@@ -73,7 +73,7 @@ class NativeMediaCodec:
         if not self._has_started:
             raise BadField('audio came before "start"', "bad_order")
         if len(data) % self._sample_bytes:
-            raise BadField(f"{len(data)} bytes are no whole number of samples of {self._sample_bytes} bytes")
+            raise BadField(f"{len(data)} bytes are not a whole number of samples of {self._sample_bytes} bytes")
         return MediaAudio(data) if want_audio else NO_AUDIO
 
     def _event(self, f: Fields) -> FromMedia:

@@ -81,6 +81,6 @@ def test_nothing_in_is_nothing_out() -> None:
 @pytest.mark.parametrize(
     "way", [("ulaw", 16000, "pcm", 8000), ("pcm", 8000, "alaw", 16000), ("opus", 8000, "pcm", 8000)]
 )
-def test_what_there_is_no_codec_for_is_refused(way: tuple[str, int, str, int]) -> None:
+def test_unknown_codecs_and_rates_are_refused(way: tuple[str, int, str, int]) -> None:
     with pytest.raises(AudioError, match="no audio as"):
         Transcoder(*way)

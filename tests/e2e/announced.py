@@ -1,4 +1,4 @@
-"""A real `telephony-tts serve` and the lines that it prints when it is ready."""
+"""A real `telephony-tts serve`, and the lines that it prints when it is ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 def announced(
     started: Sequence[str], *flags: str, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[str]]:
-    """A real server, and the lines that it tells up to the last one."""
+    """A real server, and the lines that it prints until it is ready."""
     command = [*started, "serve", "--port", "0", "--set", "engines.default=fake", *flags]
     served = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd,
@@ -38,7 +38,7 @@ def command_with(word: str, lines: Sequence[str]) -> str:
 
 
 def self_made_certificate(folder: Path) -> list[str]:
-    """The flags of `serve` for a certificate that nobody has signed, of another name than the server's."""
+    """The flags of `serve` for a self-signed certificate with another name than the server's."""
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=tts.example.com",
          "-keyout", "key.pem", "-out", "cert.pem"],

@@ -1,6 +1,6 @@
 """A client in a process of its own that sends one message very often and counts the answers: URL MESSAGE N.
 
-In the test's process its reading of the answers would take the event loop's time from the neighbour it is to disturb.
+In the test's process, reading the answers would take the event loop's time from the neighbouring call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 
 def main(url: str, message: str, n: int) -> None:
-    """Print how many events came back before the pong that was asked for last."""
+    """Print how many events came back before the last pong."""
     said = json.loads(message)
     with connect(url, compression=None, proxy=None, max_queue=None) as peer:
         peer.recv()

@@ -1,4 +1,4 @@
-"""Media legs of dialects other than Twilio's, true to the page: our own words, and Asterisk's."""
+"""Media legs of dialects other than Twilio's, exactly as documented: our own media protocol, and Asterisk's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN_START = "MEDIA_START connection_id:tts channel:WebSocket/tts/0x1 channel_i
 
 
 class Peer:
-    """A media leg that plays nothing by itself: a test says when it has."""
+    """A media leg that plays nothing by itself. The test sends the reports of what was played."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -69,7 +69,7 @@ async def leg(rig: Rig, path: str, **headers: str) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def waiting_asterisk() -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
-    """Its address, and who comes."""
+    """A listening stand-in for Asterisk: its address, and a queue of the connections it accepts."""
     came: asyncio.Queue[Peer] = asyncio.Queue()
 
     async def on_leg(socket: ServerConnection) -> None:

@@ -1,4 +1,4 @@
-"""A call that minds its own business while another one misbehaves, and tells afterwards whether it noticed."""
+"""An undisturbed call beside one that misbehaves. It checks afterwards that its audio was complete and on time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _alone: list[bytes] = []
 
 @asynccontextmanager
 async def neighbour(rig: Rig) -> AsyncIterator[Bot]:
-    """A bot that speaks over and over during the body. Each turn must be whole, to the bit, and every frame there in
-    time: a player that starts with the first frame never runs dry."""
+    """A bot that speaks over and over during the body. Each turn must be bit-exact, and every frame must be on time:
+    a player that starts with the first frame has no underrun."""
     async with rig.bot(audio="binary", lead_ms=LEAD_MS) as bot:
         if not _alone:
             _alone.extend((await _turn(bot, "alone"))[1])

@@ -1,4 +1,4 @@
-"""A WebSocket client without manners: it sends any bytes it likes and reads only when the test says so."""
+"""A raw WebSocket client that can send any bytes and reads only when the test says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from websockets.frames import Frame, Opcode
 
 
 class RawPeer:
-    """`data` is all that was read after the handshake, as it came."""
+    """`data` holds all bytes read after the handshake."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -30,7 +30,7 @@ class RawPeer:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def read(self, n: int = 65_536) -> bytes:
-        """What is there, or comes next; empty at the end of the stream."""
+        """The bytes that have arrived, or the next ones; empty at the end of the stream."""
         try:
             data = await asyncio.get_running_loop().sock_recv(self.sock, n)
         except ConnectionError:
@@ -74,7 +74,7 @@ class RawPeer:
         return code
 
     def reset(self) -> None:
-        """Vanish: a TCP reset instead of a goodbye."""
+        """Abort the connection: a TCP reset and no close frame."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 

@@ -1,6 +1,6 @@
-"""A whole server in this process on a free port, bots and readers to talk to it, and a look at what they leave behind.
+"""A whole server in this process on a free port, bots that use it, and checks that nothing is left behind.
 
-Nothing here knows the inside of the server except to see, at the end, that it is empty.
+Nothing here reads the server's internals, except to check at the end that the server holds no call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import soxr
-from clean_run import PATIENCE_S as PATIENCE_S
+from clean_run import TIMEOUT_S as TIMEOUT_S
 from clean_run import run as run
 from clean_run import until as until
 from server_settings import transport_settings
@@ -36,7 +36,7 @@ FRAME_BYTES = 160
 
 
 class Tones(FakeEngine):
-    """The fake engine, which also writes down what it was asked to say."""
+    """The fake engine, which also records what it was asked to say."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -66,7 +66,7 @@ class Rig:
 
     @asynccontextmanager
     async def bot(self, *, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[Bot]:
-        """A bot that has been greeted."""
+        """A bot that has received `ready`."""
         async with greeted(self.url(**options), headers) as bot:
             yield bot
 
@@ -93,13 +93,13 @@ async def serving(
 ) -> AsyncIterator[Rig]:
     """A server with tones for speech, or with `engine`, or with all engines of `catalog`.
 
-    After the body everything must have come to its end by itself.
+    After the body no call, engine work or socket may be left.
     """
     catalog = catalog or Catalog([engine or Tones()])
     engine = catalog.engines[0]
     # Admission by lateness is off: the machine that runs the tests may stall, and that is not their subject.
     how = {"max_frame_lateness_ms": 60_000, "drain_s": 1.0, "ping_interval_s": 60.0, **settings}
-    transport = transport_settings(speech=speech or patient(), **how)
+    transport = transport_settings(speech=speech or speech_settings(), **how)
     await catalog.start()
     try:
         server = Server(transport, catalog)
@@ -114,14 +114,14 @@ async def serving(
         await catalog.close()
 
 
-def patient(**settings: Any) -> SessionSettings:
+def speech_settings(**settings: Any) -> SessionSettings:
     """Session settings under which a sentence is one utterance."""
     return replace(SessionSettings(first_clause_chars=0), **settings)
 
 
 @asynccontextmanager
 async def greeted(url: str, headers: dict[str, str] | None = None) -> AsyncIterator[Bot]:
-    """A bot at this address, once it has been greeted."""
+    """A bot at this address, once it has received `ready`."""
     async with connect(url, compression=None, additional_headers=headers, proxy=None, max_queue=None) as socket:
         bot = Bot(socket)
         try:
@@ -170,8 +170,8 @@ class Bot:
     async def say(self, text: str, turn: str | None = None) -> None:
         await self.send({"type": "say", "text": text, **({"turn": turn} if turn else {})})
 
-    async def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind that has not been asked for; what comes between is skipped."""
+    async def event(self, kind: str, within_s: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
+        """The next event of this kind with these fields that no earlier call returned; other events are skipped."""
 
         def next_one() -> dict[str, Any] | None:
             for at in range(self._n_seen, len(self.log)):
@@ -183,11 +183,11 @@ class Bot:
 
         return await self._wait(next_one, within_s, f"{kind} {fields}")
 
-    async def frames_to(self, n: int, within_s: float = PATIENCE_S) -> list[bytes]:
+    async def frames_to(self, n: int, within_s: float = TIMEOUT_S) -> list[bytes]:
         """The frames so far, once there are `n`."""
         return await self._wait(lambda: self.frames if len(self.frames) >= n else None, within_s, f"{n} frames")
 
-    async def gone(self, within_s: float = PATIENCE_S) -> tuple[int | None, str | None]:
+    async def gone(self, within_s: float = TIMEOUT_S) -> tuple[int | None, str | None]:
         """The close code and reason, once the server has closed."""
         return await self._wait(lambda: self.closed, within_s, "a close", dead=True)
 
@@ -240,20 +240,20 @@ def decoded(frames: list[bytes], codec: str = "ulaw") -> Pcm:
 
 
 def rendering(texts: list[str], rate_hz: int = 8000) -> Pcm:
-    """What the engine made of the utterances, at the leg's rate."""
+    """The engine's audio of the utterances, at the leg's rate."""
     whole = np.concatenate([render(text) for text in texts]).astype(np.float32) / 32768
     pcm: Pcm = (soxr.resample(whole, SAMPLE_RATE_HZ, rate_hz, "HQ") * 32768).round().astype(np.int16)
     return pcm
 
 
 def correlation(heard: Pcm, wanted: Pcm) -> float:
-    """Pearson correlation of the two from their first samples, silence after the shorter one not counted."""
+    """The Pearson correlation of the two from their first samples, without the silence after the shorter one."""
     n = min(len(heard), len(wanted))
     return float(np.corrcoef(heard[:n].astype(float), wanted[:n].astype(float))[0, 1])
 
 
 def tones_in(frames: list[bytes], alphabet: str) -> str:
-    """Per frame the letter whose tone is heard in it, a space for silence."""
+    """The letter whose tone is heard in each frame; a space for silence."""
     from telephony_tts.engines.fake import tone_hz
 
     heard = []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def process(*arguments: str, log: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A real `telephony-tts serve` with tones for a voice, once it is ready. It logs to `log`, else to its pipe, which
+    """A real `telephony-tts serve` with the fake engine, once it is ready. It logs to `log`, else to its pipe, which
     holds 64 kB."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

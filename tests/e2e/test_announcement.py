@@ -1,4 +1,4 @@
-"""What `serve` tells when it is ready is done as it is told: the commands run, the address takes a connection."""
+"""The lines that `serve` prints when it is ready are correct: the commands run and the address accepts connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKEN = "open-sesame"
 
 
 def typed(command: str, cwd: Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A line in the shell of another terminal."""
+    """Run a command line in another shell."""
     return subprocess.run(
         ["bash", "-c", command], cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
         timeout=60, check=False,
@@ -38,7 +38,7 @@ def typed(command: str, cwd: Path, environment: Mapping[str, str] | None = None)
 
 
 def greeted(command: str) -> dict[str, Any]:
-    """`ready`, received by a client that gets the same options as wscat."""
+    """The `ready` that a client receives when given the same options as wscat."""
     words = shlex.split(command)
     assert words[:3] == ["npx", "wscat", "-c"], words
     headers = dict([words[words.index("-H") + 1].replace("TOKEN", TOKEN).split(": ")]) if "-H" in words else {}
@@ -51,13 +51,13 @@ def greeted(command: str) -> dict[str, Any]:
             ready: dict[str, Any] = json.loads(await client.recv())
             return ready
 
-    # Not the synchronous client: it reads and writes a TLS socket in two threads, and one in 400 waits for ever.
+    # Not the synchronous client: it reads and writes a TLS socket in two threads, and one run in 400 hangs.
     return asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.fixture
 def npx(tmp_path: Path) -> dict[str, str]:
-    """An environment in which there is an npx, whatever this machine has."""
+    """An environment that has an npx, whether this machine has one or not."""
     folder = tmp_path / "npx-is-here"
     folder.mkdir()
     (folder / "npx").write_text("#!/bin/sh\nexit 1\n")
@@ -69,10 +69,10 @@ def npx(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["path", "absolute", "relative", "linked", "python"])
-def test_the_printed_command_runs_where_the_server_was_started_and_elsewhere(
+def test_the_printed_command_runs_in_any_directory(
     way: str, tmp_path: Path, npx: dict[str, str]
 ) -> None:
-    """It named `.venv/bin/telephony-tts`, wherever it was installed and whatever the directory."""
+    """Pinned: the command always named `.venv/bin/telephony-tts`."""
     here, there = tmp_path / "a project", tmp_path / "elsewhere"
     for folder in (here, there):
         folder.mkdir()
@@ -108,7 +108,7 @@ def test_the_printed_command_runs_where_the_server_was_started_and_elsewhere(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags for a certificate of another name that nobody has signed."""
+    """The flags for a self-signed certificate with another name."""
     return self_made_certificate(tmp_path_factory.mktemp("tls"))
 
 
@@ -127,7 +127,7 @@ def has_ipv6() -> bool:
 def test_the_printed_address_takes_a_connection(
     host: str, here: str, is_tls: bool, certificate: list[str], tmp_path: Path, npx: dict[str, str]
 ) -> None:
-    """`wss://0.0.0.0` was told, and nothing of the token and the certificate."""
+    """Pinned: `wss://0.0.0.0` was printed, and nothing about the token and the certificate."""
     if ":" in host and not has_ipv6():
         pytest.skip("this machine has no IPv6")
     environment = {**npx, "TELEPHONY_TTS_TOKENS": TOKEN}
@@ -141,10 +141,10 @@ def test_the_printed_address_takes_a_connection(
         if shutil.which("curl") is not None:
             curl = command_with("curl", lines)
             assert "telephony_tts_" in typed(curl.replace("TOKEN", TOKEN), tmp_path).stdout
-            assert typed(curl, tmp_path).returncode == 1, "it has to be a token"
+            assert typed(curl, tmp_path).returncode == 1, "a token must be given"
 
 
-def test_a_server_without_token_and_tls_is_reached_without_either(tmp_path: Path, npx: dict[str, str]) -> None:
+def test_a_server_without_token_and_tls_prints_neither(tmp_path: Path, npx: dict[str, str]) -> None:
     with announced([sys.executable, "-m", "telephony_tts.cli"], cwd=tmp_path, environment=npx) as lines:
         wscat = command_with("/v1/stream", lines)
         assert shlex.split(wscat)[4:] == [] and greeted(wscat)["codec"] == "ulaw"
@@ -152,7 +152,7 @@ def test_a_server_without_token_and_tls_is_reached_without_either(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-def test_the_client_that_is_printed_where_there_is_no_npx_speaks_with_the_server(
+def test_the_printed_client_without_npx_connects(
     is_tls: bool, certificate: list[str], tmp_path: Path
 ) -> None:
     environment = {"PATH": str(tmp_path), "TELEPHONY_TTS_TOKENS": TOKEN}

@@ -1,5 +1,5 @@
-"""What an Asterisk's media WebSocket may do wrong: its own call bears it, the log says it, and the call beside hears
-every frame of its own, in time."""
+"""Faults on Asterisk's media WebSocket: only that call is affected, the log names the fault, and the neighbouring call
+gets every frame on time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SENTENCE = "Your parcel left the depot on Tuesday."
 
 @asynccontextmanager
 async def calling(rig: Rig, **start: Any) -> AsyncIterator[tuple[Peer, Bot]]:
-    """A call of Asterisk's whose bot is there."""
+    """A call from Asterisk whose bot has joined."""
     async with leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot:
         await peer.tell(MEDIA_START | start)
         await bot.event("call")
@@ -34,7 +34,7 @@ async def calling(rig: Rig, **start: Any) -> AsyncIterator[tuple[Peer, Bot]]:
 
 
 async def speaks(peer: Peer, bot: Bot, turn: str) -> None:
-    """The call says a sentence, and says it whole. Its marks are answered."""
+    """Speak a sentence. All of it must arrive, and its marks are answered."""
     n_frames, n_said = len(peer.frames), len(peer.said)
     await bot.say(SENTENCE, turn)
     while not bot.terminals(turn):
@@ -49,11 +49,11 @@ async def speaks(peer: Peer, bot: Bot, turn: str) -> None:
     frames = peer.frames[n_frames:]
     begun = next(k for k, frame in enumerate(frames) if set(frame) != {0xFF})
     pcm, wanted = decoded(frames[begun:]), rendering([SENTENCE])
-    # A first frame that is silent is not told from those between the turns.
+    # A silent first frame looks like the silence between turns.
     assert max(correlation(pcm, wanted[k * 160 :]) for k in range(3)) > 0.99
 
 
-def test_a_start_twice_garbage_and_audio_before_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_order_and_garbage_are_refused_and_the_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig), leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot:
             await peer.tell(b"\x01" * 160, "", MEDIA_START | {"format": "opus"}, MEDIA_START)
@@ -77,8 +77,8 @@ def test_a_start_twice_garbage_and_audio_before_it(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("wish", [{"inbound_codec": "pcm", "inbound_rate_hz": 8000}, {"barge_in": "on"}], ids=str)
-def test_half_a_sample_of_the_caller_is_left_out(wish: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """A frame of an odd length, where samples have two bytes, once ended the call as a fault of ours."""
+def test_an_incomplete_sample_is_dropped(wish: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned: a frame of an odd length, where samples have two bytes, ended the call as an internal error."""
 
     async def main() -> None:
         async with serving() as rig, neighbour(rig), calling(rig, format="slin16") as (peer, bot):
@@ -92,11 +92,12 @@ def test_half_a_sample_of_the_caller_is_left_out(wish: dict[str, Any], caplog: p
     assert lines(caplog, "call_crashed") == []
     refused = lines(caplog, "media_message_refused")
     assert [line["why"] for line in refused] == [
-        "641 bytes are no whole number of samples of 2 bytes", "1 bytes are no whole number of samples of 2 bytes",
+        "641 bytes are not a whole number of samples of 2 bytes",
+        "1 bytes are not a whole number of samples of 2 bytes",
     ]  # fmt: skip
 
 
-def test_a_megabyte_of_text_costs_its_own_call_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_megabyte_of_text_ends_only_its_own_call_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig), calling(rig) as (peer, bot):
             await peer.tell("X" * 1_000_000)
@@ -108,7 +109,7 @@ def test_a_megabyte_of_text_costs_its_own_call_and_the_log_says_so(caplog: pytes
     assert (line["call"], line["code"]) == ("1.2", 1009) and "exceeds limit of 65536 bytes" in line["why"]
 
 
-def test_a_flood_of_digits_and_of_words_about_its_queue() -> None:
+def test_a_flood_of_digits_and_queue_events() -> None:
     digit, full, room = {"event": "DTMF_END", "digit": "5"}, {"event": "MEDIA_XOFF"}, {"event": "MEDIA_XON"}
 
     async def main() -> None:
@@ -129,7 +130,7 @@ def test_a_flood_of_digits_and_of_words_about_its_queue() -> None:
     run(main)
 
 
-def test_an_xoff_behind_its_xon_does_not_silence_the_caller_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_xoff_after_its_xon_does_not_stop_the_audio_for_good(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig), calling(rig) as (peer, bot):
             await until(lambda: len(peer.frames) > 3, "silence")
@@ -147,8 +148,8 @@ def test_an_xoff_behind_its_xon_does_not_silence_the_caller_for_ever(caplog: pyt
     assert line["call"] == "1.2"
 
 
-def test_a_clear_that_asterisk_never_confirms_is_told_to_the_bot_at_once() -> None:
-    """`cleared` says what was heard by the marks that had come; it waits for nobody."""
+def test_cleared_is_sent_at_once_if_asterisk_never_confirms() -> None:
+    """`cleared` reports what was heard by the marks received so far, and does not wait for more."""
 
     async def main() -> None:
         async with serving() as rig, neighbour(rig), calling(rig) as (peer, bot):
@@ -197,25 +198,25 @@ def test_a_second_leg_for_a_live_call_is_refused_and_told(caplog: pytest.LogCapt
     assert lines(caplog, "refused") == [{"call": "1.2", "reason": "call_taken", "leg": "media", "stream": "1.2"}]
 
 
-def test_an_asterisk_that_reads_nothing_loses_its_call(caplog: pytest.LogCaptureFixture) -> None:
-    """In the widest format, so that what the kernels hold is full soon."""
+def test_an_asterisk_that_reads_nothing_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    """In the format with the most bytes a second, so that the sockets' buffers fill soon."""
 
     async def main() -> None:
         path = "/media/asterisk"
         async with serving(slow_reader_s=0.3) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
             await peer.send(MEDIA_START | {"format": "slin48"})
             await until(lambda: len(rig.server.registry) == 2, "its call")
-            await until(lambda: len(rig.server.registry) == 1, "the end of a call that nobody reads", 20)
+            await until(lambda: len(rig.server.registry) == 1, "the end of a call whose peer reads nothing", 20)
 
     run(main)
     (line,) = lines(caplog, "slow_reader")
     assert line["for_s"] == 0.3
 
 
-# ------------------------------------------------------------- an Asterisk that is dialled
+# -------------------------------------------------------------- Asterisk dialled by us
 
 
-def test_an_asterisk_that_accepts_and_never_answers_is_told(
+def test_a_dialled_asterisk_that_never_answers_is_reported_to_the_bot(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asterisk_dial, "_OPEN_TIMEOUT_S", 0.3)
@@ -233,7 +234,7 @@ def test_an_asterisk_that_accepts_and_never_answers_is_told(
     assert "timed out" in line["why"]
 
 
-def test_an_asterisk_that_is_dialled_and_says_nothing_is_no_call_that_has_ended(
+def test_a_dialled_asterisk_without_a_start_event_is_not_reported_as_a_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -251,7 +252,7 @@ def test_an_asterisk_that_is_dialled_and_says_nothing_is_no_call_that_has_ended(
     assert lines(caplog, "media_never_started") == [{"dialect": "asterisk"}]
 
 
-def test_an_asterisk_that_is_dialled_for_a_call_there_is_already_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dialled_asterisk_for_an_existing_call_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
@@ -270,8 +271,8 @@ def test_an_asterisk_that_is_dialled_for_a_call_there_is_already_is_refused(capl
     assert (line["call"], line["reason"]) == ("1.2", "call_taken")
 
 
-def test_an_asterisk_that_is_dialled_and_reads_nothing_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    """As one that has dialled; it once was for two minutes, until a megabyte was owed to it."""
+def test_a_dialled_asterisk_that_reads_nothing_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    """Like one that dialled us. Pinned: it was dropped only after two minutes, when a megabyte was waiting."""
 
     async def main() -> None:
         async with (

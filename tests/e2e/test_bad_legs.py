@@ -1,4 +1,4 @@
-"""Legs in the wrong order, legs nobody waits for, legs that vanish: the other leg learns it and nothing is left."""
+"""Legs in the wrong order, unexpected legs, and legs that vanish: the other leg is told and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_media_before_start_a_second_start_and_other_noise_are_dropped() -> None
     run(main)
 
 
-def test_a_media_leg_without_a_start_that_can_be_served() -> None:
+def test_a_media_leg_without_a_valid_start() -> None:
     async def main() -> None:
         async with serving(media_start_s=0.3) as rig:
             async with calling(rig.url(MEDIA), "CA1") as silent:
@@ -104,17 +104,17 @@ def test_a_media_leg_without_a_start_that_can_be_served() -> None:
                 await opus.send("start", start={"callSid": "CA1", "streamSid": "MZ1", "mediaFormat": media_format})
                 assert (await opus.gone())[0] == 4400
             async with calling(rig.url(MEDIA), "CA1"):
-                pass  # it hangs up before it said who it is
+                pass  # it hangs up before it names its call
             await until(lambda: rig.server.registry.n_arriving == 0, "a leg that has gone is still waited for", 0.25)
 
     run(main, plain_loop=True)
 
 
-def test_a_call_no_bot_claims() -> None:
+def test_a_call_that_no_bot_joins() -> None:
     async def main() -> None:
         before = metrics.value("telephony_tts_refused_total", reason="unclaimed")
         async with serving(call_claim_s=0.3) as rig, neighbour(rig):
-            name = "CA" + "1" * 126  # the longest there is: the close frame has no room for it
+            name = "CA" + "1" * 126  # too long for the close frame
             async with calling(rig.url(MEDIA), name) as peer:
                 await peer.start()
                 code, reason = await peer.gone()
@@ -136,7 +136,7 @@ def test_a_bot_whose_call_never_comes() -> None:
 
 
 @pytest.mark.parametrize("first", ["bot", "media"])
-def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
+def test_the_waiting_timeout_ends_once_both_legs_have_come(first: str) -> None:
     async def main() -> None:
         async with serving(call_claim_s=0.3) as rig, AsyncExitStack() as legs:
             if first == "media":
@@ -170,7 +170,7 @@ def test_the_wait_is_over_once_both_legs_are_there(first: str) -> None:
         ({"speed": 3}, 'speed="3": expected a number from 0.5 to 2.0'),
     ],
 )
-def test_options_that_cannot_be_served_are_told_and_closed(options: dict[str, Any], named: str) -> None:
+def test_invalid_options_get_an_error_and_a_close(options: dict[str, Any], named: str) -> None:
     async def main() -> None:
         async with serving() as rig:
             query = "&".join(f"{name}={value}" for name, value in options.items())
@@ -199,8 +199,8 @@ def test_a_reset_of_a_lone_bot_in_the_middle_of_speech(plain_loop: bool) -> None
     run(main, plain_loop=plain_loop)
 
 
-def test_resets_in_the_middle_of_a_burst_leave_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    """asyncio warned of what is written between the reset and the end of the connection."""
+def test_resets_in_the_middle_of_a_burst_log_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned: asyncio warned about writes between the reset and the end of the connection."""
 
     async def main() -> None:
         async with serving() as rig:
@@ -246,18 +246,18 @@ def test_a_reset_of_the_bot_leg_in_the_middle_of_speech() -> None:
     run(main)
 
 
-def test_a_server_with_tokens_wants_one_from_the_media_leg_too() -> None:
+def test_a_media_leg_needs_a_token_too() -> None:
     async def main() -> None:
         async with serving(tokens=("sesame",)) as rig:
             bearer = {"Authorization": "Bearer sesame"}
             for parameters in ({}, {"token": "sesam"}):
-                async with calling(rig.url(MEDIA), "CA1") as stranger:
-                    await stranger.start(**parameters)
-                    assert (await stranger.gone())[0] == 4401
+                async with calling(rig.url(MEDIA), "CA1") as tokenless:
+                    await tokenless.start(**parameters)
+                    assert (await tokenless.gone())[0] == 4401
             async with rig.bot(call="CA2", headers=bearer) as bot, calling(rig.url(MEDIA), "CA2") as peer:
                 await peer.start(token="sesame", bot="sales")
                 call = await bot.event("call")
-                assert call["parameters"] == {"bot": "sales"}, "the secret goes no further"
+                assert call["parameters"] == {"bot": "sales"}, "the token is not passed on to the bot"
                 await bot.say("Hello.", "a")
                 await bot.event("done", turn="a")
             signed = rig.url(MEDIA + "?token=sesame")

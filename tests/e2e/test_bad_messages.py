@@ -1,4 +1,4 @@
-"""Messages that are wrong: each has its clear answer, and the neighbour hears every frame in time, bit for bit."""
+"""Wrong messages: each gets a clear answer, and the neighbouring call gets every frame on time, bit for bit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_hundred_thousand_characters_in_a_turn() -> None:
     run(main)
 
 
-def test_lone_surrogates_are_spoken_as_a_replacement_and_told_so() -> None:
+def test_lone_surrogates_are_replaced_with_a_warning() -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig), rig.bot(audio="none") as bot:
             await bot.send('{"type":"say","turn":"a","text":"Good \\ud800 morning."}')
@@ -83,7 +83,7 @@ def test_lone_surrogates_are_spoken_as_a_replacement_and_told_so() -> None:
     run(main)
 
 
-def test_text_that_is_not_utf8_is_an_error_and_no_more() -> None:
+def test_text_that_is_not_utf8_is_an_error_and_the_call_goes_on() -> None:
     async def main() -> None:
         async with serving() as rig, neighbour(rig), raw_peer(rig.port, "/v1/stream?audio=none") as peer:
             await peer.send(b"\xff\xfe broken")
@@ -96,7 +96,7 @@ def test_text_that_is_not_utf8_is_an_error_and_no_more() -> None:
     run(main)
 
 
-def test_fragments_are_put_together_whatever_comes_between() -> None:
+def test_fragments_are_joined_across_control_frames() -> None:
     async def main() -> None:
         engine = Tones()
         async with serving(engine) as rig, neighbour(rig), raw_peer(rig.port, "/v1/stream?audio=none") as peer:
@@ -118,7 +118,7 @@ def test_fragments_are_put_together_whatever_comes_between() -> None:
 @pytest.mark.parametrize("between", [b"", frame(b"", Opcode.PING)], ids=["alone", "with pings between"])
 @pytest.mark.parametrize("path", ["/v1/stream?audio=none", MEDIA])
 def test_fragments_without_end_close_with_1009(path: str, between: bytes) -> None:
-    """Three million empty fragments are no byte of a message, and were three million entries in a list."""
+    """Pinned: three million empty fragments, without one byte of a message, became three million entries of a list."""
 
     async def main() -> None:
         async with serving() as rig, neighbour(rig), raw_peer(rig.port, path) as peer:
@@ -133,7 +133,7 @@ def test_fragments_without_end_close_with_1009(path: str, between: bytes) -> Non
                     await asyncio.sleep(0)
             assert await peer.read_to_close() == 1009
             assert b"more than 4096 fragments in a message" in peer.data
-            assert 0 < held < 4096, "what is held is bounded"
+            assert 0 < held < 4096, "the bytes held are bounded"
             await until(lambda: connection.left.done(), "the leg is over")
 
     run(main)
@@ -174,7 +174,7 @@ def test_ten_megabytes_in_one_message_close_with_1009(path: str) -> None:
     run(main)
 
 
-def test_a_message_just_too_long_is_told_1009() -> None:
+def test_a_message_just_over_the_limit_closes_with_1009() -> None:
     async def main() -> None:
         async with serving() as rig, raw_peer(rig.port) as peer:
             await peer.send("x" * 65_537)
@@ -184,8 +184,8 @@ def test_a_message_just_too_long_is_told_1009() -> None:
     run(main, plain_loop=True)
 
 
-def test_a_peer_that_is_failed_and_stays_is_gone_all_the_same() -> None:
-    """The server has failed the connection (1002, an unmasked frame); the peer keeps its socket open."""
+def test_a_failed_connection_ends_its_call_even_if_the_peer_stays() -> None:
+    """The server fails the connection (1002, an unmasked frame) and the peer keeps its socket open."""
 
     async def main() -> None:
         async with serving() as rig, raw_peer(rig.port) as peer:

@@ -1,4 +1,4 @@
-"""The command line: files that hold what a caller hears, lists, and errors of one clear line."""
+"""The command line: files with the audio that a caller would hear, lists, and one-line errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_say_writes_what_a_caller_would_hear(
     assert os.listdir(tmp_path) == ["out.wav"]
 
 
-def test_say_pcm_is_the_engines_own_audio(tmp_path: Path) -> None:
+def test_say_pcm_writes_the_engines_own_audio(tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     assert main(["say", "Good morning.", str(out), "--pcm", *TONES]) == 0
     codec, rate_hz, payload = said(out)
@@ -121,7 +121,7 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
         (["voices", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line_and_leaves_no_file(
+def test_an_error_is_one_line_and_leaves_no_file(
     arguments: list[str], code: int, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     filled = [a.format(out=tmp_path / "out.wav", folder=tmp_path) for a in arguments]
@@ -133,14 +133,14 @@ def test_what_is_wrong_is_told_in_a_line_and_leaves_no_file(
     assert os.listdir(tmp_path) == []
 
 
-def test_the_engine_that_is_named_speaks_in_every_language(tmp_path: Path) -> None:
+def test_a_named_engine_speaks_every_language(tmp_path: Path) -> None:
     """Pinned: Chinese text went to espeak, where the default routes lead, whatever --engine said."""
     out = tmp_path / "out.wav"
     assert main(["say", "您好。", str(out), "--engine", "fake"]) == 0
     assert correlation(decoded([said(out)[2]]), rendering(["您好。"])) >= 0.99
 
 
-def test_an_older_file_survives_what_goes_wrong(tmp_path: Path) -> None:
+def test_an_error_keeps_the_existing_file(tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     out.write_bytes(b"precious")
     assert main(["say", "Hello.", str(out), "--voice", "nobody", *TONES]) == 1
@@ -173,7 +173,7 @@ def test_voices_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFix
     assert rows[0]["engine"] == "fake" and any(row["engine"] == "hibari" for row in rows)
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_early_is_not_an_error() -> None:
     ended = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m telephony_tts.cli voices | head -1; echo ${{PIPESTATUS[0]}}"],
         capture_output=True, text=True, timeout=60, check=False,
@@ -200,17 +200,17 @@ def test_text_that_is_not_utf8_on_standard_input(tmp_path: Path) -> None:
 
 
 def test_standard_output_gets_the_wav_and_nothing_else(tmp_path: Path) -> None:
-    """`say - -` wrote a file of the name "-"."""
+    """Pinned: `say - -` wrote a file named "-"."""
     ended = program("say", "-", "-", *TONES, stdin="Read to you.", cwd=tmp_path)
     assert ended.returncode == 0 and os.listdir(tmp_path) == []
     wav = read_wav(io.BytesIO(ended.stdout))
     assert (wav.codec, wav.rate_hz) == ("ulaw", 8000)
-    assert struct.unpack_from("<I", ended.stdout, 4)[0] == len(ended.stdout) - 8, "its length is told, pipe or not"
+    assert struct.unpack_from("<I", ended.stdout, 4)[0] == len(ended.stdout) - 8, "the header has the length"
     assert correlation(decoded([wav.payload]), rendering(["Read to you."])) >= 0.99
     assert re.fullmatch(rb"standard output: \d\.\d\d s of speech\n", ended.stderr)
 
 
-def test_standard_output_gets_the_engines_own_audio_once() -> None:
+def test_standard_output_gets_the_engines_audio_once() -> None:
     ended = program("say", "Good morning.", "-", "--pcm", *TONES)
     wav = read_wav(io.BytesIO(ended.stdout))
     assert (wav.codec, wav.rate_hz) == ("pcm", 24_000) and ended.stdout.count(b"RIFF") == 1
@@ -223,7 +223,7 @@ def test_an_error_writes_nothing_to_standard_output(wrong: list[str]) -> None:
     assert ended.returncode in (1, 2) and ended.stdout == b"" and ended.stderr.startswith(b"telephony-tts: ")
 
 
-def test_a_terminal_is_not_sent_the_bytes_of_a_wav() -> None:
+def test_a_wav_is_not_written_to_a_terminal() -> None:
     controller, terminal = pty.openpty()
     try:
         ended = subprocess.run(
@@ -249,7 +249,7 @@ def test_a_terminal_is_not_sent_the_bytes_of_a_wav() -> None:
         (">&-", "2", "standard output is closed; name a file"),
     ],
 )
-def test_standard_output_that_takes_no_more(ends: str, status: str, words: str, tmp_path: Path) -> None:
+def test_standard_output_that_is_closed_or_full(ends: str, status: str, words: str, tmp_path: Path) -> None:
     """Speech of more than a pipe holds (64 KiB), so that it is being written when its reader goes."""
     text = tmp_path / "long.txt"
     text.write_text("A long line is read here to the end of it. " * 60)
@@ -263,7 +263,7 @@ def test_standard_output_that_takes_no_more(ends: str, status: str, words: str, 
     assert words in ended.stderr and len(lines) == bool(words)
 
 
-def test_a_port_that_is_taken_is_told_in_a_line() -> None:
+def test_a_port_in_use_is_a_one_line_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         ended = program("serve", "--port", str(port), "--log-level", "error", *TONES)
@@ -271,7 +271,7 @@ def test_a_port_that_is_taken_is_told_in_a_line() -> None:
     assert (ended.returncode, ended.stderr.decode()) == (2, told)
 
 
-def test_a_server_goes_on_when_nothing_reads_what_it_tells() -> None:
+def test_a_server_goes_on_when_its_output_is_closed() -> None:
     """Pinned: `serve | head -1` could end it with "cannot listen: Broken pipe; try --port"."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -294,7 +294,7 @@ def test_a_server_goes_on_when_nothing_reads_what_it_tells() -> None:
         served.communicate()
 
 
-def test_a_list_that_cannot_be_written_is_told_in_a_line() -> None:
+def test_a_list_that_cannot_be_written_is_a_one_line_error() -> None:
     """Pinned: a traceback."""
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
@@ -318,7 +318,7 @@ def test_a_list_that_cannot_be_written_is_told_in_a_line() -> None:
         ("a.raw", ["--pcm", "--codec", "pcm"], "pcm", 24000),
     ],
 )
-def test_the_ending_says_what_is_written_without_a_header(
+def test_the_file_extension_chooses_a_raw_format(
     name: str, flags: list[str], codec: str, rate_hz: int, tmp_path: Path
 ) -> None:
     assert main(["say", "Good morning.", str(tmp_path / name), *TONES, *flags]) == 0
@@ -334,7 +334,7 @@ def test_a_file_of_these_names_is_a_wav(name: str, tmp_path: Path) -> None:
     assert said(tmp_path / name)[:2] == ("ulaw", 8000)
 
 
-def test_a_codec_that_is_given_takes_the_rate_it_has(tmp_path: Path) -> None:
+def test_a_given_codec_sets_its_own_rate(tmp_path: Path) -> None:
     """Pinned: with pcm at 16000 Hz in the settings, --codec ulaw was told that speech.rate_hz does not go with it."""
     wide = ("--set", "speech.codec=pcm", "--set", "speech.rate_hz=16000")
     for flags, form in (
@@ -363,7 +363,7 @@ def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["", ".", "/"])
-def test_a_folder_is_no_file_to_write(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_as_the_output_is_an_error(out: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "Hello.", out, *TONES]) == 2
     assert "expected the name of a file" in capsys.readouterr().err
 

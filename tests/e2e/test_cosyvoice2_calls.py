@@ -1,4 +1,4 @@
-"""Calls on CosyVoice2: a real server, a tiny model with random weights, heard on the wire."""
+"""Calls on CosyVoice2: a real server and a tiny model with random weights; the audio on the wire is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import soxr
 from engine_child import engine_pid
-from rig import FRAME_MS, Bot, correlation, decoded, gather, get, patient, run, serving, until
+from rig import FRAME_MS, Bot, correlation, decoded, gather, get, run, serving, speech_settings, until
 from served import process
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.alone
 
 CONFIG = Path(__file__).parents[2] / "configs" / "cosyvoice2-cpu.yaml"
 ALIKE = 0.998
-"""What the model's noises and their frames must reach; unlike noises of it may reach 0.9."""
+"""The least correlation of the model's audio with the received frames. Different texts may reach 0.9."""
 TEXT = "Thank you for calling, how can I help you today? Your parcel left the depot on Tuesday morning."
 
 
@@ -47,7 +47,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Recorded(CosyVoice2Engine):
-    """The engine, which also keeps what it said."""
+    """The engine, which also keeps its audio."""
 
     def __init__(self, model_dir: Path, **how: Any) -> None:
         super().__init__(model_dir, **how)
@@ -62,7 +62,7 @@ class Recorded(CosyVoice2Engine):
 
     @property
     def n_free(self) -> int:
-        """Slots that nobody has."""
+        """The number of free slots."""
         assert isinstance(self._host, ThreadHost) and self._host.core is not None
         return self._host.core.slots.n_free
 
@@ -73,10 +73,10 @@ class Recorded(CosyVoice2Engine):
 
 
 @pytest.mark.parametrize("profile", ["default", "upstream"])
-def test_what_is_heard_is_what_the_engine_said(model_dir: Path, profile: str) -> None:
+def test_the_caller_hears_the_engines_audio(model_dir: Path, profile: str) -> None:
     async def main() -> None:
         engine = Recorded(model_dir, profile=profile)
-        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
             await bot.say("Thank you for calling.", "a")
             done = await bot.event("done", turn="a", within_s=20)
             assert correlation(decoded(bot.frames), engine.wanted("a")) >= ALIKE
@@ -94,12 +94,12 @@ def test_what_is_heard_is_what_the_engine_said(model_dir: Path, profile: str) ->
     run(main)
 
 
-def test_barge_in_frees_the_slot_and_tells_what_was_heard(model_dir: Path) -> None:
-    """At every stage: before the first token, in the first block, while it plays, near its end."""
+def test_barge_in_frees_the_slot_and_reports_what_was_heard(model_dir: Path) -> None:
+    """At every stage: before the first token, in the first block, during playback, near the end."""
 
     async def main() -> None:
         engine = Recorded(model_dir, limits=EngineLimits(n_slots=2))
-        async with serving(engine, speech=patient(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings(voice="prompted")) as rig, rig.bot(audio="binary") as bot:
             for n in range(8):
                 await bot.say(TEXT, f"t{n}")
                 await asyncio.sleep(n * n * 0.02)
@@ -117,11 +117,11 @@ def test_barge_in_frees_the_slot_and_tells_what_was_heard(model_dir: Path) -> No
     run(main)
 
 
-def test_more_calls_than_slots_and_one_cleared_again_and_again(model_dir: Path) -> None:
+def test_more_calls_than_slots_and_one_repeatedly_cleared(model_dir: Path) -> None:
     async def main() -> None:
         engine = Recorded(model_dir, n_workers=2, limits=EngineLimits(n_slots=2))
         async with (
-            serving(engine, speech=patient(voice="prompted")) as rig,
+            serving(engine, speech=speech_settings(voice="prompted")) as rig,
             rig.bot(audio="binary") as one,
             rig.bot(audio="binary") as two,
             rig.bot(audio="binary") as three,
@@ -153,7 +153,7 @@ def test_it_speaks_before_the_bot_has_finished_its_sentence(model_dir: Path) -> 
 
     async def main() -> None:
         engine = Recorded(model_dir)
-        speech = patient(voice="preset", text_mode="interleaved")
+        speech = speech_settings(voice="preset", text_mode="interleaved")
         async with serving(engine, speech=speech) as rig, rig.bot(audio="binary") as bot:
             for word in words[:-2]:
                 await bot.send({"type": "text", "turn": "a", "text": word})
@@ -219,8 +219,8 @@ def test_serve_takes_calls_on_the_shipped_configuration(model_dir: Path) -> None
 
 
 def test_calls_live_on_when_the_engines_process_is_killed(model_dir: Path) -> None:
-    """kill -9 while four calls speak: their turns fail and may be said again, a turn asked for meanwhile waits, and
-    calls of another voice notice nothing."""
+    """kill -9 while four calls speak: their turns fail and can be retried, a new turn waits, and calls with a voice of
+    another engine are not affected."""
     story = "The embedded voice reads on. It has its own engine, and nothing of that engine was lost."
     lead_ms = 600
 
@@ -231,7 +231,7 @@ def test_calls_live_on_when_the_engines_process_is_killed(model_dir: Path) -> No
             await asyncio.sleep(0.01)
 
     async def embedded(bot: Bot, turn: str) -> list[bytes]:
-        """A turn of the other engine: whole, and no player ran dry."""
+        """A turn of the other engine: complete, and without an underrun."""
         n_before = len(bot.log)
         await bot.say(story, turn)
         done = await bot.event("done", turn=turn, within_s=30)
@@ -287,8 +287,8 @@ def test_calls_live_on_when_the_engines_process_is_killed(model_dir: Path) -> No
         assert "process failed" in errors and "SIGKILL" in errors and "Traceback" not in errors
 
 
-def test_it_listens_while_the_engine_loads(model_dir: Path, tmp_path: Path) -> None:
-    """/readyz says `starting` and calls are refused, until it has loaded. What lies where it was started is not run."""
+def test_the_server_listens_while_the_engine_loads(model_dir: Path, tmp_path: Path) -> None:
+    """/readyz says `starting` and calls are refused until it has loaded. Python files in the directory are not run."""
     (tmp_path / "torch.py").write_text("raise SystemExit('not this one')", encoding="utf-8")
     with loading(model_dir, tmp_path) as (served, port, pid):
         assert answer(port, "/readyz") == (503, "starting\n") and answer(port, "/healthz")[0] == 200
@@ -315,8 +315,8 @@ def test_sigterm_while_the_engine_loads(model_dir: Path) -> None:
         assert not Path(f"/proc/{pid}").exists(), "the engine's process is left"
 
 
-def test_a_broken_checkpoint_ends_serve_with_what_is_wrong(model_dir: Path, tmp_path: Path) -> None:
-    """Although the port was open by then."""
+def test_a_broken_checkpoint_ends_serve_with_the_cause(model_dir: Path, tmp_path: Path) -> None:
+    """The port is already open by then."""
     broken = tmp_path / "broken"
     shutil.copytree(model_dir, broken)
     (broken / "flow.pt").write_bytes(b"PK no zip")
@@ -331,7 +331,7 @@ def test_a_broken_checkpoint_ends_serve_with_what_is_wrong(model_dir: Path, tmp_
 
 @contextmanager
 def loading(model_dir: Path, cwd: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
-    """A server whose engine is still loading, and stands still until its process gets a SIGCONT; also that one's id."""
+    """A server that is loading, its port, and the id of its engine's process, which is stopped until a SIGCONT."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from rig import FRAME_MS, Bot, gather, get, greeted, patient, run, serving
+from rig import FRAME_MS, Bot, gather, get, greeted, run, serving, speech_settings
 from served import process
 
 from telephony_tts import event_loop, metrics, offline
@@ -27,19 +27,19 @@ from telephony_tts.wire.messages import Configure
 pytestmark = pytest.mark.alone
 
 SEEDS = (1, 2, 3, 8, 9, 11, 17, 20)
-"""Of the calls: with each of them `TEXT` takes three to four seconds."""
+"""The seeds of the calls: with each of them `TEXT` takes three to four seconds."""
 TEXT = "Thank you for calling."
 SECOND_THOUGHTS = "Your parcel left the depot on Tuesday morning, and the driver calls before he comes."
 SPEED = 0.5
 LEAD_MS = 800
-"""As a server on a machine with other work would be told: sent so far ahead of time, frames ride out its stalls."""
+"""The setting for a server on a busy machine: frames are sent so far ahead that its stalls cause no gap."""
 CLEAR_EVERY_S = 0.1
 VOICES = ("preset", "prompted")
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What each call is to hear, of as many calls as are no more work than this machine can do in time."""
+    """The audio that each call should get, for as many calls as this machine can serve in time."""
 
     frames: list[list[bytes]]
     n_calls: int
@@ -47,7 +47,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A turn as it came: the frames, when each came, and what `done` said of it."""
+    """A received turn: its frames, the arrival time of each, and its `done` event."""
 
     frames: list[bytes]
     times_s: list[float]
@@ -56,7 +56,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A second of this speech at half speed is 0.06 s of one core's work here."""
+    """At half speed a second of this speech takes 0.06 s of one core here."""
     path = tmp_path_factory.mktemp("tiny")
     write_random_checkpoint(path, prompt_tokens=25)
     return path
@@ -64,7 +64,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_layer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer of everything, half of that work: threads share the interpreter's lock with the calls."""
+    """One layer of each kind and half of that work, because threads share the interpreter's lock with the calls."""
     tiny = random_checkpoint.SIZES["tiny"]
     one_layer = replace(
         tiny,
@@ -80,7 +80,7 @@ def one_layer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(model_dir: Path, cores: float) -> Alone:
-    """The frames of each call, spoken with nobody beside it and in no time at all; as many calls as take `cores`."""
+    """The frames of each call, spoken alone and in simulated time, for as many calls as `cores` cores can serve."""
 
     async def main() -> Alone:
         catalog = Catalog([CosyVoice2Engine(model_dir)])
@@ -90,7 +90,7 @@ def alone(model_dir: Path, cores: float) -> Alone:
             begun_s = time.process_time()
             for seed, frames in zip(SEEDS, spoken, strict=True):
                 how = Configure(voice=VOICES[seed % 2], seed=seed, speed=SPEED)
-                await offline.speak(TEXT, catalog, patient(), how, on_frame=frames.append)
+                await offline.speak(TEXT, catalog, speech_settings(), how, on_frame=frames.append)
             core_s = time.process_time() - begun_s
         finally:
             await catalog.close()
@@ -104,7 +104,7 @@ def alone(model_dir: Path, cores: float) -> Alone:
 
 @pytest.fixture(autouse=True)
 def threads_take_turns() -> Iterator[None]:
-    """As `app.run` has it: lanes that are threads here must not keep the event loop waiting."""
+    """The thread switch interval of `app.run`: lanes that are threads must not delay the event loop."""
     with event_loop.quick_turns():
         yield
 
@@ -120,10 +120,10 @@ def one_layer_alone(one_layer_dir: Path) -> Alone:
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_calls_do_not_hear_one_that_is_cleared_every_100_ms(
+def test_a_call_cleared_every_100_ms_does_not_disturb_the_others(
     tiny_dir: Path, tiny_alone: Alone, n_workers: int
 ) -> None:
-    """Every frame is what the engine says to that call alone, and there in time; no text of the cleared is lost."""
+    """Every frame is on time and equals that of the call alone; no text of the cleared turns is lost."""
 
     async def main(port: int) -> None:
         def call() -> AbstractAsyncContextManager[Bot]:
@@ -143,12 +143,12 @@ def test_calls_do_not_hear_one_that_is_cleared_every_100_ms(
         asyncio.run(main(port))
 
 
-def test_nor_where_the_engine_is_threads_beside_them(one_layer_dir: Path, one_layer_alone: Alone) -> None:
+def test_nor_with_the_engine_in_threads(one_layer_dir: Path, one_layer_alone: Alone) -> None:
     """Two lanes and the event loop, which share the interpreter's lock."""
 
     async def main() -> None:
         engine = CosyVoice2Engine(one_layer_dir, n_workers=2, isolation="thread")
-        async with serving(engine, speech=patient(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
+        async with serving(engine, speech=speech_settings(lead_ms=LEAD_MS)) as rig, AsyncExitStack() as calls:
             bots = [await calls.enter_async_context(rig.bot(audio="binary")) for _ in range(one_layer_alone.n_calls)]
             nervous = await calls.enter_async_context(rig.bot(audio="binary"))
             n_underruns = metrics.value("telephony_tts_underruns_total")
@@ -159,7 +159,7 @@ def test_nor_where_the_engine_is_threads_beside_them(one_layer_dir: Path, one_la
 
 
 async def _judge(bots: list[Bot], nervous: Bot, expected: Alone) -> None:
-    """All speak at once while one changes its mind."""
+    """All bots speak at once while `nervous` starts and cancels turns."""
     quiet = asyncio.Event()
     changing = asyncio.create_task(_change_its_mind(nervous, quiet))
     try:
@@ -185,7 +185,7 @@ async def _speak(bot: Bot, seed: int) -> Heard:
 
 
 async def _change_its_mind(bot: Bot, quiet: asyncio.Event) -> int:
-    """Say something every 100 ms and take it back: at once, or up to 80 ms later. How often."""
+    """Start a turn every 100 ms and cancel it at once or up to 80 ms later; return the number of turns."""
     n = 0
     pauses_s = (0.0, 0.01, 0.02, 0.04, 0.08)
     begun_s = time.monotonic()
@@ -200,7 +200,7 @@ async def _change_its_mind(bot: Bot, quiet: asyncio.Event) -> int:
 
 
 def _judge_cleared(bot: Bot, n_turns: int) -> None:
-    """Each turn ended once, with all of its text, and nothing of it was heard afterwards."""
+    """Each turn ended once, with all of its text, and no frame of it came afterwards."""
     turn, n_frames = "", 0
     for _, entry in bot.log:
         if isinstance(entry, bytes):

@@ -36,8 +36,8 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def without_numbers_for(text: str, model_dir: Path) -> None:
-    """A row of the embedding that `text` needs, and the other texts here do not, has no numbers."""
+def make_non_finite_for(text: str, model_dir: Path) -> None:
+    """Fill with NaN an embedding row that `text` needs and the other texts here do not."""
     tokenizer = TextTokenizer(model_dir / "CosyVoice-BlankEN")
     others = {n for other in (GOOD, "Hello.", "Bye.") for n in tokenizer.encode(other)}
     (bad, *_) = [n for n in tokenizer.encode(text) if n not in others]
@@ -58,10 +58,10 @@ async def called(port: int, voice: str) -> Bot:
     return Bot(await connect(url, proxy=None, max_queue=None))
 
 
-def test_a_word_without_numbers_and_then_a_checkpoint_that_is_damaged(model_dir: Path) -> None:
-    """The word ends its turns, not its call nor its neighbours. Then half of a file goes and the engine dies: calls of
-    the other engine go on, /readyz tells, the log says which file it is; mended, all is well again."""
-    without_numbers_for(BAD, model_dir)
+def test_a_non_finite_word_and_then_a_damaged_checkpoint(model_dir: Path) -> None:
+    """The non-finite word ends only its own turn. Then a file is truncated and the engine dies: calls of the other
+    engine go on, /readyz reports it, and the log names the file. With the file restored the engine works again."""
+    make_non_finite_for(BAD, model_dir)
     whole = (model_dir / "flow.pt").read_bytes()
 
     async def word(one: Bot, two: Bot) -> None:
@@ -109,8 +109,8 @@ def test_a_word_without_numbers_and_then_a_checkpoint_that_is_damaged(model_dir:
         assert "Traceback" not in errors
 
 
-def test_the_report_of_a_turn_tells_its_wait_for_a_slot(model_dir: Path) -> None:
-    """One slot and two calls that begin together: one of them says in `queue_ms` how long it waited for the other."""
+def test_the_report_of_a_turn_has_its_wait_for_a_slot(model_dir: Path) -> None:
+    """One slot and two calls that begin together: `queue_ms` of one of them is its wait for the other."""
 
     async def main(port: int) -> None:
         async with asyncio.timeout(60):
@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_leaves_no_engine(model_dir: Path) -> None:
 
 @contextmanager
 def starting(model_dir: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server that has just said that it is starting, and its port."""
+    """A server that has just logged that it is starting, and its port."""
     command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *arguments,
                "--set", f"engines.cosyvoice2.model={model_dir}"]  # fmt: skip
     served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -164,7 +164,7 @@ def starting(model_dir: Path, *arguments: str) -> Iterator[tuple[subprocess.Pope
 
 
 def test_sigterm_while_the_engine_loads_in_threads(model_dir: Path) -> None:
-    """It answers meanwhile, does not wait for weights that nobody needs, and says that it never was ready."""
+    """It answers while loading, does not wait for the weights on SIGTERM, and logs that it was never ready."""
     in_threads = ["--set", "engines.default=cosyvoice2", "--set", "engines.cosyvoice2.isolation=thread"]
     with starting(model_dir, *in_threads) as (served, port):
         assert asyncio.run(get(port, "/readyz"))[::2] == (503, "starting\n")
@@ -178,11 +178,11 @@ def test_sigterm_while_the_engine_loads_in_threads(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_checkpoint_that_is_broken_from_the_start_is_told_whoever_is_the_default(
+def test_a_checkpoint_broken_from_the_start_ends_serve_with_any_default_engine(
     model_dir: Path, isolation: str
 ) -> None:
-    """`serve` ends with the file and what to do, also where another engine is the default: nobody would notice that a
-    voice is missing."""
+    """`serve` ends with the file's name and what to do, also if another engine is the default: a missing voice would go
+    unnoticed."""
     whole = (model_dir / "llm.pt").read_bytes()
     (model_dir / "llm.pt").write_bytes(whole[: len(whole) // 2])
     with starting(

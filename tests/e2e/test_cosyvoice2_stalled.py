@@ -1,4 +1,4 @@
-"""CosyVoice2's process is stopped or killed under a real `serve`: what callers, bots and an orchestrator see of it."""
+"""CosyVoice2's process is stopped or killed under a real `serve`: the effects on callers, bots and an orchestrator."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timed
 WAIT_S = 30.0
 STALL_S = 4.0
 NOTICED_S = 3.0
-"""Within so long a stop is known: 2 s of silence, and the time between looks."""
+"""A stop is detected within this time: 2 s without a message, and the time between checks."""
 LONG = "Your parcel left the depot on Tuesday morning and will be with you before noon on Friday or on Saturday."
-"""A random model makes many seconds of it, far more than is made ahead."""
+"""A random model makes many seconds of audio of it, far more than is generated ahead."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def served(model_dir: Path, use: Callable[[int, int], Awaitable[None]], **engines: float) -> str:
-    """Run `use` with the port of a server and the pid of its engine; what the server logged. It ends when told to."""
+    """Run `use` with a server's port and its engine's pid, stop the server, and return its log."""
     settings = {"default": "cosyvoice2", "cosyvoice2.model": model_dir, **engines}
     arguments = [each for name, value in settings.items() for each in ("--set", f"engines.{name}={value}")]
 
@@ -70,7 +70,7 @@ async def called(port: int, **options: str) -> AsyncIterator[Bot]:
 
 @asynccontextmanager
 async def called_on_two_legs(port: int, call: str) -> AsyncIterator[Bot]:
-    """A bot of a call whose telephone is another socket."""
+    """A bot whose call has its media leg on another socket."""
     async with called(port, call=call) as bot, connect(f"ws://127.0.0.1:{port}/media/native", proxy=None) as media:
         await media.send(json.dumps({"type": "start", "call": call, "stream": "s1"}))
 
@@ -87,7 +87,7 @@ async def called_on_two_legs(port: int, call: str) -> AsyncIterator[Bot]:
 
 
 async def readyz_is(port: int, status: int) -> float:
-    """When it was."""
+    """Wait for this status of /readyz; return the time."""
     end_s = time.monotonic() + WAIT_S
     while (answer := await get(port, "/readyz"))[0] != status:
         assert time.monotonic() < end_s, answer
@@ -101,7 +101,7 @@ async def speaks(bot: Bot, turn: str, text: str = LONG) -> None:
 
 
 async def error_of(bot: Bot, turn: str, within_s: float = WAIT_S) -> dict[str, Any]:
-    """The end of a turn, with when to try again."""
+    """The `error` that ends a turn. It must say when to try again."""
     error = await bot.event("error", turn=turn, within_s=within_s)
     assert error["code"] == "engine_failed" and error["retryable"] and not error["fatal"]
     assert 500 <= error["retry_after_ms"] < 60_000, error
@@ -122,10 +122,10 @@ async def queue_is(port: int, n: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_a_stopped_engine_is_told_and_replaced(model_dir: Path) -> None:
-    """/readyz, a new call and a new turn learn of it within 3 s; turns under way end after `stall_s`, on one leg as on
-    two; turns asked for while it is started again are spoken then, or given up at once; the other engine's caller
-    hears nothing of it."""
+def test_a_stopped_engine_is_reported_and_replaced(model_dir: Path) -> None:
+    """/readyz, new calls and new turns report the stall within 3 s. Active turns end after `stall_s`, with one leg as
+    with two. Turns requested during the restart are spoken afterwards or refused at once. Calls of the other engine
+    are not affected."""
 
     async def use(port: int, pid: int) -> None:
         async with AsyncExitStack() as stack:
@@ -172,7 +172,7 @@ def test_a_stopped_engine_is_told_and_replaced(model_dir: Path) -> None:
 
 
 def test_an_engine_that_continues_in_time_loses_nothing(model_dir: Path) -> None:
-    """The turn under way is spoken to its end by the same process."""
+    """The same process finishes the active turn."""
 
     async def use(port: int, pid: int) -> None:
         async with called(port, audio="binary") as bot, called_on_two_legs(port, "c1") as two:
@@ -190,8 +190,8 @@ def test_an_engine_that_continues_in_time_loses_nothing(model_dir: Path) -> None
     assert "responds again" in errors and "process failed" not in errors
 
 
-def test_turns_of_a_killed_engine_are_told_when_to_come_again(model_dir: Path) -> None:
-    """On one leg and on two; without `restart_wait_s` also those that are asked for meanwhile, at once."""
+def test_turns_of_a_killed_engine_say_when_to_retry(model_dir: Path) -> None:
+    """With one leg and with two. Without `restart_wait_s`, turns requested during the restart fail at once as well."""
 
     async def use(port: int, pid: int) -> None:
         async with called(port, audio="binary") as one, called_on_two_legs(port, "c1") as two:

@@ -1,4 +1,4 @@
-"""The embedded voice over the wire: what is heard is what the engine said, and an interruption frees it."""
+"""The embedded voice over the wire: the caller hears the engine's audio, and an interruption frees the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 import soxr
-from rig import correlation, decoded, patient, run, serving
+from rig import correlation, decoded, run, serving, speech_settings
 
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.hibari import HibariEngine
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 
 class Recorded(HibariEngine):
-    """The embedded voice, which also keeps what it said."""
+    """The embedded voice, which also keeps its audio."""
 
     def __init__(self) -> None:
         super().__init__(n_workers=1)
@@ -32,10 +32,10 @@ class Recorded(HibariEngine):
                 yield chunk
 
 
-def test_what_is_heard_is_what_the_engine_said() -> None:
+def test_the_caller_hears_the_engines_audio() -> None:
     async def main() -> None:
         engine = Recorded()
-        async with serving(engine, speech=patient()) as rig, rig.bot(audio="binary") as bot:
+        async with serving(engine, speech=speech_settings()) as rig, rig.bot(audio="binary") as bot:
             begun_s = time.monotonic()
             await bot.say("Your parcel is here. It weighs four pounds.", "a")
             done = await bot.event("done", turn="a", within_s=15)
@@ -43,7 +43,7 @@ def test_what_is_heard_is_what_the_engine_said() -> None:
             wanted = (soxr.resample(spoken, engine.said[0].sample_rate_hz, 8000, "HQ") * 32768).astype(np.int16)
             heard = decoded(bot.frames)
             assert correlation(heard, wanted) >= 0.99
-            assert 0 <= len(heard) - len(wanted) <= 160 + 2, "all that is added is the last frame's padding"
+            assert 0 <= len(heard) - len(wanted) <= 160 + 2, "only the last frame's padding is added"
             assert done["audio_ms"] == 20 * len(bot.frames) and done["underruns"] == 0
             assert 0.9 * len(heard) / 8000 < time.monotonic() - begun_s
 
@@ -52,7 +52,7 @@ def test_what_is_heard_is_what_the_engine_said() -> None:
 
 def test_barge_in_at_every_moment_of_a_sentence() -> None:
     async def main() -> None:
-        async with serving(Recorded(), speech=patient()) as rig, rig.bot(audio="binary") as bot:
+        async with serving(Recorded(), speech=speech_settings()) as rig, rig.bot(audio="binary") as bot:
             text = "There are many things to be told about it, and none of them is going to be told in full. "
             for n in range(8):
                 await bot.say(text * 3, f"t{n}")

@@ -1,4 +1,4 @@
-"""Engines and dialled bots that fail, and faults of our own: one turn or one call ends by them, never two."""
+"""Failing engines, failing dialled bots and bugs of our own: each ends one turn or one call, never two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from neighbour import neighbour
-from rig import Bot, Tones, patient, run, serving, until
+from rig import Bot, Tones, run, serving, speech_settings, until
 from twilio_peer import calling
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request
@@ -29,8 +29,8 @@ async def _still_speaks(bot: Bot) -> None:
     await bot.event("done", turn="still")
 
 
-class Moody(Tones):
-    """An engine with a bug: it raises, gives rubbish, or never answers, when a text tells it to."""
+class FaultyEngine(Tones):
+    """An engine with a bug: it raises, returns garbage, or hangs, when the text tells it to."""
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         if "boom" in utterance.text:
@@ -46,7 +46,7 @@ class Moody(Tones):
 @pytest.mark.parametrize("word", ["boom", "drop", "rubbish"])
 def test_an_engine_that_breaks_on_the_second_sentence(word: str) -> None:
     async def main() -> None:
-        async with serving(Moody()) as rig, neighbour(rig), rig.bot(audio="binary", lead_ms=0) as bot:
+        async with serving(FaultyEngine()) as rig, neighbour(rig), rig.bot(audio="binary", lead_ms=0) as bot:
             text = f"The first one is good. The second goes {word}. The third is not reached."
             await bot.say(text, "a")
             error = await bot.event("error", turn="a")
@@ -59,7 +59,7 @@ def test_an_engine_that_breaks_on_the_second_sentence(word: str) -> None:
     run(main)
 
 
-def test_an_engine_that_hangs_holds_up_its_own_turn_alone() -> None:
+def test_an_engine_that_hangs_delays_only_its_own_turn() -> None:
     async def main() -> None:
         async with serving(Tones(hangs=True)) as rig, rig.bot(audio="none") as bot:
             await bot.say("Hello?", "a")
@@ -75,7 +75,7 @@ def test_an_engine_that_hangs_holds_up_its_own_turn_alone() -> None:
 
 def test_an_engine_that_hangs_for_too_long_loses_the_turn() -> None:
     async def main() -> None:
-        async with serving(Tones(hangs=True), speech=patient(engine_timeout_ms=200)) as rig, rig.bot() as bot:
+        async with serving(Tones(hangs=True), speech=speech_settings(engine_timeout_ms=200)) as rig, rig.bot() as bot:
             for turn in ("a", "b"):
                 await bot.say("Hello?", turn)
                 error = await bot.event("error", turn=turn, within_s=2)
@@ -97,7 +97,7 @@ def test_a_bot_that_refuses_the_connection() -> None:
     run(main)
 
 
-def test_a_bot_that_came_by_itself_does_not_mind_that_the_other_cannot_be_reached() -> None:
+def test_a_bot_that_connected_itself_stays_when_the_configured_bot_is_unreachable() -> None:
     async def main() -> None:
         async with serving() as other:
             free_port = other.port
@@ -122,7 +122,7 @@ def test_a_bot_that_never_answers_the_handshake() -> None:
                 async with calling(rig.url(MEDIA), "CA1") as peer:
                     await peer.start()
                     assert (await peer.gone())[0] == 1011
-                # And when the caller does not wait for that, nor do we.
+                # A caller who hangs up meanwhile ends the dialling.
                 async with calling(rig.url(MEDIA), "CA2") as peer:
                     await peer.start()
                     await until(lambda: len(connections) == 2, "the second dial")
@@ -148,7 +148,7 @@ def test_a_bot_that_answers_401() -> None:
 
 
 def test_a_dialled_bot_that_reads_nothing_is_dropped() -> None:
-    """Inbound audio goes to it; what it does not read must not pile up."""
+    """Inbound audio is sent to it. What it does not read must not pile up."""
 
     async def main() -> None:
         release = asyncio.Event()
@@ -181,7 +181,7 @@ def test_a_dialled_bot_that_reads_nothing_is_dropped() -> None:
     run(main)
 
 
-def test_a_bot_that_came_while_we_were_dialling_another_is_the_bot() -> None:
+def test_a_bot_that_connects_while_another_is_dialled_is_kept() -> None:
     async def main() -> None:
         codes: list[int | None] = []
 

@@ -1,4 +1,4 @@
-"""Too much of everything, and readers who do not read: it costs them, not the neighbour."""
+"""Floods of messages, and peers that do not read: only their own call suffers, not the neighbouring one."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_a_reader_that_reads_nothing_is_dropped_and_its_speech_stops() -> None:
         async with serving(slow_reader_s=0.3) as rig, neighbour(rig), raw_peer(rig.port, GREEDY, 4096) as peer:
             await peer.send(LONG)
             await until(lambda: rig.engine.n_live or len(rig.server.registry) == 2, "its speech")
-            await until(lambda: len(rig.server.registry) == 1, "a call nobody reads", 6)
+            await until(lambda: len(rig.server.registry) == 1, "a call whose peer reads nothing", 6)
             await peer.read_to_end()
             assert b'"started"' in peer.data and b'"internal"' not in peer.data and peer.close_code is None
 
     run(main)
 
 
-def test_a_byte_a_second_is_not_reading() -> None:
+def test_a_reader_of_one_byte_a_second_is_disconnected() -> None:
     async def main() -> None:
         async with serving(slow_reader_s=0.5) as rig, neighbour(rig), raw_peer(rig.port, GREEDY, 4096) as peer:
             await peer.send(LONG)
@@ -121,12 +121,12 @@ def test_clear_reaches_the_audio_that_a_slow_reader_has_not_read() -> None:
     run(main)
 
 
-def test_a_bot_that_asks_and_never_reads_costs_a_bounded_amount() -> None:
+def test_memory_is_bounded_for_a_bot_that_asks_and_never_reads() -> None:
     async def main() -> None:
         path = "/v1/stream?audio=none"
         async with serving(slow_reader_s=60) as rig, neighbour(rig), raw_peer(rig.port, path, 4096) as peer:
             status = frame({"type": "status"}) * 500
-            # Read at the server's leisure, so asked until it has had enough.
+            # The server reads at its own pace, so ask until it stops reading.
             with pytest.raises(ConnectionError):
                 async with asyncio.timeout(10):
                     while True:
@@ -136,8 +136,8 @@ def test_a_bot_that_asks_and_never_reads_costs_a_bounded_amount() -> None:
     run(main)
 
 
-def test_a_bot_that_pings_and_never_reads_costs_a_bounded_amount(caplog: pytest.LogCaptureFixture) -> None:
-    """The library answers each ping by itself: 58 MB of answers waited for one peer."""
+def test_memory_is_bounded_for_a_bot_that_pings_and_never_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """Pinned: the library answers each ping by itself, and 58 MB of answers waited for one peer."""
 
     async def main() -> None:
         path = "/v1/stream?audio=none"

@@ -1,4 +1,4 @@
-"""Plain HTTP in every form that a stranger may send: each request gets one whole answer, and no line of the log."""
+"""Plain HTTP in every form that a peer may send: each request gets one complete answer and causes no log line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def request(method: bytes, path: bytes, headers: bytes = b"", body: bytes = b"")
 
 @dataclass(frozen=True)
 class Form:
-    """What is sent, and the status that answers it. `half_close`: nothing follows, and the peer says so at once."""
+    """A request, and the status of its answer. With `half_close` the peer closes its sending side at once."""
 
     data: bytes
     status: int
@@ -102,7 +102,7 @@ FORMS = {
 
 
 async def exchange(rig: Rig, form: Form, seed: int) -> bytes:
-    """Send it in pieces that `seed` cuts, and give all that comes back. A reset instead of an answer is an error."""
+    """Send the request in pieces cut by `seed` and return all that comes back. A reset is an error."""
     loop, chance = asyncio.get_running_loop(), random.Random(seed)
     n_cuts = len(form.data) - 1 if form.byte_by_byte else min(seed % 5, len(form.data) - 1)
     cuts = sorted(chance.sample(range(1, len(form.data)), n_cuts))
@@ -123,7 +123,7 @@ async def exchange(rig: Rig, form: Form, seed: int) -> bytes:
 
 
 def status_of(answer: bytes, with_body: bool) -> int:
-    """Of one whole answer, with nothing behind it."""
+    """The status of one complete answer. Nothing may follow the answer."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     assert separator, f"no answer: {answer[:200]!r}"
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -143,7 +143,7 @@ def assert_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("plain_loop", [True, False], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_of_request_gets_its_answer(name: str, plain_loop: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_form_of_request_gets_one_answer(name: str, plain_loop: bool, caplog: pytest.LogCaptureFixture) -> None:
     form = FORMS[name]
 
     async def main() -> None:
@@ -158,7 +158,7 @@ def test_every_form_of_request_gets_its_answer(name: str, plain_loop: bool, capl
 
 
 @pytest.mark.parametrize("plain_loop", [True, False], ids=["asyncio", "uvloop"])
-def test_peers_that_vanish_behind_their_request_leave_no_line(
+def test_peers_that_vanish_after_their_request_log_no_warning(
     plain_loop: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -196,7 +196,7 @@ PING = {"type": "ping", "id": "behind"}
     ],
     ids=["nothing", "a message", "a ping", "both", "a close", "a request"],
 )
-def test_what_comes_with_the_upgrade_is_read_after_its_answer(
+def test_data_sent_with_the_upgrade_is_read_after_the_answer(
     behind: bytes, answer: bytes, plain_loop: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     form = Form(request(b"GET", b"/v1/stream?audio=none", UPGRADE) + behind, 101)

@@ -1,4 +1,4 @@
-"""Text in another language than the voice's, over the wire: a warning, or with a route the voice that has it."""
+"""Text in another language than the voice's, over the wire: a warning, or with a route a voice of that language."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from rig import Bot, correlation, decoded, patient, run, serving
+from rig import Bot, correlation, decoded, run, serving, speech_settings
 
 from telephony_tts import app, config
 from telephony_tts.engines.api import Pcm, Utterance
@@ -25,7 +25,7 @@ ITALIAN = "Grazie per aver chiamato e buona giornata."
 
 
 def catalog(**settings: Any) -> Catalog:
-    """Both engines that need no model, as the server has them."""
+    """Both engines that need no model, as in the server."""
     settings = {"engines.routes": {}, **{name.replace("__", "."): value for name, value in settings.items()}}
     made = app.build_catalog(config.load(None, settings, {}))
     assert [engine.name for engine in made.engines] == ["hibari", "espeak"]
@@ -33,7 +33,7 @@ def catalog(**settings: Any) -> Catalog:
 
 
 async def said(bot: Bot, *texts: str) -> list[Pcm]:
-    """What is heard of each text, spoken as a turn."""
+    """The audio of each text, spoken as one turn each."""
     heard = []
     for n, text in enumerate(texts):
         n_before = len(bot.frames)
@@ -48,7 +48,7 @@ def warnings(bot: Bot) -> list[dict[str, Any]]:
 
 
 def rendered(engine_type: type[EspeakEngine] | type[HibariEngine], text: str, voice: str) -> Pcm:
-    """What the engine makes of a text by itself, at 8 kHz."""
+    """The engine's own audio of a text, at 8 kHz."""
 
     async def body() -> Pcm:
         engine = engine_type(n_workers=1)
@@ -63,11 +63,11 @@ def rendered(engine_type: type[EspeakEngine] | type[HibariEngine], text: str, vo
     return asyncio.run(body())
 
 
-def test_german_text_without_lang_is_warned_of_once_a_call() -> None:
+def test_german_text_without_lang_gets_one_warning_a_call() -> None:
     english = rendered(HibariEngine, "Danke sehr.", "heart")
 
     async def main() -> None:
-        async with serving(catalog=catalog(), speech=patient(pace="burst")) as rig:
+        async with serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig:
             async with rig.bot(audio="binary") as bot:
                 heard = await said(bot, GERMAN, "Danke sehr.", ITALIAN)
                 (warning,) = warnings(bot)
@@ -89,7 +89,7 @@ def test_with_a_route_the_german_voice_speaks_the_text_and_reads_its_numbers() -
 
     async def main() -> None:
         made = catalog(engines__routes={"de": "espeak"})
-        async with serving(catalog=made, speech=patient(pace="burst")) as rig, rig.bot(audio="binary") as bot:
+        async with serving(catalog=made, speech=speech_settings(pace="burst")) as rig, rig.bot(audio="binary") as bot:
             heard = await said(bot, GERMAN, "OK.", ENGLISH)
             assert warnings(bot) == []
             assert correlation(heard[0], wanted[0]) > 0.97
@@ -105,7 +105,7 @@ def test_lang_is_enough_without_a_route(lang: str) -> None:
 
     async def main() -> None:
         async with (
-            serving(catalog=catalog(), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", lang=lang) as bot,
         ):
             (heard,) = await said(bot, GERMAN)
@@ -123,12 +123,12 @@ def test_lang_is_enough_without_a_route(lang: str) -> None:
         ((GERMAN,), {"speech__detect_language": False}, {}),
     ],
 )
-def test_there_is_no_warning_where_nothing_is_wrong(
+def test_matching_language_gets_no_warning(
     texts: tuple[str, ...], settings: dict[str, Any], options: dict[str, str]
 ) -> None:
     async def main() -> None:
         async with (
-            serving(catalog=catalog(**settings), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(**settings), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", **options) as bot,
         ):
             await said(bot, *texts)
@@ -147,7 +147,7 @@ def test_there_is_no_warning_where_nothing_is_wrong(
 def test_a_refusal_over_the_wire_names_the_voices_that_can(text: str, says: str) -> None:
     async def main() -> None:
         async with (
-            serving(catalog=catalog(), speech=patient(pace="burst")) as rig,
+            serving(catalog=catalog(), speech=speech_settings(pace="burst")) as rig,
             rig.bot(audio="binary", voice="heart") as bot,
         ):
             await bot.say(text, "a")

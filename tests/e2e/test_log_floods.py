@@ -1,4 +1,4 @@
-"""No peer fills the log: a call's lines and those of all strangers are bounded, and what was left out is counted."""
+"""No peer can fill the log: lines are bounded per call, and for all connections outside calls; the rest is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 N = 20_000
 N_REFUSED = 5_000
 MAX_LOG_BYTES = 50_000
-"""Of one flood, which takes seconds: 60 lines at once and 5 a second, each of 150 to 250 bytes. It was megabytes."""
+"""The log of one flood, which takes seconds: 60 lines at once and 5 a second, of 150 to 250 bytes each."""
 
 
 def told(log: Path) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def told(log: Path) -> list[dict[str, Any]]:
     ("message", "event"), [({"type": "end"}, "warning"), ({"type": "clear"}, "warning"), ('{"broken', "error")], ids=str
 )
 def test_twenty_thousand_messages_are_a_few_lines(message: dict[str, Any] | str, event: str, tmp_path: Path) -> None:
-    """3.3 MB in 4.7 s it was, of `end` without a turn and of `clear` with nothing to clear."""
+    """Pinned: `end` without a turn and `clear` with nothing to clear wrote 3.3 MB in 4.7 s."""
     log = tmp_path / "log"
     with process(log=log) as (served, port):
         flooder = subprocess.run(
@@ -47,12 +47,12 @@ def test_twenty_thousand_messages_are_a_few_lines(message: dict[str, Any] | str,
     (call,) = {line["call"] for line in said if "call" in line}
     of_call = [line for line in said if line.get("call") == call]
     assert of_call[-1]["event"] == "call_ended" and of_call[0]["event"] == "call_started"
-    assert sum(line["event"] == event for line in of_call) >= 50, "what it does is told"
+    assert sum(line["event"] == event for line in of_call) >= 50, "its actions are logged"
     # All that the call would have said: its start, the flood, that the bot has left.
     assert len(of_call[:-1]) + of_call[-1]["lines_left_out"] == 1 + N + 1
 
 
-def test_thousands_of_refused_strangers_are_a_few_lines(tmp_path: Path) -> None:
+def test_thousands_of_refused_connections_are_a_few_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def knock(port: int) -> None:
@@ -74,10 +74,10 @@ def test_thousands_of_refused_strangers_are_a_few_lines(tmp_path: Path) -> None:
     assert sum(line.get("left_out", 0) for line in refused) <= last["lines_left_out"]
 
 
-def test_a_fault_that_any_stranger_meets_is_told_and_does_not_fill_the_log(
+def test_an_error_on_every_connection_is_logged_and_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the WebSocket library that logs it, with a traceback each time."""
+    """The WebSocket library logs it, with a traceback each time."""
     caplog.set_level(logging.INFO, "telephony_tts")
 
     async def main() -> None:
@@ -94,7 +94,7 @@ def test_a_fault_that_any_stranger_meets_is_told_and_does_not_fill_the_log(
     assert len(crashes) + last["lines_left_out"] == 100
 
 
-def test_a_stranger_does_not_choose_the_length_of_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_cannot_choose_the_length_of_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "telephony_tts")
 
     async def main() -> None:

@@ -1,6 +1,6 @@
-"""Media legs other than Twilio's, against a peer that is true to the page: our own words, and Asterisk's.
+"""Media legs other than Twilio's, against a peer that follows the documentation: our own protocol, and Asterisk's.
 
-(tests/pbx has the real Asterisk; here is what it does too rarely to be waited for.)
+tests/pbx runs a real Asterisk. The cases here are those that it produces too rarely.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
     return CODECS[codec].decode(b"".join(frames))
 
 
-# ----------------------------------------------------------------------- our own words
+# ----------------------------------------------------------------- our own protocol
 
 
 @pytest.mark.parametrize(
     ("codec", "rate_hz", "bot_first"), [("ulaw", 8000, True), ("pcm", 16000, True), ("alaw", 8000, False)]
 )
-def test_a_call_in_our_own_words(codec: str, rate_hz: int, bot_first: bool) -> None:
+def test_a_call_in_our_own_protocol(codec: str, rate_hz: int, bot_first: bool) -> None:
     async def main() -> None:
         start = START | {"codec": codec, "rate_hz": rate_hz}
         async with serving() as rig, leg(rig, "/media/native") as peer:
@@ -72,7 +72,7 @@ def test_a_call_in_our_own_words(codec: str, rate_hz: int, bot_first: bool) -> N
     run(main)
 
 
-def test_a_clear_in_our_own_words_is_the_last_of_it() -> None:
+def test_no_audio_follows_a_clear_in_our_own_protocol() -> None:
     async def main() -> None:
         async with serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
             await peer.tell(START)
@@ -118,7 +118,7 @@ def _inbound(bot: Bot) -> bytes:
 
 
 @pytest.mark.parametrize("start", [MEDIA_START, PLAIN_START], ids=["json", "plain"])
-def test_asterisk_is_answered_in_its_kind_and_never_left_without_frames(start: Any) -> None:
+def test_asterisk_gets_answers_in_its_dialect_and_a_steady_stream_of_frames(start: Any) -> None:
     async def main() -> None:
         is_json = start is MEDIA_START
         async with serving() as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2") as bot:
@@ -142,7 +142,7 @@ def test_asterisk_is_answered_in_its_kind_and_never_left_without_frames(start: A
 
 
 def test_speech_waits_in_asterisks_queue_in_messages_of_several_frames() -> None:
-    """What it is to be cut into, and where that begins and ends, is said in between, as is where the marks are."""
+    """The frame size, the beginning and end of the speech, and the marks are sent between the frames."""
 
     async def main() -> None:
         async with (
@@ -161,7 +161,7 @@ def test_speech_waits_in_asterisks_queue_in_messages_of_several_frames() -> None
         start = order.index('{"command":"START_MEDIA_BUFFERING"}')
         stop = order.index('{"command":"STOP_MEDIA_BUFFERING"}')
         assert "MARK_MEDIA" in str(order[stop + 1]), "the turn's last mark is behind all of it"
-        # By itself goes the first frame, with the mark behind it that tells when it is heard.
+        # The first frame goes alone, followed by the mark that tells when it is heard.
         assert "MARK_MEDIA" in str(order[start - 1])
         speech = [each for each in order[start - 2 : stop] if isinstance(each, bytes)]
         assert correlation(decoded(speech), rendering([SENTENCE])) > 0.99
@@ -199,7 +199,7 @@ def test_a_queue_that_is_not_empty_after_a_flush_is_flushed_again_and_not_for_ev
     run(main)
 
 
-def test_while_its_queue_is_full_frames_wait_here() -> None:
+def test_frames_wait_here_while_asterisks_queue_is_full() -> None:
     async def main() -> None:
         async with serving() as rig, leg(rig, "/media/asterisk") as peer, rig.bot(call="1.2"):
             await peer.tell({"event": "MEDIA_XON"}, MEDIA_START, {"event": "MEDIA_XON"})  # reversed: nothing is lost
@@ -233,11 +233,11 @@ def test_a_leg_without_the_token_is_refused(path: str) -> None:
     run(main)
 
 
-# ------------------------------------------------------------- an Asterisk that is dialled
+# -------------------------------------------------------------- Asterisk dialled by us
 
 
 @pytest.mark.parametrize("who_ends", ["bot", "asterisk", "who asked"])
-def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_want(who_ends: str) -> None:
+def test_a_waiting_asterisk_is_dialled_and_either_side_can_end_the_call(who_ends: str) -> None:
     async def main() -> None:
         async with (
             waiting_asterisk() as (url, came),
@@ -267,7 +267,7 @@ def test_an_asterisk_that_waits_is_dialled_and_the_call_lives_as_long_as_both_wa
 
 
 @pytest.mark.parametrize("path", ["other/723", "media/../ari/channels", "media/%2e%2e/ari", "mediax/723"])
-def test_nothing_is_dialled_but_what_the_configuration_allows(path: str) -> None:
+def test_only_addresses_allowed_by_the_configuration_are_dialled(path: str) -> None:
     async def main() -> None:
         async with waiting_asterisk() as (url, came), serving(asterisk_dial=(url,)) as rig:
             asked = url.removesuffix("media/") + path
@@ -280,7 +280,7 @@ def test_nothing_is_dialled_but_what_the_configuration_allows(path: str) -> None
     run(main)
 
 
-def test_an_asterisk_that_is_not_there_is_told() -> None:
+def test_an_unreachable_asterisk_is_reported_to_the_bot() -> None:
     async def main() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))  # and does not listen

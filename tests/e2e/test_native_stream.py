@@ -1,4 +1,4 @@
-"""PROTOCOL.md over a real socket: what a bot sends, what it hears, and that the two belong together."""
+"""PROTOCOL.md over a real socket: what a bot sends, what it receives, and that the two match."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import FRAME_BYTES, Bot, Tones, correlation, decoded, gather, patient, rendering, run, serving, tones_in
+from rig import (
+    FRAME_BYTES,
+    Bot,
+    Tones,
+    correlation,
+    decoded,
+    gather,
+    rendering,
+    run,
+    serving,
+    speech_settings,
+    tones_in,
+)
 
 from telephony_tts.engines.fake import MS_PER_CHAR
 
@@ -40,8 +52,8 @@ def test_a_plain_line_speaks() -> None:
     [("ulaw", 8000, 160), ("alaw", 8000, 160), ("pcm", 8000, 320), ("pcm", 16000, 640), ("pcm", 48000, 1920)],
 )
 @pytest.mark.parametrize("audio", ["binary", "base64"])
-def test_the_turn_is_the_engines_audio_sample_for_sample(codec: str, rate: int, frame_bytes: int, audio: str) -> None:
-    """Several sentences, one timeline: no gap, no overlap, the exact duration, in every codec."""
+def test_a_turn_is_the_engines_audio_sample_for_sample(codec: str, rate: int, frame_bytes: int, audio: str) -> None:
+    """Several sentences on one timeline: no gap, no overlap and the exact duration, in every codec."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(codec=codec, rate=rate, audio=audio, pace="burst") as bot:
@@ -61,7 +73,7 @@ def test_the_turn_is_the_engines_audio_sample_for_sample(codec: str, rate: int, 
 
 
 async def _all_frames(bot: Bot) -> int:
-    """Burst sends a turn as fast as it is made; it has all come once the last sentence and its frames have."""
+    """Wait for a whole turn in burst mode: for the last `sentence` event and all frames before its end."""
     while True:
         last = await bot.event("sentence")
         if last["text"].rstrip().endswith("?"):
@@ -138,8 +150,8 @@ def test_status_ping_and_close_after_the_last_word() -> None:
     run(main)
 
 
-def test_frames_leave_on_the_schedule_lead_and_all() -> None:
-    """One clock: the frame n comes no earlier than its time less the lead, and the mean drifts by nothing."""
+def test_frames_are_sent_on_schedule_with_their_lead() -> None:
+    """Frame n comes no earlier than its time less the lead, and the mean does not drift."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(audio="binary", lead_ms=100) as bot:
@@ -152,7 +164,7 @@ def test_frames_leave_on_the_schedule_lead_and_all() -> None:
             assert len([at for at in times if at - times[0] < 0.010]) in range(5, 8)
             assert min(offsets_ms) > -100 - 10
             late_ms = np.sort([offset + 100 for offset in offsets_ms[6:]])
-            assert np.median(late_ms) < 15, "the schedule stands where it was"
+            assert np.median(late_ms) < 15, "the schedule has not moved"
             assert abs(np.median(late_ms[-20:]) - np.median(late_ms[:20])) < 40
 
     run(main)
@@ -161,8 +173,8 @@ def test_frames_leave_on_the_schedule_lead_and_all() -> None:
 # ------------------------------------------------------------------------- guarantees (PROTOCOL.md §6)
 
 
-def test_nothing_of_a_turn_after_its_cleared() -> None:
-    """Each turn has a tone of its own, so what is heard after `cleared` names the turn it belongs to."""
+def test_no_audio_of_a_turn_follows_its_cleared() -> None:
+    """Each turn has a tone of its own, so audio after `cleared` shows the turn it belongs to."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(audio="binary", lead_ms=60) as bot:
@@ -210,7 +222,7 @@ def test_clear_overtakes_a_turn_of_4000_characters() -> None:
 
 
 def test_one_end_per_turn_and_one_outcome_per_mark() -> None:
-    """Clears at every moment of short and long turns: whatever happens, each turn ends once and each mark too."""
+    """Clears at every moment of short and long turns: each turn and each mark ends exactly once."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(audio="binary", lead_ms=40) as bot:
@@ -254,7 +266,7 @@ def test_heard_text_is_what_the_caller_heard() -> None:
     run(main)
 
 
-def test_fifty_bots_come_speak_and_go_and_nothing_is_left() -> None:
+def test_fifty_bots_leave_nothing_behind() -> None:
     async def main() -> None:
         async with serving() as rig:
 
@@ -287,7 +299,7 @@ def test_an_empty_and_an_unspeakable_turn_end_at_once() -> None:
 
 @pytest.mark.parametrize("speed", [0.5, 1.2, 2])
 def test_the_speed_in_the_address_is_that_of_every_turn_until_a_config(speed: float) -> None:
-    """The option was missing in the address."""
+    """Pinned: the address did not accept this option."""
 
     async def main() -> None:
         async with serving() as rig, rig.bot(speed=speed, pace="burst") as bot:
@@ -302,9 +314,9 @@ def test_the_speed_in_the_address_is_that_of_every_turn_until_a_config(speed: fl
     run(main)
 
 
-def test_options_are_told_back_and_unknown_ones_warned_of() -> None:
+def test_options_are_echoed_and_unknown_ones_get_a_warning() -> None:
     async def main() -> None:
-        async with serving(Tones(voice_names=("tone", "low")), speech=patient(lead_ms=200)) as rig:
+        async with serving(Tones(voice_names=("tone", "low")), speech=speech_settings(lead_ms=200)) as rig:
             async with rig.bot(codec="alaw", lead_ms=60, ptime_ms=40, pace="burst", voice="low", colour="red") as bot:
                 wanted: dict[str, Any] = {
                     "codec": "alaw", "rate_hz": 8000, "ptime_ms": 40, "pace": "burst", "lead_ms": 60, "voice": "low"

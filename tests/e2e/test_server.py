@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Bot, Tones, correlation, decoded, get, patient, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, rendering, run, serving, speech_settings, until
 from server_settings import transport_settings
 from twilio_peer import calling
 from websockets.asyncio.client import connect
@@ -51,14 +51,14 @@ def test_health_readiness_and_what_is_not_there() -> None:
     run(main, plain_loop=True)
 
 
-def test_a_loop_that_stood_still_while_engines_loaded_refuses_nobody() -> None:
+def test_a_blocked_loop_while_engines_load_refuses_no_calls() -> None:
     async def main() -> None:
         catalog = Catalog([Tones()])
         await catalog.start()
-        server = Server(transport_settings(speech=patient()), catalog)
+        server = Server(transport_settings(speech=speech_settings()), catalog)
 
         async def be_looked_at() -> None:
-            """A whole period of the server's looking at its loop."""
+            """Wait for one whole period of the server's check of its event loop."""
             name = "telephony_tts_event_loop_lag_ms_count"
             before = (await figures(server.port))[name]
             while (await figures(server.port))[name] < before + 2:
@@ -80,7 +80,7 @@ def test_a_loop_that_stood_still_while_engines_loaded_refuses_nobody() -> None:
     run(main)
 
 
-def test_metrics_move_with_what_happens() -> None:
+def test_metrics_count_calls_turns_and_marks() -> None:
     async def main() -> None:
         async with serving() as rig:
             before = await figures(rig.port)
@@ -113,7 +113,7 @@ def test_metrics_move_with_what_happens() -> None:
     run(main)
 
 
-def test_only_who_has_the_token_gets_in() -> None:
+def test_a_connection_needs_the_token() -> None:
     async def main() -> None:
         async with serving(tokens=("secret one", "two", "geheim-é"), metrics_without_token=False) as rig:
             for headers in ({"Authorization": "Bearer secret one"}, {"Authorization": "token two"}):
@@ -138,7 +138,7 @@ def test_only_who_has_the_token_gets_in() -> None:
                 assert refused.value.response.headers["WWW-Authenticate"] == "Bearer"
             assert (await get(rig.port, "/metrics"))[0] == 401
             assert (await get(rig.port, "/metrics", ("Authorization: Bearer two",)))[0] == 200
-            # Bytes that are no text, and a header given twice, are wrong tokens and not a fault of the server's.
+            # Bytes that are not text, and a header given twice, are wrong tokens and not an error of the server.
             upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
                        "Sec-WebSocket-Version: 13")  # fmt: skip
             assert (await get(rig.port, "/v1/stream", (*upgrade, "Authorization: Bearer \xe9\xff")))[0] == 401
@@ -150,7 +150,7 @@ def test_only_who_has_the_token_gets_in() -> None:
 
 
 @pytest.mark.parametrize("offered", [[], ["tts"], ["v2.tts", "v1.tts"]])
-def test_a_subprotocol_is_taken_and_never_needed(offered: list[str]) -> None:
+def test_a_subprotocol_is_accepted_but_not_required(offered: list[str]) -> None:
     async def main() -> None:
         async with serving() as rig:
             subprotocols: Any = offered or None
@@ -161,8 +161,8 @@ def test_a_subprotocol_is_taken_and_never_needed(offered: list[str]) -> None:
     run(main)
 
 
-def test_an_engine_that_is_not_ready_says_when_to_come_back() -> None:
-    """In the answer to a new call, and in /readyz; a media leg that is waited for comes in."""
+def test_an_engine_that_is_not_ready_says_when_to_retry() -> None:
+    """In the answer to a new call, and in /readyz. A media leg whose bot is waiting is accepted."""
 
     class Restarting(Tones):
         is_ready = True
@@ -189,7 +189,7 @@ def test_an_engine_that_is_not_ready_says_when_to_come_back() -> None:
     run(main)
 
 
-def test_beyond_the_limit_of_calls_it_is_busy_and_says_when_to_come_back() -> None:
+def test_beyond_the_call_limit_it_is_busy_and_says_when_to_retry() -> None:
     async def main() -> None:
         async with serving(calls=2) as rig, rig.bot() as first, rig.bot(call="CA1") as waiting:
             with pytest.raises(InvalidStatus) as refused:
@@ -216,12 +216,12 @@ def test_beyond_the_limit_of_calls_it_is_busy_and_says_when_to_come_back() -> No
     run(main)
 
 
-def test_a_stranger_cannot_take_the_place_kept_for_a_media_leg() -> None:
+def test_another_call_cannot_take_the_place_kept_for_a_media_leg() -> None:
     async def main() -> None:
         async with serving(calls=1) as rig, rig.bot(call="CA1") as bot:
-            async with calling(rig.url(MEDIA), "CA2") as stranger:
-                await stranger.start()
-                assert (await stranger.gone())[0] == 1013
+            async with calling(rig.url(MEDIA), "CA2") as other_call:
+                await other_call.start()
+                assert (await other_call.gone())[0] == 1013
             async with calling(rig.url(MEDIA), "CA1") as peer:
                 await peer.start()
                 await bot.event("call")
@@ -229,7 +229,7 @@ def test_a_stranger_cannot_take_the_place_kept_for_a_media_leg() -> None:
     run(main)
 
 
-def test_media_legs_that_do_not_say_who_they_are_count_as_calls() -> None:
+def test_media_legs_that_name_no_call_count_as_calls() -> None:
     async def main() -> None:
         async with serving(calls=2) as rig, calling(rig.url(MEDIA), "CA1"), calling(rig.url(MEDIA), "CA2"):
             await until(lambda: rig.server.registry.n_arriving == 2, "two legs")
@@ -241,7 +241,7 @@ def test_media_legs_that_do_not_say_who_they_are_count_as_calls() -> None:
     run(main)
 
 
-def test_tls_speaks_the_same(certificate: tuple[Path, Path]) -> None:
+def test_the_same_audio_over_tls(certificate: tuple[Path, Path]) -> None:
     async def main() -> None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(*certificate)

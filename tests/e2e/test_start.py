@@ -1,4 +1,4 @@
-"""How the server's process starts: what it refuses, what it warns of, and that it asks a terminal nothing."""
+"""How the server's process starts: what it refuses, what it warns about, and that it never prompts on a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 TONES = ("--set", "engines.default=fake", "--port", "0")
 PASSPHRASE = "correct horse battery staple"
 Ended = tuple[int, str]
-"""Exit status, and what was said."""
+"""Exit status and output."""
 
 
 @pytest.mark.parametrize(("flags", "n_warnings"), [(("twilio.auth_token=x", "server.open=true"), 1), ((), 0)])
-def test_a_server_that_is_open_on_purpose_warns_once(flags: tuple[str, ...], n_warnings: int) -> None:
+def test_an_intentionally_open_server_warns_once(flags: tuple[str, ...], n_warnings: int) -> None:
     given = [part for flag in flags for part in ("--set", flag)]
     with process(*given) as (served, _):
         served.terminate()
@@ -72,7 +72,7 @@ def without_terminal(command: list[str]) -> Ended:
 
 
 def with_terminal(command: list[str]) -> Ended:
-    """Run it on a terminal of its own on which nobody types; a prompt would be part of what is said, and wait."""
+    """Run the command on a terminal of its own without input. A prompt would appear in the output, and hang."""
     on_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     with subprocess.Popen(
         [sys.executable, "-c", on_terminal, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -101,7 +101,7 @@ def with_terminal(command: list[str]) -> Ended:
 def test_an_encrypted_key_that_cannot_be_opened_is_one_line_and_no_prompt(
     run: Callable[[list[str]], Ended], key: str, passphrase: str | None, says: str, keys: Path
 ) -> None:
-    """OpenSSL asked the terminal twice, and without one the error was `[Errno 22] Invalid argument`."""
+    """Pinned: OpenSSL prompted twice, and without a terminal the error was `[Errno 22] Invalid argument`."""
     status, said = run(command(keys, key, passphrase))
     said = said.replace("\r\n", "\n")
     assert status == 2 and said.count("\n") == 1, said
@@ -113,7 +113,7 @@ def test_a_key_of_another_certificate_is_not_called_a_wrong_passphrase(keys: Pat
     assert status == 2 and f"{keys / 'cert.pem'} and {keys / 'other.pem'} do not work: " in said, said
 
 
-def test_a_passphrase_file_that_is_not_there_is_told_with_the_other_problems(keys: Path) -> None:
+def test_a_missing_passphrase_file_is_listed_with_the_other_problems(keys: Path) -> None:
     status, said = without_terminal(command(keys, "pkcs8.pem", "none"))
     assert status == 2 and f"server.tls.passphrase_file: cannot read {keys / 'none'}\n" in said, said
 

@@ -1,4 +1,4 @@
-"""How the server stops: drained, cut short, or not even begun."""
+"""How the server stops: after a drain, at once on a second signal, or before it has begun to listen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from rig import Bot, Tones, correlation, decoded, get, greeted, patient, rendering, run, serving, until
+from rig import Bot, Tones, correlation, decoded, get, greeted, rendering, run, serving, speech_settings, until
 from served import process
 from server_settings import transport_settings
 from twilio_peer import calling
@@ -31,7 +31,7 @@ MEDIA = "/media/twilio"
 def test_draining_lets_speech_finish_and_refuses_what_is_new() -> None:
     async def main() -> None:
         engine = Tones()
-        settings = transport_settings(speech=patient(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
+        settings = transport_settings(speech=speech_settings(), port=0, drain_s=10, max_frame_lateness_ms=60_000)
         server = Server(settings, _catalog(engine))
         async with server.running():
             port = server.port
@@ -69,9 +69,9 @@ def _catalog(engine: Tones) -> Any:
     return Catalog([engine])
 
 
-def test_a_drain_has_an_end_and_says_what_was_heard() -> None:
+def test_a_drain_times_out_and_reports_what_was_heard() -> None:
     async def main() -> None:
-        server = Server(transport_settings(speech=patient(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_s=0.3), _catalog(Tones(hangs=True)))
         async with server.running():
             socket = await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None)
             bot = Bot(socket)
@@ -88,10 +88,10 @@ def test_a_drain_has_an_end_and_says_what_was_heard() -> None:
 
 
 def test_a_second_signal_right_after_the_first_is_not_lost() -> None:
-    """It may come before the drain that it is to cut short."""
+    """It may arrive before the drain has begun."""
 
     async def main() -> None:
-        server = Server(transport_settings(speech=patient(), port=0, drain_s=30), _catalog(Tones()))
+        server = Server(transport_settings(speech=speech_settings(), port=0, drain_s=30), _catalog(Tones()))
         async with server.running():
             bot = Bot(await connect(f"ws://127.0.0.1:{server.port}/v1/stream", proxy=None, max_queue=None))
             await bot.say("A long one that takes its time to tell. " * 20, "a")
@@ -141,7 +141,7 @@ def test_sigterm_while_speaking_finishes_the_speech_and_exits_with_0() -> None:
     assert "is ready at" in out
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line["event"] for line in lines][-1] == "stopped"
-    assert "The last word" not in err, "what is spoken is nobody's business"
+    assert "The last word" not in err, "spoken text must not be logged"
 
 
 def _refused(port: int) -> bool:
@@ -161,7 +161,7 @@ def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> Non
                 await bot.say("A long one that takes its time to tell. " * 20, "a")
                 await bot.event("started", turn="a")
                 served.send_signal(number)
-                served.send_signal(number)  # the same one twice, as make and a shell pass it on: still one wish
+                served.send_signal(number)  # twice, as make and a shell pass it on: still one request
                 await until(lambda: _refused(port), "draining")
                 with pytest.raises(AssertionError, match="no cleared"):
                     await bot.event("cleared", turn="a", within_s=0.5)
@@ -175,7 +175,7 @@ def test_a_second_signal_does_not_wait_for_speech(number: signal.Signals) -> Non
     assert code == 0 and "Traceback" not in err, err
 
 
-def test_a_port_in_use_is_told_in_one_line() -> None:
+def test_a_port_in_use_is_one_line_on_stderr() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", str(port), "--set",
@@ -186,7 +186,7 @@ def test_a_port_in_use_is_told_in_one_line() -> None:
     assert len(lines) == 1 and str(port) in lines[0] and "in use" in lines[0], ended.stderr
 
 
-def test_a_connection_that_never_said_a_word_does_not_delay_the_end() -> None:
+def test_a_connection_without_a_handshake_does_not_delay_the_exit() -> None:
     """Pinned: the server waited ten seconds for its handshake."""
 
     async def main() -> None:

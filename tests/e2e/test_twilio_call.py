@@ -1,4 +1,4 @@
-"""A telephone call on a Twilio-shaped media leg, in both topologies: the bot dials us, or we dial the bot."""
+"""A telephone call on a Twilio media leg, in both topologies: the bot dials us, or we dial the bot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from rig import Bot, Rig, correlation, decoded, patient, rendering, run, serving, tones_in, until
+from rig import Bot, Rig, correlation, decoded, rendering, run, serving, speech_settings, tones_in, until
 from twilio_peer import TwilioPeer, calling
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidStatus
@@ -42,7 +42,7 @@ async def media_first(**options: Any) -> AsyncIterator[tuple[Rig, Bot, TwilioPee
 
 @asynccontextmanager
 async def dialled(**options: Any) -> AsyncIterator[tuple[Rig, Bot, TwilioPeer]]:
-    """The server is the bot's client: same roles, same messages."""
+    """The server dials the bot. Roles and messages are the same."""
     arrived: asyncio.Future[tuple[Bot, str, str]] = asyncio.get_running_loop().create_future()
 
     async def on_call(socket: ServerConnection) -> None:
@@ -134,7 +134,7 @@ def test_either_side_may_hang_up_in_the_middle_of_speech(topology: Topology) -> 
 
 
 @both
-def test_the_caller_is_let_go_when_the_bot_leaves(topology: Topology) -> None:
+def test_the_callers_stream_ends_when_the_bot_leaves(topology: Topology) -> None:
     async def main() -> None:
         async with topology() as (rig, bot, peer):
             await bot.say("This is going to be interrupted by the bot.", "a")
@@ -148,7 +148,7 @@ def test_the_caller_is_let_go_when_the_bot_leaves(topology: Topology) -> None:
 
 
 @both
-def test_close_speaks_to_the_end_and_then_lets_the_caller_go(topology: Topology) -> None:
+def test_close_finishes_the_speech_and_then_ends_the_call(topology: Topology) -> None:
     async def main() -> None:
         async with topology() as (_, bot, peer):
             await bot.say("Thank you. Good bye.", "a")
@@ -189,9 +189,10 @@ def test_the_callers_audio_reaches_a_bot_that_asks(topology: Topology, form: str
     run(main)
 
 
-def test_a_bot_that_joins_is_told_of_options_that_are_the_media_legs() -> None:
+def test_a_joining_bot_gets_an_error_for_options_of_the_media_leg() -> None:
     async def main() -> None:
-        async with serving(speech=patient(codec="alaw")) as rig, rig.bot(call="CA1", codec="pcm", rate=16000) as bot:
+        speech = speech_settings(codec="alaw")
+        async with serving(speech=speech) as rig, rig.bot(call="CA1", codec="pcm", rate=16000) as bot:
             assert bot.ready["codec"] == "ulaw" and bot.ready["rate_hz"] == 8000
             warnings = [await bot.event("warning"), await bot.event("warning")]
             assert {w["code"] for w in warnings} == {"option_ignored"}
@@ -204,7 +205,7 @@ def test_a_bot_that_joins_is_told_of_options_that_are_the_media_legs() -> None:
     run(main)
 
 
-def test_text_sent_before_the_caller_is_there_is_spoken_when_he_comes() -> None:
+def test_text_sent_before_the_media_leg_is_spoken_once_it_joins() -> None:
     async def main() -> None:
         async with serving() as rig, rig.bot(call="CA1") as bot:
             await bot.say("Hello caller.", "a")
@@ -260,7 +261,7 @@ TOKEN = "12345"
 
 
 @pytest.mark.parametrize("public_url", [None, "wss://tts.example.com", "wss://tts.example.com/"])
-def test_a_signed_leg_gets_in_and_no_other(public_url: str | None) -> None:
+def test_only_a_signed_media_leg_is_accepted(public_url: str | None) -> None:
     async def main() -> None:
         async with serving(twilio_auth_token=TOKEN, public_url=public_url) as rig:
             base = "wss://tts.example.com" if public_url else f"wss://127.0.0.1:{rig.port}"

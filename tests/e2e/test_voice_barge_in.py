@@ -1,4 +1,4 @@
-"""A caller speaks over us on a real socket: how long until our speech is cleared, and that nothing of it follows."""
+"""A caller interrupts our speech on a real socket: how soon the speech is cleared, and that no frame of it follows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from rig import Bot, patient, run, serving, until
+from rig import Bot, run, serving, speech_settings, until
 from test_media_dialects import leg
 from twilio_peer import calling
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.alone
 
 TEXT = "Your parcel left the depot on Tuesday and it should arrive before noon, if nothing comes between. " * 3
 MOST_S = 1.5
-"""From the caller's first sound: what simulated time allows within our first seconds, and a machine that is busy."""
+"""The longest time from the caller's first sound to `cleared`, with allowance for a busy machine."""
 FRAME_MS = 20
 
 
 @lru_cache
 def voice(rate_hz: int) -> np.ndarray[Any, Any]:
-    """A caller's sentence at the house level, from its first sound on."""
+    """A caller's sentence at our speech level, from its first sound on."""
     speech = HibariModel().speak("Hold on please, I would like to ask you something else before that.")
     wave = soxr.resample(speech.pcm.astype(np.float32) * 1.8, speech.sample_rate_hz, rate_hz, "HQ")
     wave = wave[int(np.argmax(np.abs(wave) > 0.02 * np.abs(wave).max())) :]
@@ -42,7 +42,7 @@ def frames_of(pcm: np.ndarray[Any, Any], codec: str, rate_hz: int) -> list[bytes
 
 
 async def cleared_within(bot: Bot, speak: Callable[[], Any]) -> None:
-    """The caller speaks, and the bot hears what came of it."""
+    """The caller speaks, and the bot receives the events of the interruption in time."""
     begun_s = time.monotonic()
     speaking = asyncio.create_task(speak())
     try:
@@ -58,7 +58,7 @@ async def cleared_within(bot: Bot, speak: Callable[[], Any]) -> None:
         await speaking
 
 
-def test_on_a_twilio_leg_whose_bot_asks_for_it_in_the_address() -> None:
+def test_barge_in_on_a_twilio_leg_enabled_in_the_bots_address() -> None:
     async def main() -> None:
         async with (
             serving() as rig,
@@ -81,9 +81,9 @@ def test_on_a_twilio_leg_whose_bot_asks_for_it_in_the_address() -> None:
     run(main)
 
 
-def test_on_a_leg_of_our_own_of_a_server_that_always_listens() -> None:
+def test_barge_in_on_our_own_media_leg_enabled_in_the_settings() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeInSettings(enabled=True))
+        speech = speech_settings(barge_in=BargeInSettings(enabled=True))
         start = {"type": "start", "call": "c1", "codec": "pcm", "rate_hz": 16000, "lead_ms": 40}
         async with serving(speech=speech) as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
             assert bot.ready["barge_in"] == "on"
@@ -105,9 +105,9 @@ def test_on_a_leg_of_our_own_of_a_server_that_always_listens() -> None:
     run(main)
 
 
-def test_turned_off_for_a_call_nobody_is_interrupted() -> None:
+def test_no_barge_in_on_a_call_that_turned_it_off() -> None:
     async def main() -> None:
-        speech = patient(barge_in=BargeInSettings(enabled=True))
+        speech = speech_settings(barge_in=BargeInSettings(enabled=True))
         async with (
             serving(speech=speech) as rig,
             rig.bot(call="CA1", barge_in="off") as bot,

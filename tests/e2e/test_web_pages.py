@@ -1,4 +1,4 @@
-"""A browser tells whose page opens a connection, and pages of strangers may not use the server."""
+"""A browser sends the origin of the page that opens a connection, and pages of other origins may not use the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVIL = "https://evil.example"
 
 
 async def status(rig: Rig, path: str, origin: str | None, **options: Any) -> int:
-    """Of a handshake as a browser makes it."""
+    """The HTTP status of a handshake as a browser makes it."""
     try:
         async with connect(rig.url(path), origin=origin, proxy=None, **options):  # type: ignore[arg-type]
             return 101
@@ -34,7 +34,7 @@ def refused() -> float:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page_of_a_stranger_is_refused_and_the_others_are_not(path: str) -> None:
+def test_a_page_of_another_origin_is_refused(path: str) -> None:
     async def main() -> None:
         async with serving(media_start_s=0.2) as rig:
             before = refused()
@@ -48,7 +48,7 @@ def test_a_page_of_a_stranger_is_refused_and_the_others_are_not(path: str) -> No
     run(main)
 
 
-def test_the_operator_says_which_pages_may() -> None:
+def test_the_operator_configures_the_allowed_origins() -> None:
     async def main() -> None:
         async with serving(origins=("https://console.example.com",), public_url="wss://voice.example.com") as rig:
             for origin in ("https://console.example.com", "https://voice.example.com"):
@@ -73,8 +73,8 @@ def test_a_page_needs_the_token_as_well_and_learns_nothing_without_its_origin() 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_program_with_a_token_in_its_header_is_no_page(path: str) -> None:
-    """Some programs send an Origin of the host that they dial, and a proxy before us hides that host."""
+def test_a_program_with_a_token_in_its_header_is_not_treated_as_a_page(path: str) -> None:
+    """Some programs send the host that they dial as Origin, and a proxy in front of us hides that host."""
     async def main() -> None:
         async with serving(tokens=("sesame",), media_start_s=0.2) as rig:
             for word in ("Bearer", "token"):
@@ -106,7 +106,7 @@ def test_plain_http() -> None:
     run(main)
 
 
-def test_a_name_bent_to_loopback_is_refused() -> None:
+def test_dns_rebinding_to_loopback_is_refused() -> None:
     async def main() -> None:
         async with serving() as rig:
             name = f"evil.example:{rig.port}"

@@ -1,4 +1,4 @@
-"""A client from npm that people really type into, against a real server with the embedded voice."""
+"""wscat, the command-line client from npm, against a real server with the embedded voice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wscat() -> Path:
 
 
 class Typist:
-    """wscat on a pseudo-terminal, for it leaves when its input ends; what it prints, line by line."""
+    """wscat on a pseudo-terminal, because it exits when its input ends; and the lines that it prints."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -69,7 +69,7 @@ class Typist:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Every JSON object on the screen; what was typed is there too, and is no event of the server's."""
+        """Every JSON object on the screen. That includes the typed messages, which are not events of the server."""
         found = []
         for line in self._text.replace("\x1b", "\n").splitlines():
             start = line.find("{")
@@ -127,8 +127,8 @@ def test_a_typed_line_is_spoken_and_a_typed_clear_stops_it(wscat: Path) -> None:
         assert person.read_until("error")["code"] == "unknown_type"
 
 
-def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
-    """`-x` and `-w`, as one would in a script; with a subprotocol and a token, which wscat offers in its own ways."""
+def test_wscat_sends_one_message_and_exits(wscat: Path) -> None:
+    """`-x` and `-w`, as in a script, with a subprotocol and a token, which wscat sends in its own way."""
     environment = {"TELEPHONY_TTS_TOKENS": "secret"}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
@@ -138,8 +138,8 @@ def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
             flags = ("-H", "Authorization: Token secret", "-s", "media", "-x", '{"type":"say","text":"Hi."}', "-w", "2")
             with typing(wscat, url, *flags) as script:
                 assert script.read_until("done")["audio_ms"] == 180
-            with typing(wscat, url) as stranger, pytest.raises(AssertionError, match="401"):
-                stranger.read_until("ready", within_s=3)
+            with typing(wscat, url) as tokenless, pytest.raises(AssertionError, match="401"):
+                tokenless.read_until("ready", within_s=3)
     finally:
         for name, value in before.items():
             if value is None:
@@ -149,7 +149,7 @@ def test_wscat_sends_what_it_is_told_and_leaves(wscat: Path) -> None:
 
 
 def test_wscat_takes_the_command_that_a_server_prints(wscat: Path, tmp_path: Path) -> None:
-    """With a token and with a certificate that is self-made."""
+    """With a token and a self-signed certificate."""
     started = [sys.executable, "-m", "telephony_tts.cli"]
     flags = ["--host", "0.0.0.0", *self_made_certificate(tmp_path)]
     environment = {"TELEPHONY_TTS_TOKENS": "open-sesame"}

@@ -1,5 +1,5 @@
-"""The telephone platform's side of a media stream, as Twilio behaves: it plays what it gets in real time, reports marks
-when it reaches them, and when told to clear empties its buffer and reports every mark that was in it."""
+"""The telephone platform's side of a media stream, as Twilio behaves. It plays audio in real time and reports each mark
+when playback reaches it. On a clear it empties its buffer and reports every mark that was in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from rig import FRAME_MS, PATIENCE_S, until
+from rig import FRAME_MS, TIMEOUT_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -141,7 +141,7 @@ class TwilioPeer:
         assert self.closed is not None
         return self.closed
 
-    async def hears(self, n_frames: int, within_s: float = PATIENCE_S) -> None:
+    async def hears(self, n_frames: int, within_s: float = TIMEOUT_S) -> None:
         await until(lambda: len(self.played) >= n_frames, f"only {len(self.played)} frames were played", within_s)
 
 

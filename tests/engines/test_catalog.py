@@ -138,7 +138,7 @@ class Slow:
     def load(self) -> None:
         self.loaded_in = threading.get_ident()
 
-    def tell(self, sentence: str) -> str | None:
+    def detect(self, sentence: str) -> str | None:
         return "de" if self.loaded_in is not None else None
 
 
@@ -146,14 +146,14 @@ def test_the_detector_is_loaded_at_the_start_outside_the_event_loop() -> None:
     async def body() -> None:
         detector = Slow()
         catalog = Catalog(engines(), detector=detector)
-        assert catalog.tell_language("Guten Tag") is None
+        assert catalog.detect_language("Guten Tag") is None
         await catalog.start()
         assert detector.loaded_in not in (None, threading.get_ident())
-        assert catalog.tell_language("Guten Tag") == "de"
+        assert catalog.detect_language("Guten Tag") == "de"
         await catalog.close()
 
     asyncio.run(body())
-    assert Catalog(engines()).tell_language("Guten Tag") is None
+    assert Catalog(engines()).detect_language("Guten Tag") is None
 
 
 @pytest.mark.parametrize(

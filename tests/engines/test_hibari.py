@@ -167,7 +167,7 @@ def test_latin_text_of_any_kind_is_accepted(text: str) -> None:
         raise AssertionError(f"refused: {refusal}") from refusal
 
 
-def test_a_scream_is_not_45_seconds() -> None:
+def test_a_word_of_repeated_letters_is_not_spoken_for_45_seconds() -> None:
     async def body() -> None:
         engine = HibariEngine(n_workers=1)
         await engine.start()

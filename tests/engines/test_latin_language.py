@@ -29,7 +29,7 @@ def detector() -> LatinLanguage:
 
 @pytest.mark.parametrize("language", FOREIGN)
 def test_most_sentences_show_their_language_and_none_shows_another(detector: LatinLanguage, language: str) -> None:
-    told = [detector.tell(sentence) for sentence in FOREIGN[language]]
+    told = [detector.detect(sentence) for sentence in FOREIGN[language]]
     assert set(told) <= {language, None}
     close_to_another = {"nb": 7, "da": 7, "id": 5}  # Danish and Norwegian, Indonesian and Malay
     assert told.count(language) >= close_to_another.get(language, 9)
@@ -49,7 +49,7 @@ def test_english_is_never_taken_for_another_language(detector: LatinLanguage) ->
     files = [TESTS / "text" / "sentences.jsonl", *sorted(SHARED.glob("*.jsonl"))]
     texts = {*ENGLISH, *(text for file in files for text in english_of(file))}
     assert len(texts) > 300
-    told = {text: detector.tell(text) for text in texts}
+    told = {text: detector.detect(text) for text in texts}
     assert {text: language for text, language in told.items() if language not in (None, "en")} == {}
     assert sum(told[text] == "en" for text in ENGLISH) > 70
 
@@ -71,22 +71,22 @@ def test_english_is_never_taken_for_another_language(detector: LatinLanguage) ->
     ],
 )
 def test_names_codes_and_too_few_words_give_no_language(detector: LatinLanguage, text: str) -> None:
-    assert detector.tell(text) is None
+    assert detector.detect(text) is None
 
 
 def test_names_and_numbers_in_a_sentence_do_not_hide_its_language(detector: LatinLanguage) -> None:
-    assert detector.tell("Ihr Paket, Mr. Smith, ist am 12.05. um 14:30 Uhr in New York bei Walmart.") == "de"
-    assert detector.tell("Am I speaking with Jürgen Müller-Lüdenscheidt from Hauptstraße 12?") == "en"
+    assert detector.detect("Ihr Paket, Mr. Smith, ist am 12.05. um 14:30 Uhr in New York bei Walmart.") == "de"
+    assert detector.detect("Am I speaking with Jürgen Müller-Lüdenscheidt from Hauptstraße 12?") == "en"
 
 
 def test_only_a_bounded_part_of_a_text_is_read(detector: LatinLanguage) -> None:
     german = " ".join(FOREIGN["de"])
-    assert detector.tell(german) == "de"
-    assert detector.tell(german + " the and with your you" * 1000) == "de"
+    assert detector.detect(german) == "de"
+    assert detector.detect(german + " the and with your you" * 1000) == "de"
 
 
 def test_before_load_there_is_no_answer() -> None:
-    assert LatinLanguage().tell(FOREIGN["de"][0]) is None
+    assert LatinLanguage().detect(FOREIGN["de"][0]) is None
 
 
 def test_a_broken_package_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_text_in_no_language_is_none(monkeypatch: pytest.MonkeyPatch, detector: 
             return latin_language._NO_LANGUAGE, 1.0
 
     monkeypatch.setattr(detector, "_identifier", Odd())
-    assert detector.tell("lorem ipsum dolor sit amet") is None
+    assert detector.detect("lorem ipsum dolor sit amet") is None

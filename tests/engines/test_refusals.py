@@ -165,7 +165,7 @@ def test_without_its_package_there_is_no_detector_and_no_message(monkeypatch: py
         catalog = app.build_catalog(config.load(None, {"engines.default": "fake", **overrides}, {}))
         if catalog._detector is not None:
             catalog._detector.load()
-        return catalog.tell_language(german)
+        return catalog.detect_language(german)
 
     assert told() == "de" and told(detect_language=False) is None
     monkeypatch.setattr(app, "installed", lambda part: False)

@@ -278,7 +278,7 @@ def test_a_stream_that_is_never_iterated_is_never_submitted() -> None:
 
 
 @pytest.mark.parametrize(("n_workers", "max_ahead"), [(0, 1), (1, 0)])
-def test_nonsense_sizes_are_refused(n_workers: int, max_ahead: int) -> None:
+def test_invalid_sizes_are_refused(n_workers: int, max_ahead: int) -> None:
     async def body() -> None:
         with pytest.raises(ValueError, match="at least 1"):
             WorkerPool(n_workers, "pool", max_ahead=max_ahead)

@@ -1,4 +1,4 @@
-"""Our bridge in a thread of this process, ruling a real Asterisk by ARI."""
+"""Our bridge in a thread of this process, controlling a real Asterisk by ARI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peer_process import wait_until
 from sip_bridge.app import SipBridge
 from sip_bridge.config import load
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 TOKEN = "who-may-call"
 
 
@@ -36,7 +36,7 @@ class AriBridge:
         """What /readyz answers."""
         return self._ask(urllib.request.Request(f"http://127.0.0.1:{self.http_port}/readyz"))
 
-    def wait_ready(self, within_s: float = PATIENCE_S) -> None:
+    def wait_ready(self, within_s: float = TIMEOUT_S) -> None:
         wait_until(lambda: self.ready()[0] == 200, "the bridge is ready", within_s)
 
     def originate(self, token: str = TOKEN, **order: Any) -> tuple[int, dict[str, Any]]:
@@ -59,7 +59,8 @@ class AriBridge:
 
 @contextmanager
 def ari_bridge(asterisk: Asterisk, server_port: int, **settings: Any) -> Iterator[AriBridge]:
-    """Running and connected; afterwards it has no call, and ended by itself. `settings` are those of `ari`."""
+    """Run a connected bridge during the body. Afterwards it must have no call and stop when asked. `settings` are
+    those of `ari`."""
     given = {
         "server.url": f"ws://127.0.0.1:{server_port}/media/native",
         "audiosocket.port": 0,
@@ -100,7 +101,7 @@ def ari_bridge(asterisk: Asterisk, server_port: int, **settings: Any) -> Iterato
 
     thread = threading.Thread(target=body, name="bridge")
     thread.start()
-    running = started.get(timeout=PATIENCE_S)
+    running = started.get(timeout=TIMEOUT_S)
     if isinstance(running, BaseException):
         raise running
     try:
@@ -110,7 +111,7 @@ def ari_bridge(asterisk: Asterisk, server_port: int, **settings: Any) -> Iterato
     finally:
         for each in stop:
             each()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "the bridge has not ended"
     if failed:
         raise failed[0]

@@ -1,4 +1,4 @@
-"""What was heard against what was said: how alike they are, and where something is missing, put in or said twice.
+"""Compares received speech with sent speech: how similar they are, and where something is missing, added or repeated.
 
 The judgement is of one delay over the whole: a frame that is lost or said again ruins the correlation, as it should,
 and a second look, stretch by stretch, says where and what.
@@ -20,37 +20,37 @@ from telephony_tts.audio.g711 import Pcm
 Samples = npt.NDArray[np.float64]
 
 _BLOCK = 80
-"""Samples judged at once, 10 ms at 8 kHz."""
+"""Samples compared at a time: 10 ms at 8 kHz."""
 _PROBE, _HOP = 400, 100
-"""Samples that tell at which delay the speech is heard there, and from one such probe to the next."""
+"""Length in samples of a probe, which finds the delay at its place, and the distance between two probes."""
 _REACH = 8000
-"""How far speech may have moved at a break, samples."""
+"""How far speech may have moved at a break, in samples."""
 _ALIKE, _SURE = 0.9, 0.98
-"""Correlations from which a probe counts as found, and from which no better place is looked for."""
+"""The correlation from which a probe counts as found, and the one from which the search for a better place ends."""
 _QUIET = 30.0
-"""RMS, of 16-bit full scale, under which a stretch says nothing of its place: the lowest steps of mu-law."""
+"""The RMS, in 16-bit steps, below which a stretch is too quiet to be placed: the lowest steps of mu-law."""
 _OFF = 0.5
-"""Share of the speech's RMS that may differ; more is something else that was heard, less is noise, told by the SNR."""
+"""The share of the speech's RMS that may differ. More is a replacement; less is noise, reported as the SNR."""
 _ABOVE_NOISE = 4.0
-"""What was replaced differs by so many times more than the rest does."""
+"""A replaced part differs by this many times more than the rest."""
 
 
 class Kind(enum.Enum):
-    """What became of the stream at one place."""
+    """What happened to the stream at one place."""
 
     MISSING = "missing"
-    """Said and not heard; what follows comes so much earlier."""
+    """Sent and not received; the rest comes earlier by that much."""
     REPLACED = "replaced"
-    """Said, and silence or something else was heard instead; what follows is in its place."""
+    """Sent, and replaced by silence or something else; the rest is in its place."""
     REPEATED = "repeated"
-    """The same samples again; what follows comes later."""
+    """The same samples again; the rest comes later."""
     INSERTED = "inserted"
-    """Silence or something else that was not said; what follows comes later."""
+    """Silence or something else that was not sent; the rest comes later."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """One place where heard and said part; `at` is in what was said."""
+    """One place where the received and the sent speech differ; `at` is a sample of the sent speech."""
 
     kind: Kind
     at: int
@@ -59,35 +59,35 @@ class Break:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How what was heard relates to what was said; all in samples of either."""
+    """How the received speech (heard) relates to the sent speech (said). Lengths and positions are in samples."""
 
     delay: int
-    """Where in the heard the said begins; negative if its beginning was not heard."""
+    """The sample of the received signal at which the sent speech begins; negative if its beginning is missing."""
     correlation: float
-    """Normalised, at this delay, over all that was said."""
+    """Normalised correlation at this delay, over all the sent speech."""
     gain_db: float
-    """Of the heard over the said."""
+    """The level of the received speech relative to the sent speech."""
     snr_db: float
-    """The said, at the heard's gain, over what differs; infinite if nothing does."""
+    """The sent speech, at the received gain, over the difference; infinite without a difference."""
     breaks: list[Break] = field(default_factory=list)
 
     @property
     def holes(self) -> list[Break]:
-        """Stretches that the listener lacks or has to wait through."""
+        """Stretches that are missing or delay the rest."""
         return [found for found in self.breaks if found.kind is not Kind.REPEATED]
 
     @property
     def repeats(self) -> list[Break]:
-        """Stretches that the listener heard twice."""
+        """Stretches that were received twice."""
         return [found for found in self.breaks if found.kind is Kind.REPEATED]
 
     def require(self, correlation: float = 0.999, snr_db: float = 30.0) -> None:
-        """Raise AssertionError, with all that was found, unless heard is said."""
+        """Raise AssertionError, with all differences, unless the received speech equals the sent speech."""
         assert not self.breaks and self.correlation >= correlation and self.snr_db >= snr_db, str(self)
 
 
 def compare(heard: Pcm, said: Pcm) -> Comparison:
-    """Compare two signals of one rate; there may be anything before and after the said in the heard.
+    """Compare two signals of one rate. `heard` may have anything before and after the speech of `said`.
 
     Raises ValueError if there is nothing to compare: either is empty, or nothing was said but silence.
     """
@@ -111,7 +111,7 @@ def compare(heard: Pcm, said: Pcm) -> Comparison:
 
 
 def likeliest(heard: Pcm, said: Sequence[Pcm]) -> int:
-    """Which of several signals it is that was heard, whatever else is in it; quick, and no more than a guess."""
+    """Which of several signals was received, whatever else is in it. A quick guess."""
     n = 1 << (len(heard) + max(map(len, said))).bit_length()
     spectrum = np.fft.rfft(heard.astype(np.float64), n)
 
@@ -135,7 +135,7 @@ def moved(said: Pcm, heard: Pcm, steps: int = 12) -> Pcm:
 
 
 def best_delay(heard: Samples, said: Samples) -> int:
-    """The lag at which they agree best, by cross-correlation normalised by the energy of what is heard there.
+    """The lag at which they agree best, by cross-correlation normalised by the energy of `heard` at that place.
 
     Without that a louder place of the heard would win over the right one.
     """
@@ -150,12 +150,12 @@ def best_delay(heard: Samples, said: Samples) -> int:
     return int(lags[np.argmax(cross / np.sqrt(np.maximum(inside, len(said))))])
 
 
-# ------------------------------------------------------------------- where they part
+# ------------------------------------------------------------------ where they differ
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Part of the said, from `start` to `end`, that is heard at one delay."""
+    """The part of the sent speech from `start` to `end`, which was received at one delay."""
 
     start: int
     end: int
@@ -173,7 +173,7 @@ def _breaks(heard: Samples, said: Samples, overall_delay: int) -> list[Break]:
 
 
 def _delays(heard: Samples, said: Samples, overall_delay: int) -> list[tuple[int, int]]:
-    """(start of a probe, delay at which it is heard), in order; a delay that one probe alone shows is chance."""
+    """(start of a probe, its delay), in order. A delay that only one probe has is taken for chance."""
     found: list[tuple[int, int]] = []
     delay = overall_delay
     for start in range(0, max(1, len(said) - _PROBE + 1), _HOP):
@@ -188,7 +188,7 @@ def _delays(heard: Samples, said: Samples, overall_delay: int) -> list[tuple[int
 
 
 def _find(heard: Samples, probe: Samples, start: int, delay: int) -> int | None:
-    """The delay at which the probe is heard, the one before if that will do; None if it is not."""
+    """The delay of the probe, preferably the one before; None if it was not received."""
     if _alike(_cut(heard, start + delay, len(probe)), probe) >= _SURE:
         return delay
     area = _cut(heard, start + delay - _REACH, len(probe) + 2 * _REACH)
@@ -210,7 +210,7 @@ def _find(heard: Samples, probe: Samples, start: int, delay: int) -> int | None:
 
 
 def _gain(heard: Samples, said: Samples, found: list[tuple[int, int]]) -> float:
-    """Of what is heard; the overall one is too small where much is lost."""
+    """The gain over the received parts. The overall gain is too small if much is lost."""
     gains = []
     for start, delay in found:
         probe = said[start : start + _PROBE]
@@ -221,7 +221,7 @@ def _gain(heard: Samples, said: Samples, found: list[tuple[int, int]]) -> float:
 def _joined(
     heard: Samples, said: Samples, found: list[tuple[int, int]], gain: float
 ) -> tuple[list[_Stretch], list[Break]]:
-    """The stretches of one delay each, and the breaks between them, put where least differs on both sides."""
+    """The stretches of one delay each, and the breaks between them, placed where both sides differ least."""
     stretches: list[_Stretch] = []
     breaks: list[Break] = []
     begun, delay = 0, found[0][1]
@@ -262,7 +262,7 @@ def _break(heard: Samples, at: int, delay: int, missing: int, put_in: int) -> Br
 
 
 def _replaced(heard: Samples, said: Samples, stretches: list[_Stretch], gain: float) -> list[Break]:
-    """Where something else was heard in place of the said, or nothing for the recording begins later or ends before."""
+    """Where something else was received instead, or nothing because the recording begins later or ends earlier."""
     breaks: list[Break] = []
     # Per stretch, the whole of what differs.
     differences = [_difference(heard, said, one.start, one.end, one.delay, gain) for one in stretches]
@@ -289,7 +289,7 @@ def _replaced(heard: Samples, said: Samples, stretches: list[_Stretch], gain: fl
 
 
 def _runs(blocks: list[int]) -> list[tuple[int, int]]:
-    """(first, last) of blocks that follow one another."""
+    """(first, last) of each run of consecutive blocks."""
     runs: list[tuple[int, int]] = []
     for at in blocks:
         if runs and at - runs[-1][1] <= 2 * _BLOCK:

@@ -1,4 +1,4 @@
-"""One Asterisk and one thread for media for all tests of this folder that do nothing to them."""
+"""One Asterisk and one media thread, shared by all tests of this folder that do not disturb them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def running_asterisk() -> Iterator[Asterisk]:
 
 @pytest.fixture
 def pbx(running_asterisk: Asterisk) -> Iterator[Asterisk]:
-    """An Asterisk with no call in it, before and after."""
+    """An Asterisk that has no call before and after the test."""
     running_asterisk.wait_for_no_channel()
     yield running_asterisk
     running_asterisk.wait_for_no_channel()

@@ -1,4 +1,4 @@
-"""What is said in the tests' calls, and what several of them look at in the same way."""
+"""The speech of the tests' calls, and checks that several tests share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm, decode_ulaw
 
 _WAY_BYTES = 2 * 1600
-"""What may come before it: 200 ms that were on their way."""
+"""The audio that may come before the speech: 200 ms that were in transit."""
 TEXT = "your parcel left the depot on tuesday and will be with you soon."
 CALLER = "i would like to know where my parcel is please."
 
 
 def settle(phone: Phone) -> None:
-    """The phone hears us: its recording begins before the first word."""
+    """Wait until the phone receives audio, so that its recording begins before the first word."""
     phone.wait_heard(5)
 
 
 def hear_out(phone: Phone) -> None:
-    """The phone has heard the last word: silence has come behind it. A mark, and so `done`, is reported when its frame
-    is on its way."""
+    """Wait until the phone has received silence after the last word. A mark, and so `done`, is reported when its frame
+    is in transit."""
 
     def is_silent() -> bool:
         last = lay_out(phone.rtp.audio_packets()[-5:], phone.rtp.codec)
@@ -37,7 +37,7 @@ def hear_out(phone: Phone) -> None:
 
 
 def tell(phone: Phone, bot: Bot, said: Pcm) -> None:
-    """The phone says it to a bot that has the caller's audio at 8 kHz, and the bot has it all."""
+    """The phone speaks, and the bot, which gets the caller's audio at 8 kHz, must receive all of it."""
     n_before = len(bot.caller)
     phone.rtp.say(CODECS[phone.rtp.codec].encode(said))
     phone.wait_said()
@@ -45,12 +45,12 @@ def tell(phone: Phone, bot: Bot, said: Pcm) -> None:
 
 
 def is_loud(packet: RtpPacket) -> bool:
-    """Whether there is speech in it; its codec is μ-law."""
+    """Whether the packet contains speech; its codec is μ-law."""
     return bool(np.abs(decode_ulaw(packet.payload).astype(int)).max() > 100)
 
 
 def assert_each_hears_its_own(phones: Sequence[Phone], bots: Sequence[Bot]) -> None:
-    """All bots speak at once, a text each; every phone hears one of them, whole, and no other phone the same one. Then
+    """All bots speak at once, a text each. Every phone must receive one text completely, and no two the same one. Then
     the phones hang up."""
     for phone in phones:
         settle(phone)

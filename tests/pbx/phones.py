@@ -22,7 +22,7 @@ from asterisk_peer import free_port, installed
 from peer_process import PeerFailed, PeerProcess, wait_until
 from rtp_end import DTMF_PAYLOAD_TYPE, PAYLOAD_TYPES, RtpEnd, RtpExchange
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 _END_S = 3.0
 _N_TRIES = 3
 _SCENARIOS = Path(__file__).resolve().parent / "sipp_scenarios"
@@ -51,38 +51,38 @@ class Phone:
         self.refused: int | None = None
         """SIP's status code, if the other side did not take the call."""
         self.failed: str | None = None
-        """What became of it if it came to no proper end."""
+        """What went wrong, if the call did not end properly."""
         self.process: PeerProcess
-        """The sipp it shares with the others of its line."""
+        """The sipp process, which it shares with the other phones of its line."""
         self._silent = silent
         self._sip_port = sip_port
         self._call_id: str | None = None
         self._hanging_up = False
 
-    def wait_answered(self, within_s: float = PATIENCE_S) -> None:
-        """Raises PeerFailed, also when the call was refused."""
+    def wait_answered(self, within_s: float = TIMEOUT_S) -> None:
+        """Wait for the answer. Raises PeerFailed, also if the call was refused."""
         wait_until(lambda: self.answered_ns is not None or self._over(), "the call is answered", within_s)
         if self.answered_ns is None:
             raise PeerFailed(f"the call was not answered: {self.refused or self.failed or 'it ended'}")
 
-    def wait_ended(self, within_s: float = PATIENCE_S) -> None:
-        """Until either side has hung up and the other agreed. Raises PeerFailed if the call came to no proper end."""
+    def wait_ended(self, within_s: float = TIMEOUT_S) -> None:
+        """Wait until one side has hung up and the other confirmed. Raises PeerFailed if the call ended otherwise."""
         wait_until(self._over, "the call has ended", within_s)
         if self.failed is not None:
             raise PeerFailed(self.failed)
 
-    def wait_heard(self, n_packets: int, within_s: float = PATIENCE_S) -> None:
-        """Until so many packets of audio have come."""
+    def wait_heard(self, n_packets: int, within_s: float = TIMEOUT_S) -> None:
+        """Wait for this many packets of audio."""
         wait_until(lambda: len(self.rtp.audio_packets()) >= n_packets, f"{n_packets} packets of audio", within_s)
 
-    def wait_said(self, within_s: float = PATIENCE_S) -> None:
-        """Until all that was queued is sent."""
+    def wait_said(self, within_s: float = TIMEOUT_S) -> None:
+        """Wait until everything queued has been sent."""
         wait_until(lambda: self.rtp.n_queued() == 0, "all is said", within_s)
 
     def hang_up(self) -> None:
         """Hang up from this side; the call must have been answered."""
         if self.answered_ns is None:
-            raise PeerFailed("a call that nobody has answered cannot be hung up")
+            raise PeerFailed("a call that was not answered cannot be hung up")
         if self._over() or self._hanging_up:
             return
         self._hanging_up = True
@@ -96,7 +96,7 @@ class Phone:
     def _over(self) -> bool:
         return self.ended_ns is not None or self.failed is not None
 
-    # ------------------------------------------------------------------- what sipp tells, in the exchange's thread
+    # ------------------------------------------------------------------- what sipp reports, in the exchange's thread
 
     def _invited(self, call_id: str) -> None:
         self._call_id = call_id
@@ -122,7 +122,7 @@ class Phone:
 def calling(
     media: RtpExchange, sip_port: int, *extensions: str, codec: str = "ulaw", silent: bool = False
 ) -> Iterator[list[Phone]]:
-    """A phone for each extension, which calls it at once. When the body ends all calls do.
+    """A phone for each extension, which calls it at once. All calls end with the body.
 
     `silent` phones send nothing while they have nothing to say. Raises PeerFailed, debian_packages.PeerUnavailable.
     """
@@ -187,7 +187,7 @@ def _sipp(
         media.watch(told_read, ear.read)
         stack.callback(media.unwatch, told_read)
         if not outgoing:
-            wait_until(lambda: _listens(own_port) or not process.running(), "sipp listens", PATIENCE_S)
+            wait_until(lambda: _listens(own_port) or not process.running(), "sipp listens", TIMEOUT_S)
             if not process.running():
                 raise PeerFailed(f"sipp does not listen:\n{ear.errors()}\n{process.written(1000)}")
         stack.callback(_end_calls, phones, process)
@@ -195,7 +195,7 @@ def _sipp(
 
 
 def _end_calls(phones: list[Phone], process: PeerProcess) -> None:
-    """Hang up what is answered; whoever is still called or ringing after that is left to sipp, which breaks it off."""
+    """Hang up the answered calls. sipp cancels the calls that are still ringing."""
     for phone in phones:
         if phone.answered_ns is not None:
             phone.hang_up()
@@ -260,6 +260,6 @@ def _filled(scenario: str, codec: str, values: dict[str, str]) -> str:
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody has this UDP port, as the kernel lists it."""
+    """Whether any process has this UDP port, as the kernel lists it."""
     wanted = f":{port:04X} "
     return any(wanted in line for line in Path("/proc/net/udp").read_text().splitlines()[1:])

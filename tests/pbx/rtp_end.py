@@ -1,4 +1,4 @@
-"""Our own end of a phone's RTP (RFC 3550): each packet with its time of arrival; speech and digits sent on time.
+"""A phone's end of RTP (RFC 3550): it records each packet's time of arrival, and sends speech and digits on time.
 
 One thread serves all ends of an exchange, so that fifty phones are not fifty threads.
 """
@@ -29,7 +29,7 @@ FRAME_NS = FRAME_MS * 1_000_000
 
 PAYLOAD_TYPES = {"ulaw": 0, "alaw": 8}
 DTMF_PAYLOAD_TYPE = 101
-"""What the phones offer for telephone events, and Asterisk answers with."""
+"""The payload type for telephone events that the phones offer and Asterisk accepts."""
 _SILENCE = {"ulaw": ULAW_SILENCE, "alaw": ALAW_SILENCE}
 _DECODE = {"ulaw": decode_ulaw, "alaw": decode_alaw}
 _DIGITS = "0123456789*#ABCD"
@@ -48,7 +48,7 @@ _RECEIVE_BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RtpPacket:
-    """A packet that came, with the monotonic time at which the kernel had it."""
+    """A received packet, with the monotonic time at which the kernel received it."""
 
     arrival_ns: int
     sequence: int
@@ -61,20 +61,20 @@ class RtpPacket:
 
 @dataclass(frozen=True)
 class Reception:
-    """What a phone heard, laid out by RTP timestamps, and how it came."""
+    """The audio that a phone received, placed by RTP timestamps, and how it arrived."""
 
     codes: bytes
-    """G.711 bytes from the first packet to the last, silence where nothing came."""
+    """G.711 bytes from the first packet to the last, with silence in place of missing packets."""
     pcm: Pcm
     first_arrival_ns: int
     holes: list[tuple[int, int]]
     """(first sample, n_samples) of each stretch that no packet carried."""
     n_lost: int
-    """Sequence numbers that never came."""
+    """Sequence numbers that never arrived."""
     n_duplicates: int
     n_reordered: int
     gaps_ms: npt.NDArray[np.float64]
-    """Between arrivals of one packet and the next, shape [n_packets - 1]."""
+    """Times between one packet's arrival and the next, shape [n_packets - 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Event:
 
 
 class RtpExchange:
-    """The thread that receives for all its ends and sends for each when its next frame is due."""
+    """The thread that receives for all its ends, and sends each end's next frame when it is due."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -123,7 +123,7 @@ class RtpExchange:
             self._ends.discard(end)
 
     def watch(self, descriptor: int, read: Callable[[], None]) -> None:
-        """Call `read` in the thread whenever there is something."""
+        """Call `read` in the thread whenever the socket is readable."""
         with self.lock:
             self._selector.register(descriptor, selectors.EVENT_READ, read)
         self.wake()
@@ -156,14 +156,14 @@ class RtpExchange:
 
 
 class RtpEnd:
-    """The media of one phone: a UDP port of loopback."""
+    """The media of one phone: a UDP port on loopback."""
 
     def __init__(self, exchange: RtpExchange, codec: str = "ulaw") -> None:
         self.codec = codec
         self.packets: list[RtpPacket] = []
-        """All that came, audio and events, in order of arrival."""
+        """All received packets, audio and events, in order of arrival."""
         self.sent_ns: list[int] = []
-        """When each frame of speech left; silence is not in it."""
+        """When each frame of speech was sent. Silence is not included."""
         self.due_ns: int | None = None
         self._exchange = exchange
         self._socket = _even_port_socket()
@@ -195,7 +195,7 @@ class RtpEnd:
     # ------------------------------------------------------------------- sending
 
     def start(self, port: int, *, silent: bool = False) -> None:
-        """Send a frame every 20 ms to a port of loopback: what is to be said, else silence, or nothing if `silent`."""
+        """Send a frame every 20 ms to a port on loopback: queued speech, else silence, or nothing if `silent`."""
         with self._exchange.lock:
             self._remote = ("127.0.0.1", port)
             self._silent = silent
@@ -203,7 +203,7 @@ class RtpEnd:
         self._exchange.wake()
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         with self._exchange.lock:
             self.due_ns = None
             self._queue.clear()
@@ -231,12 +231,12 @@ class RtpEnd:
                 self._queue.extend([*sent, *[silence] * (pause_ms // FRAME_MS)])
 
     def n_queued(self) -> int:
-        """Frames and events that are still to be sent."""
+        """The number of frames and events not sent yet."""
         with self._exchange.lock:
             return len(self._queue)
 
     def send_due(self, now_ns: int) -> None:
-        """Send what is due; the exchange calls it, under its lock."""
+        """Send what is due. The exchange calls it, holding its lock."""
         while self.due_ns is not None and self.due_ns <= now_ns:
             item = self._queue.popleft() if self._queue else None
             if isinstance(item, _Event):
@@ -259,14 +259,14 @@ class RtpEnd:
             0x80, payload_type | (0x80 if marker else 0), self._sequence & 0xFFFF, timestamp & 0xFFFFFFFF, self._ssrc
         )
         self._sequence += 1
-        # A full buffer or a port that is gone is a lost packet, as on any network.
+        # A full buffer or a closed port loses the packet, as on any network.
         with contextlib.suppress(OSError):
             self._socket.sendto(header + payload, self._remote)
 
-    # ------------------------------------------------------------------- hearing
+    # ------------------------------------------------------------------- receiving
 
     def receive(self) -> None:
-        """Take all that has come; the exchange calls it."""
+        """Read all packets that have arrived. The exchange calls it."""
         while True:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(2048, 64)
@@ -286,7 +286,7 @@ class RtpEnd:
         return [packet for packet in list(self.packets) if packet.payload_type == PAYLOAD_TYPES[self.codec]]
 
     def digits(self) -> str:
-        """The digits that came as RFC 4733 events, each counted once, by its beginning."""
+        """The digits received as RFC 4733 events. Each counts once, by its beginning."""
         begun: dict[tuple[int, int], str] = {}
         for packet in list(self.packets):
             if packet.payload_type == DTMF_PAYLOAD_TYPE and len(packet.payload) >= _EVENT.size:
@@ -299,7 +299,7 @@ class RtpEnd:
 
 
 def lay_out(packets: list[RtpPacket], codec: str) -> Reception:
-    """Packets of one codec, in order of arrival, on their time line; a new source begins when its first packet came."""
+    """Place packets of one codec, in order of arrival, by timestamp. A new source begins where its first arrived."""
     if not packets:
         raise ValueError("no audio came")
     placed: dict[int, bytes] = {}

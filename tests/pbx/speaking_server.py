@@ -1,4 +1,4 @@
-"""Our server with an engine whose speech is noise that a telephone can be compared with, and bots that speak with it.
+"""Our server with an engine whose speech is noise that can be compared with a phone's recording; and its bots.
 
 `speaking_server` runs it in a thread of this process, where a test can look into it; `speaking_process` in one of its
 own, where the telephones of many calls do not take its time, and it dials a bot for each call.
@@ -41,13 +41,13 @@ from telephony_tts.transport.settings import TransportSettings
 
 RATE_HZ = 8000
 MS_PER_CHAR = 30
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 _EDGE = 400
-"""Samples in which it swells and fades: our own fade at joints then changes next to nothing."""
+"""The length in samples of its fade-in and fade-out. Our own fade at joints then changes almost nothing."""
 
 
 def spoken(text: str) -> Pcm:
-    """What the engine makes of a sentence: noise with the slope of speech, for each text another, no frames alike."""
+    """The engine's audio of a sentence: noise with the spectral slope of speech, different for each text and frame."""
     n = len(text) * RATE_HZ * MS_PER_CHAR // 1000
     spectrum = np.fft.rfft(np.random.default_rng(zlib.crc32(text.encode())).standard_normal(n))
     hz = np.fft.rfftfreq(n, 1 / RATE_HZ)
@@ -66,7 +66,7 @@ class Noise(FakeEngine):
 
 
 class Bot:
-    """A client of PROTOCOL.md for a test that is not asynchronous."""
+    """A synchronous client of PROTOCOL.md."""
 
     def __init__(self, socket: ClientConnection | ServerConnection) -> None:
         self._socket = socket
@@ -90,15 +90,15 @@ class Bot:
             pass
 
     def send(self, **message: Any) -> float:
-        """When it was sent, on the monotonic clock."""
+        """Send a message; return the time of sending on the monotonic clock."""
         self._socket.send(json.dumps(message))
         return time.monotonic()
 
     def say(self, text: str, turn: str) -> None:
         self.send(type="say", turn=turn, text=text)
 
-    def event(self, kind: str, within_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind that has not been asked for; what comes between is skipped."""
+    def event(self, kind: str, within_s: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
+        """The next event of this kind with these fields that no earlier call returned; other events are skipped."""
         end_s = time.monotonic() + within_s
         while True:
             for at in range(self._n_seen, len(self.events)):
@@ -114,10 +114,10 @@ class Bot:
 
     def leave(self) -> None:
         self._socket.close()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
 
     def wait_left(self) -> None:
-        """Until either side has closed."""
+        """Wait until either side has closed."""
         self._reader.join()
 
 
@@ -135,27 +135,27 @@ class SpeakingServer:
         return len(self._server.registry)
 
     def calls(self) -> list[str]:
-        """The names of the calls there are."""
+        """The names of the live calls."""
         return [call.id for call in self._server.registry.calls()]
 
     def only_call(self) -> str:
-        """The name of the one call there is, once there is one."""
+        """Wait for a call; return the name of the only live call."""
         wait_until(lambda: self.n_calls == 1, "the call has come to the server", 5)
         return self.calls()[0]
 
     def asterisk_leg(self, call: str) -> AsteriskLeg:
-        """How the call speaks with Asterisk; to be looked at only, it lives in the server's thread."""
+        """The call's connection to Asterisk. Read only: it belongs to the server's thread."""
         leg = next(each.media for each in self._server.registry.calls() if each.id == call)
         assert isinstance(leg, AsteriskLeg)
         return leg
 
     def command(self, call: str, name: str) -> None:
-        """Say a command to Asterisk that the call does not say by itself."""
+        """Send Asterisk a command that the call does not send by itself."""
         leg = self.asterisk_leg(call)
         leg.connection.loop.call_soon_threadsafe(leg._command, name)
 
     def cut_off(self) -> None:
-        """Break all sockets, as a server does that dies."""
+        """Abort all sockets, as if the server had died."""
         assert self._server._listener is not None
         loop = self._server._listener.get_loop()
         for connection in list(self._server._listener.connections):
@@ -192,7 +192,8 @@ async def _serve(settings: TransportSettings, started: Callable[[Server], object
 
 @contextmanager
 def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
-    """Running; afterwards no call of it is left. `settings` are those of the transport, and `ahead_ms` of speech."""
+    """Run a server during the body. Afterwards it must have no call. `settings` are those of the transport, and
+    `ahead_ms` that of speech."""
     started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 
@@ -211,23 +212,23 @@ def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
 
     thread = threading.Thread(target=body, name="speaking server")
     thread.start()
-    running = started.get(timeout=PATIENCE_S)
+    running = started.get(timeout=TIMEOUT_S)
     if isinstance(running, BaseException):
         raise running
     try:
         yield running
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while running.n_calls and time.monotonic() < end_s:
             time.sleep(0.02)
         assert not running.n_calls, "calls left"
     finally:
         for each in stop:
             each()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
 
 
 class Bots:
-    """A bot for each call that the server dials one for, in the order of their coming."""
+    """A bot for each call for which the server dials one, in the order of the calls."""
 
     def __init__(self) -> None:
         self._came: queue.Queue[Bot] = queue.Queue()
@@ -241,17 +242,17 @@ class Bots:
         self._came.put(bot)
         bot.wait_left()
 
-    def next(self, within_s: float = PATIENCE_S) -> Bot:
+    def next(self, within_s: float = TIMEOUT_S) -> Bot:
         return self._came.get(timeout=within_s)
 
     def close(self) -> None:
         self._listener.shutdown()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
 
 @contextmanager
 def speaking_process() -> Iterator[tuple[str, Bots, int]]:
-    """The address for Asterisk's media, the bots, and the number of the process."""
+    """The address for Asterisk's media, the bots, and the id of the process."""
     bots = Bots()
     command = [sys.executable, str(Path(__file__).resolve()), bots.url]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can import
@@ -262,7 +263,7 @@ def speaking_process() -> Iterator[tuple[str, Bots, int]]:
         finally:
             process.stdin.close()  # it ends with its input
             try:
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
             bots.close()

@@ -1,4 +1,4 @@
-"""Calls that our bridge rules by ARI, on a real Asterisk: over each of the three media, in both directions."""
+"""Calls that our bridge controls by ARI on a real Asterisk: over each of the three media, in both directions."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def bridges(pbx: Asterisk) -> int:
 
 
 def loud(phone: Phone) -> list[float]:
-    """When each packet with speech in it came, in seconds."""
+    """The arrival times in seconds of the packets that contain speech."""
     return [packet.arrival_ns / 1e9 for packet in phone.rtp.audio_packets() if is_loud(packet)]
 
 
-def test_the_phone_hears_the_bot_and_the_bot_the_phone(media: RtpExchange, rig: Rig) -> None:
+def test_audio_arrives_in_both_directions(media: RtpExchange, rig: Rig) -> None:
     with calling(media, rig.asterisk.sip_port, "ari") as (phone,):
         phone.wait_answered()
         name = rig.server.only_call()
@@ -128,7 +128,7 @@ def test_a_barge_in_silences_the_phone_within_60_ms(media: RtpExchange, rig: Rig
             bot.event("hangup")
 
 
-def test_when_the_bot_leaves_the_last_word_is_heard_and_the_dialplan_goes_on(media: RtpExchange, rig: Rig) -> None:
+def test_after_the_bot_leaves_the_speech_ends_and_the_dialplan_continues(media: RtpExchange, rig: Rig) -> None:
     with calling(media, rig.asterisk.sip_port, "ari") as (phone,):
         phone.wait_answered()
         with rig.server.bot(rig.server.only_call()) as bot:
@@ -142,7 +142,7 @@ def test_when_the_bot_leaves_the_last_word_is_heard_and_the_dialplan_goes_on(med
     assert re.search(r"Executing \[ari@phones:2\] Hangup", rig.asterisk.log()), rig.asterisk.log()
 
 
-def test_asterisk_hanging_up_ends_it_too(media: RtpExchange, rig: Rig) -> None:
+def test_a_hang_up_by_asterisk_ends_the_call(media: RtpExchange, rig: Rig) -> None:
     with calling(media, rig.asterisk.sip_port, "ari") as (phone,):
         phone.wait_answered()
         with rig.server.bot(rig.server.only_call()) as bot:
@@ -156,7 +156,7 @@ def test_asterisk_hanging_up_ends_it_too(media: RtpExchange, rig: Rig) -> None:
         phone.wait_ended()
 
 
-def test_a_caller_who_hangs_up_at_once_leaves_nothing(media: RtpExchange, rig: Rig) -> None:
+def test_a_caller_who_hangs_up_at_once_leaves_nothing_behind(media: RtpExchange, rig: Rig) -> None:
     for _ in range(5):
         with calling(media, rig.asterisk.sip_port, "ari") as (phone,):
             phone.wait_answered()
@@ -167,7 +167,7 @@ def test_a_caller_who_hangs_up_at_once_leaves_nothing(media: RtpExchange, rig: R
 
 
 @pytest.mark.alone
-def test_12_calls_at_once_each_hear_their_own(media: RtpExchange, rig: Rig) -> None:
+def test_12_calls_at_once_each_get_their_own_audio(media: RtpExchange, rig: Rig) -> None:
     with calling(media, rig.asterisk.sip_port, *["ari"] * 12) as phones, ExitStack() as bots:
         for phone in phones:
             phone.wait_answered(20)
@@ -196,7 +196,7 @@ def test_12_calls_at_once_each_hear_their_own(media: RtpExchange, rig: Rig) -> N
         assert each.holes == [] and each.n_lost == 0
 
 
-def test_many_calls_one_after_the_other_leave_nothing(media: RtpExchange, rig: Rig) -> None:
+def test_many_calls_in_sequence_leave_nothing_behind(media: RtpExchange, rig: Rig) -> None:
     n_descriptors = []
     for n in range(20):
         with calling(media, rig.asterisk.sip_port, "ari") as (phone,):
@@ -215,7 +215,7 @@ def test_many_calls_one_after_the_other_leave_nothing(media: RtpExchange, rig: R
     assert max(n_descriptors[8:]) <= max(n_descriptors[:8]) + 1
 
 
-def test_a_call_is_made_and_its_bot_speaks(media: RtpExchange, rig: Rig) -> None:
+def test_an_outgoing_call_and_its_bots_speech(media: RtpExchange, rig: Rig) -> None:
     with waiting(media, rig.asterisk.sip_port) as ((phone,), port):
         status, told = rig.bridge.originate(
             endpoint=f"PJSIP/phone/sip:phone@127.0.0.1:{port}", call="order-17", caller_id="Shop <4930999>",
@@ -237,7 +237,7 @@ def test_a_call_is_made_and_its_bot_speaks(media: RtpExchange, rig: Rig) -> None
     assert call["parameters"]["TTS_TO"].startswith("PJSIP/phone/")
 
 
-def test_a_call_nobody_takes_is_told(pbx: Asterisk, media: RtpExchange) -> None:
+def test_an_unanswered_outgoing_call_is_reported(pbx: Asterisk, media: RtpExchange) -> None:
     with rig_of(pbx, "websocket_client") as rig:
         with waiting(media, pbx.sip_port, ring_ms=5000) as (_, port):
             status, told = rig.bridge.originate(
@@ -251,7 +251,7 @@ def test_a_call_nobody_takes_is_told(pbx: Asterisk, media: RtpExchange) -> None:
         nothing_is_left(pbx)
 
 
-def test_the_dialplan_names_the_call_and_tells_more(pbx: Asterisk, media: RtpExchange) -> None:
+def test_the_dialplan_sets_the_calls_name_and_parameters(pbx: Asterisk, media: RtpExchange) -> None:
     with rig_of(pbx, "websocket_client", call_variable="UNIQUEID", variables=["CHANNEL_OF_NOBODY", "EXTEN"]) as rig:
         with calling(media, pbx.sip_port, "ari") as (phone,):
             phone.wait_answered()
@@ -266,7 +266,7 @@ def test_the_dialplan_names_the_call_and_tells_more(pbx: Asterisk, media: RtpExc
 
 
 @pytest.mark.parametrize("kind", MEDIA)
-def test_a_server_that_is_not_there_ends_the_call_alone(pbx: Asterisk, media: RtpExchange, kind: str) -> None:
+def test_an_unreachable_server_ends_only_the_call(pbx: Asterisk, media: RtpExchange, kind: str) -> None:
     pbx.configure(MEDIA_URI="ws://127.0.0.1:1/media/asterisk")
     with ari_bridge(pbx, 1, media=kind) as bridge:
         with calling(media, pbx.sip_port, "ari") as (phone,):
@@ -296,7 +296,7 @@ def bridge_process(
         process.stop()
 
 
-def test_a_bridge_that_is_told_to_stop_lets_the_call_finish(pbx: Asterisk, media: RtpExchange, tmp_path: Path) -> None:
+def test_a_stopping_bridge_lets_the_call_finish(pbx: Asterisk, media: RtpExchange, tmp_path: Path) -> None:
     with speaking_server() as server:
         pbx.configure(MEDIA_URI=server.media_uri)
         with bridge_process(pbx, server, tmp_path) as process, calling(media, pbx.sip_port, "ari") as (phone,):
@@ -314,7 +314,7 @@ def test_a_bridge_that_is_told_to_stop_lets_the_call_finish(pbx: Asterisk, media
     nothing_is_left(pbx)
 
 
-def test_a_call_outlives_a_killed_bridge_and_the_next_one_puts_it_away(
+def test_a_call_outlives_a_killed_bridge_and_the_next_bridge_cleans_up(
     pbx: Asterisk, media: RtpExchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sip_bridge.ari.application._TIDY_S", 0.5)
@@ -336,10 +336,10 @@ def test_a_call_outlives_a_killed_bridge_and_the_next_one_puts_it_away(
         compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
 
 
-def test_a_caller_whose_media_died_with_its_bridge_is_let_go_on_by_the_next_one(
+def test_the_next_bridge_returns_a_call_without_media_to_the_dialplan(
     pbx: Asterisk, media: RtpExchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On `rtp` the media go by the bridge itself. Here the dialplan goes on to hang up."""
+    """With `rtp` the media pass through the bridge itself. Here the dialplan continues and hangs up."""
     monkeypatch.setattr("sip_bridge.ari.application._TIDY_S", 0.5)
     with (
         speaking_server() as server,
@@ -354,7 +354,7 @@ def test_a_caller_whose_media_died_with_its_bridge_is_let_go_on_by_the_next_one(
             process.wait(5)
             bot.event("hangup")
             time.sleep(0.5)
-            assert pbx.channels(), "nobody has ended it yet"
+            assert pbx.channels(), "the call has not ended yet"
             with ari_bridge(pbx, server.port, media="rtp"):
                 phone.wait_ended()
                 nothing_is_left(pbx)
@@ -382,7 +382,7 @@ def test_the_shipped_files_need_no_change(media: RtpExchange) -> None:
 
 
 @pytest.mark.parametrize("kind", MEDIA)
-def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(media: RtpExchange, kind: str) -> None:
+def test_a_killed_asterisk_ends_its_calls_and_a_new_one_reconnects(media: RtpExchange, kind: str) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(asterisk())
         rig = stack.enter_context(rig_of(first, kind, lost_timeout_s=0.5))

@@ -1,4 +1,4 @@
-"""The dialplan the tests are given: each way in which Asterisk hands out a call's audio, tried once with an echo.
+"""The dialplan of these tests: each way in which Asterisk passes on a call's audio, tried once with an echo.
 
 The servers here are the least that can answer; the project's own have their tests elsewhere.
 """
@@ -35,7 +35,7 @@ CREDENTIALS = "Basic " + base64.b64encode(b"tts:tts").decode()
 
 
 def speech(n: int = 4800) -> Pcm:
-    """Noise below 2 kHz, so that a resampler's slope at the edge of the band is no matter."""
+    """Noise below 2 kHz, so that a resampler's slope at the edge of the band does not matter."""
     spectrum = np.fft.rfft(np.random.default_rng(30).standard_normal(n))
     hz = np.fft.rfftfreq(n, 1 / 8000)
     sound = np.fft.irfft(spectrum * ((hz > 100) & (hz < 2000)), n)
@@ -47,9 +47,9 @@ SAID = speech()
 
 
 def assert_echo(phone: Phone) -> None:
-    """The server's echo must be what was said."""
+    """The server's echo must equal the sent speech."""
     phone.wait_answered()
-    # A connection takes its time, and what is said before it is there is lost.
+    # Connecting takes time, and speech sent before that is lost.
     phone.wait_heard(5)
     phone.rtp.say(encode_ulaw(SAID))
     phone.wait_said()
@@ -59,7 +59,7 @@ def assert_echo(phone: Phone) -> None:
 
 
 class MediaEcho:
-    """A WebSocket server that sends every frame back and writes down the rest."""
+    """A WebSocket server that echoes every frame and records the rest."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -67,7 +67,7 @@ class MediaEcho:
         self.requests: list[tuple[str, str | None, str | None]] = []
         """(path, authorization, subprotocol)"""
         self.answer: str | None = None
-        """What to send when the media has started: an ANSWER before that is sometimes lost."""
+        """The command to send when the media has started: an ANSWER before that is sometimes lost."""
 
     def __call__(self, connection: ServerConnection) -> None:
         assert connection.request is not None
@@ -137,7 +137,7 @@ def test_no_media_server_ends_the_call(pbx: Asterisk, media: RtpExchange) -> Non
 
 
 class AudioSocketEcho:
-    """A TCP server that sends every frame of audio back and writes down the rest."""
+    """A TCP server that echoes every frame of audio and records the rest."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.ids: list[uuid.UUID] = []
@@ -201,7 +201,7 @@ def test_the_audiosocket_channel(
 
 
 def ari(pbx: Asterisk, method: str, path: str) -> Any:
-    """One request of the Asterisk REST Interface; what it answers, or None."""
+    """One request to the Asterisk REST Interface; its answer, or None."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{pbx.http_port}/ari/{path}", method=method, headers={"Authorization": CREDENTIALS}
     )
@@ -231,7 +231,7 @@ def test_ari_has_the_call_and_its_media_over_a_websocket(pbx: Asterisk, media: R
         )  # fmt: skip
         secret = external["channelvars"]["MEDIA_WEBSOCKET_CONNECTION_ID"]
         url = f"ws://127.0.0.1:{pbx.http_port}/media/{secret}"
-        # With a bounded queue its reader stops, and a close that comes is not seen.
+        # With a bounded queue its reader would stop and not see a close.
         with connect(url, proxy=None, compression=None, max_queue=None) as audio:
             event("StasisStart", external["id"])
             bridge = ari(pbx, "POST", "bridges?type=mixing")["id"]

@@ -1,4 +1,4 @@
-"""The rig itself: a real Asterisk starts, several at once, and goes whatever happens to it or to the test."""
+"""The test rig itself: one or several real Asterisks start, and are stopped whatever happens to them or the test."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HERE = Path(asterisk_peer.__file__).resolve().parent
 
 
 def alive(pid: int) -> bool:
-    """Also not as a zombie."""
+    """Whether the process runs. A zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_it_boots_and_takes_a_call_without_a_warning(media: RtpExchange) -> None:
+def test_asterisk_boots_and_takes_a_call_without_a_warning(media: RtpExchange) -> None:
     with asterisk() as fresh:
         assert "Asterisk 2" in fresh.cli("core show version")
         with calling(media, fresh.sip_port, "echo") as (phone,):
@@ -39,7 +39,7 @@ def test_it_boots_and_takes_a_call_without_a_warning(media: RtpExchange) -> None
             assert "Running" in fresh.cli(f"module show like {module}.so"), module
 
 
-def test_two_run_at_once_and_know_nothing_of_each_other(pbx: Asterisk, media: RtpExchange) -> None:
+def test_two_asterisks_run_independently(pbx: Asterisk, media: RtpExchange) -> None:
     with asterisk() as second:
         ports = {pbx.sip_port, pbx.http_port, second.sip_port, second.http_port}
         assert len(ports) == 4 and second.pid != pbx.pid
@@ -49,7 +49,7 @@ def test_two_run_at_once_and_know_nothing_of_each_other(pbx: Asterisk, media: Rt
         second.wait_for_no_channel()
 
 
-def test_nothing_is_left_of_one_that_was_stopped() -> None:
+def test_a_stopped_asterisk_leaves_nothing_behind() -> None:
     n_before = n_children()
     with asterisk() as running:
         folder = running.folder
@@ -58,7 +58,7 @@ def test_nothing_is_left_of_one_that_was_stopped() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
-def test_one_that_hangs_or_is_gone_is_stopped_too(number: signal.Signals) -> None:
+def test_an_asterisk_that_hangs_or_has_died_is_stopped_too(number: signal.Signals) -> None:
     n_before = n_children()
     with asterisk() as running:
         running.process.signal(number)
@@ -66,13 +66,13 @@ def test_one_that_hangs_or_is_gone_is_stopped_too(number: signal.Signals) -> Non
     assert not alive(running.pid) and not running.folder.exists() and n_children() == n_before
 
 
-def test_a_failing_test_leaves_nothing() -> None:
+def test_a_failing_test_leaves_no_asterisk() -> None:
     with pytest.raises(ZeroDivisionError), asterisk() as running:
         _ = 1 / 0
     assert not alive(running.pid) and not running.folder.exists()
 
 
-def test_a_dead_one_is_told_and_can_be_started_again_on_its_ports(media: RtpExchange) -> None:
+def test_a_dead_asterisk_is_reported_and_can_restart_on_its_ports(media: RtpExchange) -> None:
     with asterisk() as first:
         first.process.signal(signal.SIGKILL)
         assert first.process.wait(5)
@@ -84,8 +84,8 @@ def test_a_dead_one_is_told_and_can_be_started_again_on_its_ports(media: RtpExch
                 phone.wait_answered()
 
 
-def test_a_port_that_is_taken_is_told() -> None:
-    """Asterisk itself would run on without it."""
+def test_a_port_in_use_is_reported() -> None:
+    """Asterisk itself would go on without the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as occupant:
         occupant.bind(("127.0.0.1", 0))
         port = str(occupant.getsockname()[1])
@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_told() -> None:
             pass
 
 
-def test_a_name_without_a_value_is_told(tmp_path: Path) -> None:
+def test_a_placeholder_without_a_value_is_reported(tmp_path: Path) -> None:
     (tmp_path / "extra.conf").write_text("uri = @SOMEWHERE_ELSE@\n")
     with pytest.raises(PeerFailed, match="needs values for SOMEWHERE_ELSE"), asterisk([tmp_path]):
         pass
@@ -101,7 +101,7 @@ def test_a_name_without_a_value_is_told(tmp_path: Path) -> None:
         assert (running.folder / "etc" / "extra.conf").read_text() == "uri = ws://x\n"
 
 
-def test_a_configuration_that_does_not_boot_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_boot_is_reported_with_asterisks_output(tmp_path: Path) -> None:
     (tmp_path / "modules.conf").write_text("[modules]\nautoload = no\nrequire = no_such_module.so\n")
     with pytest.raises(PeerFailed, match=r"(?s)ended while it started.*no_such_module"), asterisk([tmp_path]):
         pass
@@ -119,7 +119,7 @@ with asterisk() as running:
 
 @contextlib.contextmanager
 def other_run() -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
-    """Another process that has an Asterisk; its id and folder."""
+    """Another process that runs an Asterisk; that Asterisk's process id and folder."""
     command = [sys.executable, "-c", _RUN.format(here=str(HERE))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
         try:
@@ -131,8 +131,8 @@ def other_run() -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_test_run_that_is_broken_off(number: signal.Signals) -> None:
-    """Ctrl-C ends it in order; nothing can be done in a process that is killed, so its keeper does."""
+def test_an_aborted_test_run_leaves_nothing_behind(number: signal.Signals) -> None:
+    """Ctrl-C stops it in order. A killed process can do nothing, so a separate process stops its Asterisk."""
     with other_run() as (run, pid, folder):
         assert alive(pid)
         run.send_signal(number)

@@ -1,4 +1,4 @@
-"""Calls over AudioSocket, by way of our bridge in a process of its own: what the phone hears and what it says."""
+"""Calls over AudioSocket through our bridge, in a process of its own: audio in both directions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def bridged(pbx: Asterisk, server: SpeakingServer) -> Iterator[Bridge]:
 
 
 @pytest.mark.parametrize("extension", ["audiosocket", "achannel-slin"])
-def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
+def test_audio_is_unchanged_in_both_directions(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge, extension: str
 ) -> None:
     with calling(media, pbx.sip_port, extension) as (phone,):
@@ -112,13 +112,13 @@ def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
 
 CODECS = ("slin12", "slin16", "slin24", "slin32", "slin44", "slin48", "slin96", "slin192")
 HALVED = ("slin44", "slin192")
-"""Asterisk 22 itself brings these two to another rate at half of their level."""
+"""At these two rates, Asterisk 22's own resampling halves the level."""
 
 
-def test_at_every_rate_of_asterisk_both_are_heard(
+def test_audio_arrives_both_ways_at_every_rate_of_asterisk(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge
 ) -> None:
-    """A call at each at the same time, through Asterisk's resampler and, where the server has no such rate, ours."""
+    """A call at each rate at the same time, through Asterisk's resampler and, if the server lacks the rate, ours."""
     texts = [f"call {chr(97 + n)} speaks to its own caller only." for n in range(len(CODECS))]
     asked = [spoken(f"this is caller {chr(97 + n)} and no other one.") for n in range(len(CODECS))]
     with calling(media, pbx.sip_port, *(f"achannel-{codec}" for codec in CODECS)) as phones, ExitStack() as stack:
@@ -162,7 +162,7 @@ def test_at_every_rate_of_asterisk_both_are_heard(
 def test_a_barge_in_silences_the_phone(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge
 ) -> None:
-    """What Asterisk was given it plays: AudioSocket has no way to take it back. So little is given."""
+    """Asterisk plays all audio that it was sent: AudioSocket has no clear. So little is sent ahead."""
     with calling(media, pbx.sip_port, "audiosocket") as (phone,):
         phone.wait_answered()
         with server.bot(server.only_call()) as bot:
@@ -182,7 +182,7 @@ def test_a_barge_in_silences_the_phone(
             bot.event("hangup")
 
 
-def test_the_bot_may_hang_up_behind_its_last_word(
+def test_the_bot_can_hang_up_after_its_last_word(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, bridged: Bridge
 ) -> None:
     with calling(media, pbx.sip_port, "audiosocket") as (phone,):
@@ -197,7 +197,7 @@ def test_the_bot_may_hang_up_behind_its_last_word(
     pbx.wait_for_no_channel()
 
 
-def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> None:
+def test_with_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> None:
     with (
         speaking_server() as server,
         bridge(server.port) as bridged,
@@ -220,7 +220,7 @@ def test_by_the_shipped_files_the_calls_name_is_its_uuid(media: RtpExchange) -> 
 
 
 @pytest.mark.alone
-def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
+def test_20_calls_at_once_each_get_their_own_audio(pbx: Asterisk, media: RtpExchange) -> None:
     with speaking_process() as (media_uri, bots, _), bridge(int(media_uri.split(":")[2].split("/")[0])) as bridged:
         pbx.configure(AUDIOSOCKET=bridged.address)
         with calling(media, pbx.sip_port, *["audiosocket"] * 20) as phones:
@@ -229,7 +229,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
             assert_each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
-def test_a_server_that_dies_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk, media: RtpExchange) -> None:
+def test_a_dead_server_ends_its_calls_and_the_bridge_goes_on(pbx: Asterisk, media: RtpExchange) -> None:
     with speaking_server() as server, bridge(server.port) as bridged:
         pbx.configure(AUDIOSOCKET=bridged.address)
         with calling(media, pbx.sip_port, "audiosocket") as (phone,):

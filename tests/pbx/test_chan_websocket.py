@@ -1,4 +1,4 @@
-"""Calls over Asterisk's chan_websocket: what the phone hears is what was said, and what it says is heard."""
+"""Calls over Asterisk's chan_websocket: the audio arrives unchanged in both directions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server(pbx: Asterisk) -> Iterator[SpeakingServer]:
     [("wstext-ulaw", "ulaw"), ("wsjson-ulaw", "ulaw"), ("wsjson-alaw", "alaw"), ("wsjson-slin", "ulaw"),
      ("wsjson-slin16", "ulaw"), ("wsearly-ulaw", "ulaw")],
 )  # fmt: skip
-def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
+def test_audio_is_unchanged_in_both_directions(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, extension: str, codec: str
 ) -> None:
     with calling(media, pbx.sip_port, extension, codec=codec) as (phone,):
@@ -64,7 +64,7 @@ def test_the_phone_hears_what_was_said_and_the_bot_what_the_phone_says(
     assert call["call"] == call["parameters"]["channel_id"]
 
 
-def test_by_the_shipped_files_the_call_has_a_name_and_the_bot_knows_who_calls(media: RtpExchange) -> None:
+def test_with_the_shipped_files_the_call_has_a_name_and_the_bot_gets_the_callers_number(media: RtpExchange) -> None:
     with speaking_server() as server, shipped_asterisk(server.media_uri) as pbx:
         with calling(media, pbx.sip_port, "700") as (phone,):
             phone.wait_answered()
@@ -100,15 +100,15 @@ def test_a_barge_in_silences_the_phone_within_60_ms(pbx: Asterisk, media: RtpExc
                 loud = [packet.arrival_ns / 1e9 for packet in phone.rtp.audio_packets() if is_loud(packet)]
                 loud = [at_s for at_s in loud if at_s > begun_s - 0.2]
                 assert max(loud) - cleared_s < 0.060, f"speech {1000 * (max(loud) - cleared_s):.0f} ms after clear"
-                # What was heard, as the server tells it, is what the phone has got of it.
+                # The server's report of what was heard matches what the phone received.
                 assert abs(cleared["heard_ms"] - 20 * len(loud)) <= 60
             phone.hang_up()
             phone.wait_ended()
             bot.event("hangup")
 
 
-def test_a_server_that_stands_still_for_most_of_a_second_is_not_heard(pbx: Asterisk, media: RtpExchange) -> None:
-    """What is to be heard meanwhile is in Asterisk's queue."""
+def test_a_server_stall_of_most_of_a_second_is_inaudible(pbx: Asterisk, media: RtpExchange) -> None:
+    """The speech of that time is already in Asterisk's queue."""
     with speaking_process() as (media_uri, bots, pid):
         pbx.configure(MEDIA_URI=media_uri)
         with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
@@ -132,8 +132,8 @@ def test_a_server_that_stands_still_for_most_of_a_second_is_not_heard(pbx: Aster
     heard.require()
 
 
-def test_a_queue_that_is_full_is_emptied_by_a_clear_and_speech_goes_on(pbx: Asterisk, media: RtpExchange) -> None:
-    """Nobody can configure that: so far ahead that Asterisk's queue is not long enough."""
+def test_a_clear_empties_a_full_queue_and_speech_continues(pbx: Asterisk, media: RtpExchange) -> None:
+    """No configuration allows this: sending so far ahead that Asterisk's queue is too short."""
     with speaking_server(ahead_ms=30_000, asterisk_lead_ms=25_000) as server:
         pbx.configure(MEDIA_URI=server.media_uri)
         with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
@@ -158,10 +158,10 @@ def test_a_queue_that_is_full_is_emptied_by_a_clear_and_speech_goes_on(pbx: Aste
     compare(phone.rtp.heard().pcm[cleared["heard_ms"] * 8 :], spoken(TEXT)).require()
 
 
-def test_a_queue_that_was_paused_goes_on_and_so_it_does_behind_a_clear(
+def test_a_paused_queue_continues_also_after_a_clear(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PAUSE_MEDIA leaves the telephone without RTP, and FLUSH_MEDIA does not end it."""
+    """PAUSE_MEDIA stops the phone's RTP, and FLUSH_MEDIA does not end the pause."""
     monkeypatch.setattr(asterisk_leg, "_ASK_EVERY_NS", NS_PER_S)
     with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
         phone.wait_answered()
@@ -193,7 +193,7 @@ def test_a_queue_that_was_paused_goes_on_and_so_it_does_behind_a_clear(
     compare(phone.rtp.heard().pcm, spoken(CALLER)).require()
 
 
-def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+def test_marks_are_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
     with calling(media, pbx.sip_port, "wstext-ulaw") as (phone,):
         phone.wait_answered()
         with server.bot(server.only_call()) as bot:
@@ -210,12 +210,12 @@ def test_marks_come_within_a_frame_of_their_place(pbx: Asterisk, media: RtpExcha
     place_ms = next(event["end_ms"] for _, event in bot.events if event["type"] == "sentence")
     packets = phone.rtp.audio_packets()
     first = next(filter(is_loud, packets))
-    # The frame with the mark's place in it was sent so many frames behind the first.
+    # The frame that contains the mark's place was sent this many frames after the first.
     place_ns = next(p.arrival_ns for p in packets if p.timestamp - first.timestamp >= place_ms * 8 // 160 * 160)
     assert -20 <= 1000 * at_s["middle"] - place_ns / 1e6 <= 45
 
 
-def test_keys_arrive_and_the_bot_may_hang_up(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
+def test_digits_arrive_and_the_bot_can_hang_up(pbx: Asterisk, media: RtpExchange, server: SpeakingServer) -> None:
     with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
         phone.wait_answered()
         with server.bot(server.only_call()) as bot:
@@ -226,12 +226,12 @@ def test_keys_arrive_and_the_bot_may_hang_up(pbx: Asterisk, media: RtpExchange, 
             bot.say(TEXT, "a")
             bot.send(type="close")
             phone.wait_ended()
-    # Hung up behind the last word, not before.
+    # Hung up after the last word, not before.
     compare(phone.rtp.heard().pcm, spoken(TEXT)).require()
     pbx.wait_for_no_channel()
 
 
-def test_a_phone_that_is_told_nothing_hears_silence_without_a_hole(
+def test_a_phone_gets_unbroken_silence_while_the_bot_says_nothing(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer
 ) -> None:
     with calling(media, pbx.sip_port, "wsjson-ulaw") as (phone,):
@@ -247,7 +247,7 @@ def test_a_phone_that_is_told_nothing_hears_silence_without_a_hole(
 
 
 @pytest.mark.alone
-def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange) -> None:
+def test_20_calls_at_once_each_get_their_own_audio(pbx: Asterisk, media: RtpExchange) -> None:
     with speaking_process() as (media_uri, bots, _):
         pbx.configure(MEDIA_URI=media_uri)
         with calling(media, pbx.sip_port, *["wsjson-ulaw"] * 20) as phones:
@@ -256,7 +256,7 @@ def test_20_calls_at_once_each_hear_their_own(pbx: Asterisk, media: RtpExchange)
             assert_each_hears_its_own(phones, [bots.next() for _ in phones])
 
 
-def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(media: RtpExchange) -> None:
+def test_a_killed_asterisk_ends_its_calls_and_a_new_one_reconnects(media: RtpExchange) -> None:
     with speaking_server() as server:
         with asterisk(MEDIA_URI=server.media_uri) as first, calling(media, first.sip_port, "wsjson-ulaw") as (phone,):
             phone.wait_answered()
@@ -282,7 +282,7 @@ def test_an_asterisk_that_is_killed_ends_its_calls_and_the_next_one_finds_us(med
 
 
 @pytest.mark.parametrize("n_calls", [40, pytest.param(200, marks=pytest.mark.soak)])
-def test_calls_in_sequence_leave_nothing(
+def test_calls_in_sequence_leave_nothing_behind(
     pbx: Asterisk, media: RtpExchange, server: SpeakingServer, n_calls: int
 ) -> None:
     n_descriptors = []

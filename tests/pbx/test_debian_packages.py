@@ -1,4 +1,4 @@
-"""How foreign programs come to the tests: where from, once, and what is said when they cannot. Without a network."""
+"""How the tests fetch Debian packages: from which mirror, only once, and the errors. No network is needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found(etc: Path) -> str:
     return mirror(etc / "apt", etc / "os-release")
 
 
-def test_the_mirror_is_the_machines_own_and_not_another_vendors(etc: Path) -> None:
+def test_the_mirror_is_the_machines_own_debian_mirror(etc: Path) -> None:
     folder = etc / "apt" / "sources.list.d"
     (folder / "a.sources").write_text("Types: deb\nURIs: http://vendor.example/x\nSuites: nodistro\nComponents: main\n")
     (folder / "debian.sources").write_text(
@@ -38,14 +38,14 @@ def test_the_mirror_is_the_machines_own_and_not_another_vendors(etc: Path) -> No
     assert found(etc) == "http://mirror.example/debian"
 
 
-def test_a_source_that_is_switched_off_is_not_taken(etc: Path) -> None:
+def test_a_disabled_source_is_not_used(etc: Path) -> None:
     stanza = "Types: deb\nURIs: http://off.example\nSuites: bookworm\nComponents: main\nEnabled: no\n"
     (etc / "apt" / "sources.list.d" / "debian.sources").write_text(stanza)
     with pytest.raises(PeerUnavailable, match=MIRROR_VARIABLE):
         found(etc)
 
 
-def test_the_older_notation_is_read_too(etc: Path) -> None:
+def test_the_one_line_format_is_read_too(etc: Path) -> None:
     (etc / "apt" / "sources.list").write_text(
         "# deb http://no.example bookworm main\ndeb-src http://no.example bookworm main\n"
         "deb http://no.example/security bookworm-security main\n"
@@ -54,7 +54,7 @@ def test_the_older_notation_is_read_too(etc: Path) -> None:
     assert found(etc) == "http://mirror.example/debian"
 
 
-def test_a_mirror_can_be_named(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_can_be_configured(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MIRROR_VARIABLE, "http://named.example/debian")
     assert found(etc) == "http://named.example/debian"
 
@@ -74,8 +74,8 @@ def test_another_processor_or_no_apt_says_what_to_do(tmp_path: Path, monkeypatch
         install(tmp_path / "asterisk", ["asterisk"], "forky")
 
 
-def test_no_network_says_so_and_leaves_nothing_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port is one where nobody listens; apt's own retries are a second each and bounded."""
+def test_no_network_is_reported_and_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server listens on the port. apt's own retries are bounded and take a second each."""
     monkeypatch.setenv(MIRROR_VARIABLE, "http://127.0.0.1:1/debian")
     monkeypatch.setattr(debian_packages, "_SETTINGS", debian_packages._SETTINGS.replace('Retries "3"', 'Retries "0"'))
     with pytest.raises(PeerUnavailable, match=r"(?s)apt-get.*update failed.*127\.0\.0\.1.*Is there a network"):
@@ -84,7 +84,7 @@ def test_no_network_says_so_and_leaves_nothing_half_made(tmp_path: Path, monkeyp
 
 
 def test_two_at_once_fetch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second waits for the first and finds what it made; a third call does not even ask."""
+    """The second waits for the first and uses its result. A third call does not fetch at all."""
     in_the_middle, go_on = threading.Event(), threading.Event()
     n_downloads = 0
 
@@ -120,7 +120,7 @@ def test_two_at_once_fetch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert n_downloads == 2, "other packages are another installation"
 
 
-def test_a_package_that_cannot_be_unpacked_is_told_and_what_was_there_stays(
+def test_a_package_that_cannot_be_unpacked_is_reported_and_the_old_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "asterisk"

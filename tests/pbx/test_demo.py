@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 DEMO = [sys.executable, str(Path(__file__).parents[2] / "examples" / "asterisk_demo" / "demo.py")]
 
-# What baresip 1.1.0 writes of a call.
+# The output of baresip 1.1.0 for a call.
 CONNECTING = "ua: using best effort AF: af=AF_INET\ncall: connecting to 'sip:700@127.0.0.1:5060'..\n"
 REFUSED = CONNECTING + "sip:700@127.0.0.1:5060: session closed: 404 Not Found\nua: stop all (forced=0)\n"
 
@@ -31,7 +31,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_why_a_call_was_not_answered_is_told_in_one_line() -> None:
+def test_the_reason_for_an_unanswered_call_is_one_line() -> None:
     assert why_unanswered(REFUSED, "700", 5060) == "127.0.0.1:5060 does not accept the call to 700: 404 Not Found"
     broken = why_unanswered("ua: init failed (Address already in use)", "700", 5060)
     assert "has failed" in broken and "init failed" in broken
@@ -63,8 +63,8 @@ def test_a_wrong_port_is_reported_before_anything_starts(tmp_path: Path) -> None
         assert done.returncode == 1 and f"port {port} of 127.0.0.1" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_server_that_still_loads_is_not_ready() -> None:
-    """The demo once asked for calls too early, and the first call was refused with `starting`."""
+def test_a_loading_server_is_not_ready() -> None:
+    """Pinned: the demo invited calls too early, and the first call was refused with `starting`."""
     answers = iter([503, 200])
 
     class Server(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ def test_a_server_that_still_loads_is_not_ready() -> None:
 
 
 @pytest.mark.timed
-def test_the_bot_alone_greets_and_ends_at_the_star(tmp_path: Path) -> None:
+def test_the_bot_greets_and_hangs_up_at_the_star_key(tmp_path: Path) -> None:
     port = free_port(socket.SOCK_STREAM)
     process = PeerProcess("bot", [*DEMO, "--bot", str(port)], tmp_path)
     try:

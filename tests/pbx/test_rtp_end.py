@@ -1,4 +1,4 @@
-"""How packets become what was heard, without a network, and how what is said becomes packets, over loopback."""
+"""How packets become received audio, without a network; and how speech becomes packets, over loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 def packet(number: int, *, ssrc: int = 1, sequence: int | None = None, timestamp: int | None = None) -> RtpPacket:
-    """The frame of this number, on time, its bytes all its number."""
+    """The frame with this number, on time. Each of its bytes is the number."""
     return RtpPacket(
         number * 20 * MS, (number if sequence is None else sequence) & 0xFFFF,
         (number * 160 if timestamp is None else timestamp) & 0xFFFFFFFF, False, 0, ssrc, bytes([number % 256]) * 160,
@@ -26,20 +26,20 @@ def numbers(codes: bytes) -> list[int]:
     return [codes[at] for at in range(0, len(codes), 160)]
 
 
-def test_frames_are_laid_out_by_their_timestamps() -> None:
+def test_frames_are_placed_by_their_timestamps() -> None:
     heard = lay_out([packet(n) for n in (3, 4, 6, 5, 7)], "ulaw")
     assert numbers(heard.codes) == [3, 4, 5, 6, 7]
     assert (heard.n_reordered, heard.n_lost, heard.n_duplicates, heard.holes) == (1, 0, 0, [])
     assert heard.gaps_ms.tolist() == [20, 40, -20, 40] and len(heard.pcm) == 5 * 160
 
 
-def test_what_is_lost_is_a_hole_of_silence_in_its_place() -> None:
+def test_a_lost_frame_is_silence_in_its_place() -> None:
     heard = lay_out([packet(n) for n in (0, 1, 4, 5)], "ulaw")
     assert numbers(heard.codes) == [0, 1, 255, 255, 4, 5]
     assert heard.holes == [(320, 320)] and heard.n_lost == 2
 
 
-def test_a_pause_of_the_sender_is_a_hole_though_nothing_is_lost() -> None:
+def test_a_pause_of_the_sender_is_a_hole_without_a_loss() -> None:
     heard = lay_out([packet(0), packet(1), packet(10, sequence=2), packet(11, sequence=3)], "ulaw")
     assert heard.holes == [(320, 8 * 160)] and heard.n_lost == 0
 
@@ -57,18 +57,18 @@ def test_counters_wrap() -> None:
     assert (heard.n_lost, heard.n_reordered, heard.holes) == (0, 0, [])
 
 
-def test_another_source_goes_on_where_it_came() -> None:
+def test_another_source_continues_where_it_arrived() -> None:
     frames = [packet(0), packet(1), *(packet(n, ssrc=9, sequence=n + 500, timestamp=n * 160 + 77_777) for n in (2, 3))]
     heard = lay_out(frames, "ulaw")
     assert numbers(heard.codes) == [0, 1, 2, 3] and heard.n_lost == 0 and heard.holes == []
 
 
-def test_nothing_is_an_error() -> None:
+def test_no_packets_are_an_error() -> None:
     with pytest.raises(ValueError, match="no audio came"):
         lay_out([], "ulaw")
 
 
-def test_what_one_end_says_the_other_hears(media: RtpExchange) -> None:
+def test_one_end_receives_what_the_other_sends(media: RtpExchange) -> None:
     one, other = RtpEnd(media, "alaw"), RtpEnd(media, "alaw")
     said = bytes(n % 251 for n in range(5 * 160 + 40))
     one.say(said)
@@ -89,7 +89,7 @@ def test_what_one_end_says_the_other_hears(media: RtpExchange) -> None:
     assert [p.sequence - other.packets[0].sequence & 0xFFFF for p in other.packets] == list(range(len(other.packets)))
 
 
-def test_a_silent_phone_sends_nothing_and_one_that_is_not_sends_silence(media: RtpExchange) -> None:
+def test_a_silent_phone_sends_nothing_and_others_send_silence(media: RtpExchange) -> None:
     one, other, third = RtpEnd(media), RtpEnd(media), RtpEnd(media)
     one.start(third.port, silent=True)
     other.start(third.port)
@@ -97,11 +97,11 @@ def test_a_silent_phone_sends_nothing_and_one_that_is_not_sends_silence(media: R
     assert {p.payload for p in third.packets} == {b"\xff" * 160} and len({p.ssrc for p in third.packets}) == 1
 
 
-def test_what_is_no_rtp_is_passed_over(media: RtpExchange) -> None:
+def test_packets_that_are_not_rtp_are_ignored(media: RtpExchange) -> None:
     end = RtpEnd(media)
     good = struct.pack("!BBHII", 0x80, 0, 1, 160, 5) + b"\x01" * 160
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for data in (b"", b"x", b"\x00" * 172, good):
-            stranger.sendto(data, ("127.0.0.1", end.port))
+            sender.sendto(data, ("127.0.0.1", end.port))
         wait_until(lambda: end.packets, "the good one has come", 5)
     assert [p.payload for p in end.packets] == [b"\x01" * 160]

@@ -18,7 +18,7 @@ def test_the_call_limit() -> None:
     assert busy.value.retry_after_ms > 0
 
 
-def test_lateness_refuses_and_fades() -> None:
+def test_lateness_refuses_calls_and_fades() -> None:
     admission = Admission(max_calls=100, max_late_ms=50)
     admission.observe_lateness(160, 0)
     admission.observe_lateness(1, S // 10)

@@ -49,9 +49,9 @@ def utterances(world: World) -> list[tuple[str, str | None, str]]:
     return [(utterance.text, utterance.lang, utterance.lang_source) for _, utterance in world.submitted]
 
 
-def test_each_sentence_of_a_turn_goes_out_in_its_language_and_is_not_read_in_english() -> None:
+def test_each_sentence_goes_to_the_engine_in_its_own_language() -> None:
     """The German voice reads "14:30" itself; English rules would have made words of it."""
-    world = World(tell_language={"Sie kommen um 14:30 Uhr.": "de"}.get)
+    world = World(detect_language={"Sie kommen um 14:30 Uhr.": "de"}.get)
     world.send(m.Say("Sie kommen um 14:30 Uhr. OK. 2 Uhr."))
     world.run(8000)
     assert utterances(world) == [
@@ -62,7 +62,7 @@ def test_each_sentence_of_a_turn_goes_out_in_its_language_and_is_not_read_in_eng
 
 
 def test_a_later_turn_begins_in_the_language_of_the_call() -> None:
-    world = World(tell_language=TOLD.get)
+    world = World(detect_language=TOLD.get)
     world.send(m.Say(GERMAN))
     world.send(m.Say("OK."))
     world.send(m.Say(ENGLISH))
@@ -70,14 +70,14 @@ def test_a_later_turn_begins_in_the_language_of_the_call() -> None:
     assert [lang for _, lang, _ in utterances(world)] == ["de", "de", "en"]
 
 
-def test_from_lang_on_the_detector_is_not_asked() -> None:
+def test_the_detector_is_not_used_after_a_lang() -> None:
     asked: list[str] = []
 
-    def tell(sentence: str) -> str | None:
+    def detect(sentence: str) -> str | None:
         asked.append(sentence)
         return TOLD.get(sentence)
 
-    world = World(tell_language=tell)
+    world = World(detect_language=detect)
     world.send(m.Say(GERMAN))
     world.send(m.Configure(lang="en"))
     world.send(m.Say(FRENCH))
@@ -87,11 +87,11 @@ def test_from_lang_on_the_detector_is_not_asked() -> None:
 
 
 def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> None:
-    def tell(sentence: str) -> str | None:
+    def detect(sentence: str) -> str | None:
         return "de" if sentence.startswith("Ihre Nummer lautet") else None
 
     settings = SessionSettings(first_clause_chars=0, text_mode="interleaved")
-    world = World(settings, tell_language=tell)
+    world = World(settings, detect_language=detect)
     for piece in ("Ihre Nummer lautet jetzt", " also 25", " und nicht 30", " wie bisher."):
         world.send(m.Text(piece))
         world.run(100)
@@ -103,12 +103,12 @@ def test_an_open_sentence_is_in_the_language_of_its_beginning_to_its_end() -> No
     assert utterance.text + fed == "Ihre Nummer lautet jetzt also 25 und nicht 30 wie bisher."
 
 
-def test_an_open_sentence_that_shows_its_language_late_tells_that_of_the_next() -> None:
-    def tell(sentence: str) -> str | None:
+def test_the_language_of_an_open_sentence_counts_for_the_next_one() -> None:
+    def detect(sentence: str) -> str | None:
         return "de" if "nicht" in sentence else None
 
     settings = SessionSettings(first_clause_chars=0, text_mode="interleaved")
-    world = World(settings, tell_language=tell)
+    world = World(settings, detect_language=detect)
     for piece in ("Anna kommt heute wohl noch einmal", " aber dann", " sicher nicht.", " OK."):
         world.send(m.Text(piece))
         world.run(100)
@@ -128,7 +128,7 @@ def test_a_voice_without_the_language_gets_numbers_in_english(text_mode: str) ->
         return False
 
     settings = SessionSettings(first_clause_chars=0, text_mode=text_mode, voice="anna")
-    world = World(settings, tell_language={german: "de"}.get, has_voice=has_voice)
+    world = World(settings, detect_language={german: "de"}.get, has_voice=has_voice)
     for text in (german, english):
         world.send(m.Say(text))
         world.run(8000)

@@ -198,7 +198,7 @@ def test_random_histories_that_end_at_once(
     st.sampled_from(LEADS_MS),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_turn_left_alone_is_heard_whole_and_in_time(
+def test_an_uninterrupted_turn_is_heard_whole_and_on_time(
     pieces: list[str], stalls: list[int], first_audio_ms: int, peer: bool, leads_ms: tuple[int, int]
 ) -> None:
     """Despite stalls of the loop all frames are sent, in order, and none earlier than the lead allows."""

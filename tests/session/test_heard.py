@@ -75,7 +75,7 @@ def test_while_the_sentence_is_still_being_synthesised() -> None:
     assert cleared.heard_text == ""
 
 
-def test_the_client_knows_better() -> None:
+def test_the_clients_heard_ms_overrides_the_clock() -> None:
     world = World()
     world.say(BALANCE, "a")
     world.run(1000)
@@ -92,8 +92,8 @@ def test_a_client_cannot_have_heard_what_was_not_sent() -> None:
     assert world.of(m.Cleared)[0].heard_ms <= 320
 
 
-def test_a_peer_that_plays_late_was_heard_less_of() -> None:
-    """The echo of the first mark tells that the peer began 150 ms late. The clock alone would report too much."""
+def test_less_was_heard_of_a_peer_that_plays_late() -> None:
+    """The echo of the first mark shows that the peer began 150 ms late. The clock alone would report too much."""
     by_clock = cleared_at(760)
     world = World(peer=True, peer_delay_ms=150)
     world.say(BALANCE, "a")
@@ -105,7 +105,7 @@ def test_a_peer_that_plays_late_was_heard_less_of() -> None:
     assert (by_clock.heard_text, cleared.heard_text) == ("Your balance is", "Your balance")
 
 
-def test_a_peer_that_never_echoes_is_judged_by_the_clock() -> None:
+def test_without_mark_reports_the_clock_counts() -> None:
     world = World()
     world.session.attach_media(world.now_ns, marks=True, clears=True)
     world.say(BALANCE)
@@ -114,7 +114,7 @@ def test_a_peer_that_never_echoes_is_judged_by_the_clock() -> None:
     assert (world.of(m.Cleared)[0].heard_ms, world.of(m.Cleared)[0].basis) == (760, "clock")
 
 
-def test_a_peer_that_stalls_was_not_heard_beyond_the_mark_it_owes() -> None:
+def test_nothing_counts_as_heard_beyond_a_missing_mark_report() -> None:
     """The peer echoed only the first frame's mark, so the end of the sentence was not played, whatever the time."""
     world = World()
     world.session.attach_media(world.now_ns, marks=True, clears=True)
@@ -131,7 +131,7 @@ def test_a_peer_that_stalls_was_not_heard_beyond_the_mark_it_owes() -> None:
     assert [(mark.name, mark.state) for mark in world.of(m.MarkReached)] == [("end", "cleared")]
 
 
-def test_a_mark_the_peer_owes_is_not_played_even_at_the_very_place() -> None:
+def test_a_mark_without_a_report_is_not_played_even_at_its_exact_place() -> None:
     world = World()
     world.session.attach_media(world.now_ns, marks=True, clears=True)
     world.send(m.Text("One two three. ", "a"))
@@ -155,7 +155,7 @@ def test_underruns_do_not_count_as_heard() -> None:
     assert world.of(m.Cleared)[0].heard_ms <= n_ms < 500
 
 
-def test_all_turns_tell_what_was_heard_of_each() -> None:
+def test_a_clear_of_all_turns_reports_what_was_heard_of_each() -> None:
     world = World()
     world.say("One two.", "a")
     world.say("Three four.", "b")
@@ -181,7 +181,7 @@ def test_a_rare_ideograph_stands_alone_and_korean_is_written_in_words(text: str,
 
 @pytest.mark.parametrize("delay_ms", [0, 150, 500])
 @pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
-def test_a_pause_of_the_bot_was_not_heard_as_speech(lead_ms: int, bulk_ms: int, delay_ms: int) -> None:
+def test_a_pause_of_the_bot_does_not_count_as_heard(lead_ms: int, bulk_ms: int, delay_ms: int) -> None:
     """Pinned: the clock ran on from the last mark before it, up to all that had been sent ahead. A peer that plays late
     plays late behind the pause too."""
     settings = SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms)
@@ -199,7 +199,7 @@ def test_a_pause_of_the_bot_was_not_heard_as_speech(lead_ms: int, bulk_ms: int, 
 
 
 @pytest.mark.parametrize(("lead_ms", "bulk_ms"), [(100, 0), (1000, 200)])
-def test_a_gap_of_the_engine_was_not_heard_as_speech(lead_ms: int, bulk_ms: int) -> None:
+def test_a_gap_of_the_engine_does_not_count_as_heard(lead_ms: int, bulk_ms: int) -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=lead_ms, bulk_ms=bulk_ms), peer=True)
     world.say("one two three four five six seven eight nine ten eleven twelve.", "a")
     name = world.submitted[0][1].id

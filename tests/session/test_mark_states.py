@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from telephony_tts.session.marks import NO_SAMPLE, MarkState, TurnMarks
 
 
-def test_a_mark_goes_from_its_text_to_the_peer_and_ends_there() -> None:
+def test_the_states_of_a_mark_from_its_text_to_the_peers_report() -> None:
     marks = TurnMarks()
     marks.ask("m", 5)
     mark = marks.first(MarkState.ASKED)
@@ -37,7 +37,7 @@ def test_a_mark_ends_once(end: MarkState) -> None:
         marks.place(mark, 0)
 
 
-def test_marks_behind_frames_that_were_lost_are_sent_again() -> None:
+def test_marks_after_lost_frames_are_sent_again() -> None:
     marks = TurnMarks()
     for n, sample in enumerate((160, 320, 480)):
         marks.ask(f"m{n}", n)
@@ -50,7 +50,7 @@ def test_marks_behind_frames_that_were_lost_are_sent_again() -> None:
     assert [mark.name for mark in marks.in_state(MarkState.PLACED)] == ["m2"] and marks.next_sample == 480
 
 
-def test_a_mark_of_ours_that_the_peer_does_not_have_ends_and_one_of_the_bots_waits_for_the_clock() -> None:
+def test_if_the_peer_lacks_a_mark_ours_ends_and_the_bots_waits_for_the_clock() -> None:
     marks = TurnMarks()
     marks.add_ours(160)
     marks.ask("m", 3)

@@ -39,7 +39,7 @@ def test_a_mark_inside_a_sentence_is_played_there() -> None:
     assert reached(world) == [("mid", "played")]
 
 
-def test_the_peers_echo_is_waited_for() -> None:
+def test_a_mark_waits_for_the_peers_echo() -> None:
     world = World(peer=True, peer_delay_ms=300)
     world.send(m.Text("One two three.", "a", last=True))
     world.send(m.Mark("end", "a"))
@@ -86,7 +86,7 @@ def test_marks_on_the_wire_are_short() -> None:
     assert len(names) == len(set(names))
 
 
-def test_with_nothing_to_wait_for_the_answer_is_immediate() -> None:
+def test_a_mark_without_a_turn_or_after_its_turn_is_answered_at_once() -> None:
     world = World()
     world.send(m.Mark("alone"))
     assert reached(world) == [("alone", "played")]

@@ -72,7 +72,7 @@ def test_each_sentence_is_reported_once_whenever_the_leg_joins(run_ms: int) -> N
     assert set(loud(world, "pcm", 160)) <= {0, 1} and loud(world, "pcm", 160).count(1) > 130
 
 
-def test_a_leg_as_expected_is_spoken_to_at_once_with_what_is_there() -> None:
+def test_a_leg_with_the_expected_format_gets_the_ready_audio_at_once() -> None:
     world = World(media=False)
     world.say(TEXT, "a")
     world.run(700)
@@ -102,7 +102,7 @@ def test_a_sentence_that_is_still_being_written_is_begun_again_too(run_ms: int, 
     assert [each.text for each in world.of(m.SentenceSpoken)] == [sentence]
 
 
-def test_a_leg_that_states_its_lead_gets_no_more_even_if_the_server_does_not_pace() -> None:
+def test_a_legs_own_lead_limits_what_is_sent_even_in_burst() -> None:
     """Pinned: Asterisk's queue holds 20 s. With a delay of 40 ms its XOFF came too late, and the rest was lost."""
     world = World(SessionSettings(first_clause_chars=0, pace="burst"), media=False)
     joined(world, "ulaw", 8000, lead_ms=200)
@@ -152,7 +152,7 @@ def listened(world: World, codec: str, rate_hz: int) -> bytes:
 
 @pytest.mark.parametrize(("codec", "rate_hz"), [("ulaw", 8000), ("alaw", 8000), ("pcm", 16000), ("pcm", 48000)])
 @pytest.mark.parametrize("asked_first", [True, False])
-def test_the_bot_hears_the_caller_in_the_codec_and_at_the_rate_it_asked_for(
+def test_the_bot_gets_caller_audio_in_the_requested_codec_and_rate(
     codec: str, rate_hz: int, asked_first: bool
 ) -> None:
     world = World(media=False)
@@ -170,7 +170,7 @@ def test_the_bot_hears_the_caller_in_the_codec_and_at_the_rate_it_asked_for(
     assert [event.timestamp_ms for event in world.of(m.InboundAudio)][:3] == [0, 20, 40]
 
 
-def test_without_a_wish_it_comes_as_it_is() -> None:
+def test_without_a_request_caller_audio_is_passed_on_unchanged() -> None:
     world = World(media=False)
     joined(world, "alaw", 8000)
     world.send(m.Configure(inbound="binary"))

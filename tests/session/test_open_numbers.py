@@ -83,7 +83,7 @@ def test_a_mark_behind_a_number_in_an_open_sentence_is_reported_at_its_word() ->
     assert [mark.name for mark in world.of(m.MarkReached)] == ["m1"]
 
 
-def test_a_sign_for_the_engine_is_handed_on_in_an_open_sentence() -> None:
+def test_a_control_token_reaches_the_engine_in_an_open_sentence() -> None:
     world = new_world(replace(SETTINGS, control_tokens=("[breath]",)))
     write(world, "[breath] I have 4 of [breath] them for you right here")
     assert given_to_engine(world) == ["[breath] I have four of [breath] them for"]

@@ -33,7 +33,7 @@ def spoken(text: str, n_at_once: int, pause_ms: float = 20) -> tuple[World, list
     ("n_at_once", "pause_ms"), [(1, 20), (7, 20), (40, 20), (1, 130), (5, 490)], ids=str
 )
 @pytest.mark.parametrize("clause", [CLAUSE, CLAUSE.replace(", ", " "), HAN_CLAUSE], ids=["commas", "none", "Mandarin"])
-def test_it_is_cut_and_every_word_is_spoken_once(clause: str, n_at_once: int, pause_ms: float) -> None:
+def test_run_on_text_is_cut_and_every_word_is_spoken_once(clause: str, n_at_once: int, pause_ms: float) -> None:
     text = (clause * (3800 // len(clause))).strip()
     world, utterances = spoken(text, n_at_once, pause_ms)
     assert max(map(len, utterances)) <= LONGEST
@@ -45,7 +45,7 @@ def test_it_is_cut_and_every_word_is_spoken_once(clause: str, n_at_once: int, pa
     assert done is not None and not world.of(m.ErrorEvent)
 
 
-def test_numbers_and_a_last_word_in_it_are_spoken_once() -> None:
+def test_numbers_and_the_last_word_of_run_on_text_are_spoken_once() -> None:
     clause = "then {} people came to the big house by the river and said that they liked it a lot"
     text = " ".join(clause.format(n) for n in range(30, 60))
     for pause_ms in (20, 490):
@@ -54,7 +54,7 @@ def test_numbers_and_a_last_word_in_it_are_spoken_once() -> None:
         assert " ".join(" ".join(utterances).split()) == " ".join(normalize(text).split())
 
 
-def test_what_was_heard_of_it_is_exact() -> None:
+def test_the_heard_part_of_run_on_text_is_exact() -> None:
     text = (CLAUSE * 8).strip()
     for cleared_ms in range(500, 12_000, 1_700):
         world = new_world(replace(SETTINGS, limits=CallLimits(text_chars_per_s=0)))

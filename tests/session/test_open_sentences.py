@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from world import World
@@ -72,7 +73,7 @@ def test_first_audio_counts_from_the_beginning_of_the_part_not_from_the_end_of_i
     assert done.latency["queue_ms"] == 0
 
 
-def test_what_is_complete_when_the_engine_wants_it_is_spoken_as_ever() -> None:
+def test_a_complete_sentence_is_not_opened() -> None:
     texts = ["Your parcel is here, and I am glad. ", "It came on May 5 at 3 p.m. ", "Anything else?"]
     plain, open_ = World(replace(SETTINGS, text_mode="sentence")), new_world()
     for world in (plain, open_):
@@ -116,7 +117,7 @@ def test_mandarin_is_spoken_while_it_is_written() -> None:
     assert world.submitted[0][1].lang == "zh"
 
 
-def test_a_cut_inside_what_is_spoken_already_joins_the_next_sentence_to_it() -> None:
+def test_a_cut_inside_spoken_text_joins_the_next_sentence_to_it() -> None:
     """A pause ends the text at a clause, though the engine has words behind it already."""
     world = new_world()
     write(world, "I have your account here, and I can see that it is all")
@@ -130,7 +131,7 @@ def test_a_cut_inside_what_is_spoken_already_joins_the_next_sentence_to_it() -> 
     assert [spoken.text for spoken in world.of(m.SentenceSpoken)] == [whole]
 
 
-def test_a_silent_bot_is_spoken_for() -> None:
+def test_an_open_sentence_ends_at_the_text_timeout() -> None:
     world = new_world()
     world.send(m.Text("I am looking at your account"))
     world.run(1100)
@@ -204,7 +205,7 @@ def test_a_clear_ends_the_open_part_and_late_text_is_dropped() -> None:
     assert [warning.code for warning in world.of(m.WarningEvent)] == ["turn_ended"]
 
 
-def test_what_was_heard_of_an_open_sentence_reaches_into_what_was_fed() -> None:
+def test_the_heard_part_of_an_open_sentence_can_reach_into_its_fed_text() -> None:
     for timings in (True, False):
         world = new_world(replace(SETTINGS, text_timeout_ms=60_000), timings=timings, ms_per_char=100)
         write(world, "I am looking at your account now, please stay")
@@ -215,7 +216,7 @@ def test_what_was_heard_of_an_open_sentence_reaches_into_what_was_fed() -> None:
         assert cleared.heard_text + cleared.unheard_text == "I am looking at your account now, please stay"
 
 
-def test_more_text_than_is_cut_at_once_opens_nothing_before_it_is_cut() -> None:
+def test_no_sentence_opens_while_text_waits_to_be_cut() -> None:
     world = new_world()
     text = "I am looking at your account now and will be back with you soon"
     world.send(m.Text(" " * 2010 + text))
@@ -244,7 +245,7 @@ def test_a_hang_up_and_a_failure_end_the_open_part() -> None:
     assert [done.turn for done in world.of(m.Done)] == ["t2"]
 
 
-def test_an_engine_that_ends_before_its_text_is_a_fault() -> None:
+def test_an_engine_that_ends_before_its_text_has_failed() -> None:
     world = new_world()
     write(world, "I am looking at your account now, please", pause_ms=50)
     world.session.audio_ended(world.submitted[0][1].id, world.now_ns)
@@ -255,7 +256,7 @@ def test_an_engine_that_ends_before_its_text_is_a_fault() -> None:
     assert error.heard_text + error.unheard_text == "I am looking at your account now, please"
 
 
-def test_patience_with_the_engine_begins_when_it_has_all_the_text() -> None:
+def test_the_engine_timeout_counts_from_the_end_of_the_text() -> None:
     patient = replace(SETTINGS, engine_timeout_ms=2000, text_timeout_ms=60_000, limits=CallLimits(turn_idle_s=0))
     world = new_world(patient, first_audio_ms=1e9)
     write(world, "I am looking at your account now, please")
@@ -269,7 +270,7 @@ def test_patience_with_the_engine_begins_when_it_has_all_the_text() -> None:
     assert "no audio for 2 s" in error.message
 
 
-def test_silence_while_the_bot_writes_is_no_underrun() -> None:
+def test_silence_while_the_bot_writes_is_not_an_underrun() -> None:
     world = new_world(replace(SETTINGS, text_timeout_ms=60_000))
     write(world, "I am looking at your account now, please")
     world.run(8000)
@@ -297,7 +298,7 @@ def test_a_mark_in_an_open_sentence_is_reported_at_its_word() -> None:
         assert len(world.of(m.Done)) == 1
 
 
-def test_the_next_turn_waits_for_an_open_one() -> None:
+def test_the_next_turn_waits_for_an_open_sentence() -> None:
     world = new_world()
     write(world, "I am looking at your account now, please", turn="a")
     world.say("Good bye.", "b")
@@ -317,6 +318,24 @@ PIECES = [
 STEPS = st.tuples(st.sampled_from(PIECES), st.sampled_from([0, 0, 5, 30, 200, 600, 1100]))
 
 
+def readings(text: str) -> list[list[str]]:
+    """The words of a complete sentence as they may be read.
+
+    A Chinese sentence may begin with so many English words that it is English so far. Its first numbers are then read
+    in English (`text/settled.py`).
+    """
+    words = [normalize(text).split()]
+    first_han = re.search("[\u4e00-\u9fff]", text)
+    if detect_lang(text) == "zh" and first_han and len(text[: first_han.start()].split()) >= 3:
+        n = first_han.start()
+        words.append((normalize(text[:n], "en") + normalize(text[n:], "zh")).split())
+    return words
+
+
+LOOKING = ("I am looking at your account now", 0)
+
+
+@example([*[LOOKING] * 5, (" was $1,250.40", 600), *[LOOKING] * 2, ("，请您稍等我帮您查询", 600)], 0, False, 400)
 @given(
     st.lists(STEPS, min_size=1, max_size=14),
     st.sampled_from([0, 24]),
@@ -344,7 +363,7 @@ def test_the_spoken_text_is_the_bots_text_however_it_arrives(
     source = "".join(piece for piece, _ in steps)
     for sentence, said in zip(spoken, given_to_engine(world), strict=True):
         if begun_in[sentence.index] == detect_lang(sentence.text):
-            assert said.split() == normalize(sentence.text).split(), "read like a complete sentence"
+            assert said.split() in readings(sentence.text), "read like a complete sentence"
         assert not any(char.isdigit() for char in said)
         place = source.index(sentence.text, at)
         assert not any(char.isalpha() for char in source[at:place]), "no word is left out or said twice"

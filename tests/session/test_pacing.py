@@ -49,7 +49,7 @@ def test_first_frame_at_once_and_never_further_ahead_than_the_lead() -> None:
     assert len(world.frames) == 106
 
 
-def test_frames_go_together_the_last_of_them_as_far_ahead_as_may_be() -> None:
+def test_frames_sent_together_are_ahead_by_at_most_the_lead() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=100, bulk_ms=60))
     world.say(LONG)
     world.run(0.5)
@@ -60,7 +60,7 @@ def test_frames_go_together_the_last_of_them_as_far_ahead_as_may_be() -> None:
     assert set(late) == {0}
 
 
-def test_a_turn_behind_another_begins_with_its_first_frames_and_not_before() -> None:
+def test_a_turn_after_another_starts_with_its_first_frames() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=100, bulk_ms=60))
     world.say("one two three.", "a")
     world.say("four five six.", "b")
@@ -112,7 +112,7 @@ def test_an_engine_gap_counts_once_and_moves_the_schedule() -> None:
     assert abs(n_speech - 45) <= 2, "nothing was dropped or doubled to make up for them"
 
 
-def test_a_bot_that_writes_slowly_is_no_underrun_and_the_last_word_is_not_held_back() -> None:
+def test_slow_writing_is_not_an_underrun_and_the_last_word_is_not_held_back() -> None:
     world = World()
     world.send(m.Text("One two three.", "a"))
     world.send(m.Flush("a"))
@@ -139,7 +139,7 @@ def test_two_turns_follow_without_gap_or_overlap() -> None:
     assert gaps == {20}
 
 
-def test_a_later_turn_starts_at_once_when_the_line_is_quiet() -> None:
+def test_a_turn_after_a_pause_starts_at_once() -> None:
     world = World()
     world.say("one.", "a")
     world.run(3000)
@@ -150,7 +150,7 @@ def test_a_later_turn_starts_at_once_when_the_line_is_quiet() -> None:
     assert world.frames[n][0] == 3000
 
 
-def test_burst_sends_all_at_once_and_still_knows_when_it_is_heard() -> None:
+def test_burst_sends_all_at_once_and_reports_when_it_is_heard() -> None:
     world = World(SessionSettings(first_clause_chars=0, pace="burst"))
     world.say(LONG)
     world.run(1)
@@ -161,7 +161,7 @@ def test_burst_sends_all_at_once_and_still_knows_when_it_is_heard() -> None:
     assert world.of(m.Cleared)[0].heard_text == "one two three four"
 
 
-def test_a_burst_is_handed_over_in_slices_that_a_clear_can_get_between() -> None:
+def test_a_burst_is_sent_in_slices_between_which_a_clear_takes_effect() -> None:
     world = World(SessionSettings(first_clause_chars=0, pace="burst"))
     session, now_ns = world.session, world.now_ns
     session.receive(m.Say(" ".join([LONG] * 5), "a"), now_ns)
@@ -201,7 +201,7 @@ def test_a_socket_that_has_room_again_gets_all_that_is_due() -> None:
     assert len(world.frames) == 600 // 20 + 11
 
 
-def test_no_media_leg_no_frames_until_there_is_one() -> None:
+def test_frames_wait_for_the_media_leg() -> None:
     world = World(media=False)
     world.say(LONG)
     world.run(1000)

@@ -60,7 +60,7 @@ def test_a_call_without_speech_gets_silence_at_most_a_frame_and_a_half_ahead() -
     assert not world.events, "silence causes no event"
 
 
-def test_with_the_least_lead_and_the_longest_frames_speech_begins() -> None:
+def test_speech_begins_even_with_the_least_lead_and_the_longest_frames() -> None:
     """Silence is sent half a frame before the buffer ends. With a smaller lead it always came before speech."""
     world = World(SessionSettings(first_clause_chars=0, lead_ms=60, ptime_ms=60), media=False)
     world.session.attach_media(world.now_ns, marks=False, clears=True, fills=True)
@@ -76,7 +76,7 @@ def test_a_leg_that_makes_its_own_silence_gets_no_silence() -> None:
     assert world.frames == []
 
 
-def test_a_turn_follows_the_silence_and_is_followed_by_it_without_a_hole() -> None:
+def test_silence_and_a_turn_follow_each_other_without_a_hole() -> None:
     world = filled(first_audio_ms=35)
     world.run(333)
     world.say(LONG, "a")
@@ -181,7 +181,7 @@ def test_a_socket_that_is_full_gets_no_silence_and_later_not_all_that_was_missed
     assert len(world.frames) <= 2
 
 
-def test_a_stalled_loop_is_not_made_up_for_with_silence() -> None:
+def test_silence_missed_in_a_stall_is_not_sent_later() -> None:
     world = filled()
     world.run(100)
     world.frames.clear()
@@ -191,7 +191,7 @@ def test_a_stalled_loop_is_not_made_up_for_with_silence() -> None:
 
 
 @pytest.mark.parametrize(("codec", "rate_hz", "silence"), [("alaw", 8000, b"\xd5"), ("pcm", 16000, b"\0\0")])
-def test_silence_is_of_the_legs_own_codec(codec: str, rate_hz: int, silence: bytes) -> None:
+def test_silence_is_in_the_legs_own_codec(codec: str, rate_hz: int, silence: bytes) -> None:
     world = World(media=False)
     start = m.MediaStart("c", "s", codec, rate_hz, ptime_ms=30)
     world.session.attach_media(world.now_ns, marks=False, clears=True, fills=True, start=start)

@@ -160,7 +160,7 @@ def test_flush_speaks_what_is_there_and_leaves_the_turn_open() -> None:
     assert world.of(m.Done)[0].chars == 18
 
 
-def test_a_silent_bot_is_spoken_for_after_the_timeout() -> None:
+def test_pending_text_is_spoken_after_the_text_timeout() -> None:
     world = World(SessionSettings(first_clause_chars=0, text_timeout_ms=700))
     world.send(m.Text("One moment please, your code is 12", "a"))
     world.run(699)
@@ -172,7 +172,7 @@ def test_a_silent_bot_is_spoken_for_after_the_timeout() -> None:
     assert len(spoken(world)) == 2 and world.of(m.Done)
 
 
-def test_an_ordinary_last_word_is_given_a_second_pause_to_go_on() -> None:
+def test_an_ordinary_last_word_waits_for_a_second_timeout() -> None:
     """"exam" may become "example.com". After two pauses it is a word."""
     world = World(SessionSettings(first_clause_chars=0, text_timeout_ms=700))
     world.send(m.Text("Please hold on", "a"))
@@ -330,7 +330,7 @@ def test_invalid_input_is_an_error_event_and_the_call_goes_on() -> None:
     assert isinstance(world.terminals("a")[0], m.Done)
 
 
-def test_verbs_without_a_turn_are_answered() -> None:
+def test_end_flush_and_clear_without_a_turn_get_a_warning() -> None:
     world = World()
     for message in (m.Clear(), m.End(), m.Flush(), m.Clear("zz"), m.End("zz")):
         world.send(message)
@@ -396,7 +396,7 @@ def test_the_last_frame_of_a_clear_fades_to_silence_before_cleared() -> None:
     assert tail[0] not in (0xFF, 0x7F) and set(tail[80:]) == {0xFF}
 
 
-def test_a_peer_with_a_clear_of_its_own_gets_that_and_no_more_audio() -> None:
+def test_a_peer_that_can_clear_gets_a_clear_and_no_more_audio() -> None:
     world = World(peer=True)
     world.say("one two three four five.", "a")
     world.run(400)
@@ -454,7 +454,7 @@ def test_close_finishes_speaking_first() -> None:
     assert [type(event) for event in world.terminals("a")] == [m.Done] and world.finished is not None
 
 
-def test_close_now_does_not() -> None:
+def test_close_now_clears_first() -> None:
     world = World()
     world.say("one two three.", "a")
     world.run(100)
@@ -470,7 +470,7 @@ def test_inbound_audio_goes_to_the_bot_only_when_asked() -> None:
     assert world.of(m.InboundAudio) == [m.InboundAudio(b"def", 40)]
 
 
-def test_done_tells_where_the_time_went() -> None:
+def test_done_reports_the_latency_of_each_stage() -> None:
     world = World(first_audio_ms=120)
     world.send(m.Text("Hello", "a"))
     world.run(300)
@@ -524,7 +524,7 @@ def test_clearing_the_first_of_several_turns_keeps_the_order_of_the_rest(peer: b
     assert [event.turn for event in world.of(m.Done)] == ["b", "c"]
 
 
-def test_a_turn_taken_back_by_a_clear_was_not_heard() -> None:
+def test_frames_dropped_by_a_clear_do_not_count_as_heard() -> None:
     world = World(SessionSettings(first_clause_chars=0, lead_ms=2000), peer=True)
     for turn in "abc":
         world.say("Hello you.", turn)
@@ -557,7 +557,7 @@ def test_idle_time_begins_when_the_speech_has_ended() -> None:
     assert world.finished is not None
 
 
-def test_a_flush_storm_leaves_one_barrier() -> None:
+def test_many_flushes_leave_one_barrier() -> None:
     world = World()
     world.send(m.Text("One two", "a"))
     for _ in range(1000):

@@ -175,7 +175,7 @@ def test_done_and_marks_come_when_the_peer_has_played_not_by_our_clock() -> None
 
 
 @pytest.mark.parametrize("after_ms", [150, 300, 700, 1160, 1200, 1240, 1500, 2000])
-def test_a_clear_tells_what_was_heard(after_ms: float) -> None:
+def test_a_clear_reports_what_was_heard(after_ms: float) -> None:
     """Also between two files, when our clock goes on and nothing is heard."""
     world = World()
     peer = FilePeer(world)
@@ -230,7 +230,7 @@ def test_a_turn_that_stays_when_another_is_cleared_is_played_whole() -> None:
     assert isinstance(world.terminals("b")[0], m.Done)
 
 
-def test_a_turn_that_was_due_and_never_begun_is_played_whole_as_well() -> None:
+def test_a_due_turn_that_never_began_is_played_whole_too() -> None:
     """By our schedule the second turn plays, but the peer has not begun the first."""
     world = World()
     peer = FilePeer(world, plays=False)
@@ -264,7 +264,7 @@ def test_no_turn_is_done_and_no_mark_played_before_the_peer_has_played_it() -> N
     ("again_ms", "cleared_ms", "heard_ms"),
     [(9000, 1500, 600), (1000, 1500, 600), (1000, 1700, 700), (1000, 2100, 1100)],
 )
-def test_a_peer_that_has_lost_its_place_is_not_taken_to_play_on(
+def test_a_peer_with_an_unknown_position_does_not_count_as_playing(
     again_ms: int, cleared_ms: int, heard_ms: int
 ) -> None:
     """Heard text does not shrink while the peer plays audio again, and grows after that."""
@@ -320,7 +320,7 @@ def test_a_turn_that_a_clear_of_another_interrupts_goes_on_where_the_peer_was(st
     assert isinstance(world.terminals("a")[0], m.Done)
 
 
-def test_the_echo_of_a_file_that_begins_late_is_still_taken_for_an_echo() -> None:
+def test_the_echo_of_a_late_file_is_still_recognised() -> None:
     """The echo gate was told when each frame is due. When the file begins, all of these times move."""
     rng = np.random.default_rng(1)
     levels = [float(level) for level in rng.uniform(-30, -12, 300)]

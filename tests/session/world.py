@@ -18,7 +18,7 @@ from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
 from telephony_tts.session.caller.caller import FindModel
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, Pull, Synthesize
-from telephony_tts.session.language import HasVoice, TellLanguage
+from telephony_tts.session.language import DetectLanguage, HasVoice
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
@@ -30,7 +30,7 @@ STEP = 1500
 
 
 class World:
-    """Drives one session. `frames` are (time in ms, turn number heard or 0, payload), `events` everything else."""
+    """Drives one session. `frames` are (time in ms, number of the audible turn or 0, payload), `events` all else."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class World:
         peer: bool = False,
         peer_delay_ms: float = 0,
         voice_model: FindModel | None = None,
-        tell_language: TellLanguage | None = None,
+        detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
     ) -> None:
         self.now_ns = 1_000_000_000
@@ -53,7 +53,7 @@ class World:
         settings = settings or SessionSettings(first_clause_chars=0)
         self._ptime_ns = settings.ptime_ms * MS
         self.session = Session(
-            settings, self.now_ns, media=media, voice_model=voice_model, tell_language=tell_language,
+            settings, self.now_ns, media=media, voice_model=voice_model, detect_language=detect_language,
             has_voice=has_voice,
         )  # fmt: skip
         self.first_audio_ms = first_audio_ms
@@ -71,7 +71,7 @@ class World:
         self.finished: Finish | None = None
         self.turn_numbers: dict[str, int] = {}
         self.texts: dict[str, str] = {}
-        """The text that each turn had received at the last look, before it could end."""
+        """The text that each turn had received at the last check, before it could end."""
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}

@@ -1,4 +1,4 @@
-"""A stand-in for a call of Asterisk's AudioSocket, as strict as a real one was seen to be (version 22).
+"""A stand-in for a call over Asterisk's AudioSocket, as strict as a real Asterisk 22 was in trials.
 
 It ends the call if a header and its payload are more than 5 ms apart, on audio without a payload, on any frame except
 hang-up and audio, and (like the application) after 2 s without a frame in either direction. It has no buffer: the phone
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-PATIENCE_S = 8.0
+TIMEOUT_S = 8.0
 _PAYLOAD_WITHIN_S = 0.005
 _NOTHING_HEARD_S = 2.0
 _AUDIO_KINDS = range(0x10, 0x19)
@@ -67,21 +67,21 @@ class StandinPhone:
 
     async def hears(self, n_speech: int) -> None:
         """Wait until this many frames of speech have come."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(self.speech) < n_speech:
                 assert self.ended is None, f"ended ({self.ended}) after {len(self.speech)} frames of speech"
                 await self._change()
 
     async def hears_any(self, n_frames: int) -> None:
         """Wait until this many frames have come, silence included."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(self.heard) < n_frames:
                 assert self.ended is None, f"ended ({self.ended}) after {len(self.heard)} frames"
                 await self._change()
 
     async def is_over(self) -> str:
         """Wait for the end of the call; returns why it ended."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.ended is None:
                 await self._change()
         return self.ended
@@ -152,7 +152,7 @@ async def phone(port: int, call: uuid.UUID | None = None, source: str = "127.0.0
 
 
 @asynccontextmanager
-async def stranger(port: int, receive_buffer: int | None = None) -> AsyncIterator[socket.socket]:
+async def raw_connection(port: int, receive_buffer: int | None = None) -> AsyncIterator[socket.socket]:
     """A bare connection that reads only when the test reads."""
     sock = socket.socket()
     try:
@@ -168,7 +168,7 @@ async def stranger(port: int, receive_buffer: int | None = None) -> AsyncIterato
 async def read_to_end(sock: socket.socket) -> bytes:
     """Everything until the peer closes the connection; a reset ends it too."""
     data = b""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
                 piece = await asyncio.get_running_loop().sock_recv(sock, 65_536)

@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-PATIENCE_S = 8.0
+TIMEOUT_S = 8.0
 LEAD_FRAMES = 2
 
 
@@ -54,7 +54,7 @@ class ServedCall:
 
     async def until(self, true: Callable[[], object], what: str) -> None:
         """Wait until the leg has sent something."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not true():
                 assert self.closed is None or true(), f"closed before {what}: {self.closed}"
                 self.changed.clear()
@@ -91,7 +91,7 @@ class StandinServer:
 
     async def call(self, name: str) -> ServedCall:
         """The call of this name, once it has started."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while name not in self.calls:
                 self._came.clear()
                 await self._came.wait()

@@ -58,7 +58,7 @@ class AsteriskLine:
         self.open = flag
 
     def say(self, *messages: m.ToMedia) -> None:
-        """What is due at once."""
+        """Send these messages, which are due at the same moment."""
         for message in messages:
             if (wire := self.leg.encode(message)) is not None:
                 self.send_now(*wire)
@@ -93,7 +93,7 @@ def test_xoff_holds_frames_back_until_xon(caplog: pytest.LogCaptureFixture) -> N
     assert lines(caplog, "xoff_without_xon") == []
 
 
-def test_an_xoff_behind_its_xon_is_found_out_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_xoff_sent_after_its_xon_is_detected_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XON")
@@ -113,7 +113,7 @@ def test_an_xoff_behind_its_xon_is_found_out_within_a_second(caplog: pytest.LogC
     assert line == {"call": "c1", "why": "its queue has 3 frames"}
 
 
-def test_a_queue_that_is_truly_full_is_believed_for_as_long_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_frames_wait_while_the_queue_is_really_full(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -150,7 +150,7 @@ def test_an_asterisk_that_sends_xoff_and_then_nothing_gets_frames_again(caplog: 
     assert "GET_STATUS was not answered" in line["why"]
 
 
-def test_a_second_xoff_begins_no_second_clock() -> None:
+def test_a_second_xoff_starts_no_second_timer() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -163,7 +163,7 @@ def test_a_second_xoff_begins_no_second_clock() -> None:
     play(act)
 
 
-def test_a_socket_with_room_does_not_open_a_queue_that_is_full() -> None:
+def test_room_in_the_socket_does_not_release_a_full_queue() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -180,7 +180,7 @@ def test_a_socket_with_room_does_not_open_a_queue_that_is_full() -> None:
     play(act)
 
 
-def test_an_xon_does_not_open_a_socket_that_is_full() -> None:
+def test_an_xon_does_not_release_a_full_socket() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -192,7 +192,7 @@ def test_an_xon_does_not_open_a_socket_that_is_full() -> None:
     play(act)
 
 
-def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clear_releases_a_full_queue_without_an_xon(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.hears("MEDIA_XOFF")
@@ -208,7 +208,7 @@ def test_a_clear_of_a_full_queue_opens_it_without_waiting_for_xon(caplog: pytest
     assert lines(caplog, "xoff_without_xon") == [], "nothing is wrong with that"
 
 
-def test_a_paused_queue_that_is_full_is_told_to_go_on() -> None:
+def test_a_full_and_paused_queue_gets_continue_media() -> None:
     """While the queue is full no frame is sent, so no frame asks about it."""
 
     async def act() -> None:
@@ -274,7 +274,7 @@ def test_an_answer_from_before_a_clear_does_not_cut_speech_after_it() -> None:
     play(act)
 
 
-def test_two_clears_at_once_believe_the_answer_to_the_second() -> None:
+def test_after_two_clears_the_answer_to_the_second_counts() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.say(m.MediaClear(), m.MediaClear())
@@ -287,7 +287,7 @@ def test_two_clears_at_once_believe_the_answer_to_the_second() -> None:
     play(act)
 
 
-def test_a_question_that_is_never_answered_spoils_no_later_answer() -> None:
+def test_an_unanswered_status_request_does_not_affect_later_answers() -> None:
     async def act() -> None:
         line = AsteriskLine()
         await at(5_001)
@@ -301,7 +301,7 @@ def test_a_question_that_is_never_answered_spoils_no_later_answer() -> None:
     play(act)
 
 
-def test_what_asterisk_holds_is_counted_from_the_moment_it_was_asked() -> None:
+def test_asterisks_queue_is_counted_from_the_moment_of_the_request() -> None:
     async def act() -> None:
         line = AsteriskLine()
         at_ns: list[int] = []
@@ -343,7 +343,7 @@ def test_an_answer_in_time_that_is_not_empty_is_flushed_again() -> None:
 
 
 @pytest.mark.parametrize("n_frames", [2, 50])
-def test_frames_that_are_due_together_are_one_message_that_asterisk_is_told_to_cut(n_frames: int) -> None:
+def test_frames_due_together_are_one_bulk_message(n_frames: int) -> None:
     frames = [m.Frame(bytes([n]) * 160) for n in range(n_frames)]
     whole = b"".join(frame.payload for frame in frames)
 
@@ -357,7 +357,7 @@ def test_frames_that_are_due_together_are_one_message_that_asterisk_is_told_to_c
     play(act)
 
 
-def test_a_frame_by_itself_needs_no_bulk_mode() -> None:
+def test_a_single_frame_needs_no_bulk_mode() -> None:
     async def act() -> None:
         line = AsteriskLine()
         line.say(SPEECH)
@@ -394,7 +394,7 @@ def test_the_bulk_ends_with_the_turn_and_the_next_one_begins_its_own() -> None:
     play(act)
 
 
-def test_a_clear_ends_the_bulk_and_what_was_gathered_for_it_is_not_sent() -> None:
+def test_a_clear_ends_bulk_mode_and_drops_gathered_frames() -> None:
     """FLUSH_MEDIA ends Asterisk's bulk mode, and Asterisk cuts no messages until it is told again."""
 
     async def act() -> None:
@@ -423,7 +423,7 @@ def test_a_repeated_flush_ends_the_bulk_too() -> None:
     play(act)
 
 
-def test_what_was_sent_behind_a_clear_is_not_what_was_to_be_flushed() -> None:
+def test_frames_sent_after_a_clear_are_not_taken_for_flushed_ones() -> None:
     """Twenty frames in one message are twenty frames of its queue."""
 
     async def act() -> None:
@@ -452,8 +452,8 @@ def test_no_message_is_longer_than_asterisk_can_take() -> None:
 
 
 @pytest.mark.parametrize("n_frames", [1_001, 999_999_999])
-def test_a_queue_longer_than_asterisks_is_not_believed(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
-    """If that were believed, the next speech would wait for months."""
+def test_an_impossible_queue_length_is_ignored(n_frames: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise the next speech would wait for months."""
     caplog.set_level(logging.WARNING)
 
     async def act() -> None:

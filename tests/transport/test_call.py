@@ -105,15 +105,15 @@ def test_nothing_is_done_or_timed_after_the_end() -> None:
     run(main)
 
 
-def test_a_leg_that_is_not_the_calls_can_leave_unnoticed() -> None:
+def test_a_leg_of_another_call_can_leave_without_effect() -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
-        bot, media, stranger = RecordingLeg(), RecordingLeg(), RecordingLeg()
+        bot, media, other_leg = RecordingLeg(), RecordingLeg(), RecordingLeg()
         call.join_bot(bot, bot.encode, READY)
         call.join_media(media, media.encode)
-        call.bot_left(stranger, "refused")
-        call.media_left(stranger, "refused")
+        call.bot_left(other_leg, "refused")
+        call.media_left(other_leg, "refused")
         assert not call.over and not bot.ended and not media.ended
         call.media_left(media, "hangup")
         await task
@@ -122,7 +122,7 @@ def test_a_leg_that_is_not_the_calls_can_leave_unnoticed() -> None:
     run(main)
 
 
-def test_a_bot_learns_what_it_missed_and_no_more_than_is_kept() -> None:
+def test_a_late_bot_gets_the_kept_events_it_missed() -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
@@ -139,7 +139,7 @@ def test_a_bot_learns_what_it_missed_and_no_more_than_is_kept() -> None:
 
 
 @pytest.mark.parametrize("missing", ["bot", "media"])
-def test_a_leg_is_waited_for_so_long_and_no_longer(missing: str) -> None:
+def test_the_wait_for_a_missing_leg_times_out(missing: str) -> None:
     async def main() -> None:
         call = new_call(media=False)
         task = await live(call)
@@ -158,11 +158,11 @@ def test_a_leg_is_waited_for_so_long_and_no_longer(missing: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["encode", "receive", "poll", "interrupt"])
-def test_a_fault_of_ours_ends_the_call_with_1011_and_a_traceback(
+def test_an_internal_error_ends_the_call_with_1011_and_a_traceback(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("a bug of ours")
 
     async def main() -> None:
         engine = ClingingEngine()
@@ -199,7 +199,7 @@ def test_a_task_of_the_call_that_breaks_closes_both_legs() -> None:
         call.join_media(media, media.encode)
 
         async def breaks() -> None:
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("a bug of ours")
 
         call.spawn(breaks(), "breaks")
         with pytest.raises(ExceptionGroup):

@@ -138,7 +138,7 @@ def test_a_connection_has_left_at_the_close_frame_not_at_the_end_of_the_socket(f
     run(main)
 
 
-def test_a_flood_gives_way_to_the_other_calls() -> None:
+def test_a_flood_leaves_time_for_other_calls() -> None:
     async def main() -> None:
         n_heard = 0
 
@@ -169,7 +169,7 @@ def test_a_flood_gives_way_to_the_other_calls() -> None:
     run(main)
 
 
-def test_a_peer_that_we_dialled_may_send_no_endless_fragments_either() -> None:
+def test_a_dialled_peer_has_the_fragment_limit_too() -> None:
     async def main() -> None:
         closed: list[tuple[int | None, str | None]] = []
 
@@ -243,7 +243,7 @@ def test_a_peer_that_reads_nothing_is_logged_once(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["reads_nothing"] and 1 << 20 < line["unsent_bytes"] < (1 << 20) + 70_000
 
 
-def test_a_peer_that_reads_may_be_owed_more_where_that_is_allowed() -> None:
+def test_a_larger_send_buffer_can_be_allowed_for_a_peer_that_reads() -> None:
     """A FreeSWITCH leg may send again more at once than other legs ever have unsent."""
 
     async def main() -> None:

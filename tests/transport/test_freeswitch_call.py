@@ -55,7 +55,7 @@ def now_ms() -> float:
 class Telephone:
     """A FreeSWITCH with a bridge, as the leg's socket. FreeSWITCH plays on when the bridge is killed.
 
-    `asks`: the bridge answers `again` to a call that it does not know; one that is older than that plays on.
+    `asks`: the bridge answers `again` for a call that it does not know; an older bridge plays on.
     """
 
     def __init__(self, asks: bool = True) -> None:
@@ -331,7 +331,7 @@ def test_a_bridge_that_never_comes_back_ends_the_call_and_no_mark_was_played() -
 
 
 def test_a_file_that_is_lost_again_and_again_ends_the_call() -> None:
-    """A peer that asks for it for ever must not keep the call open for ever."""
+    """A peer that requests it forever must not keep the call open forever."""
 
     async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
         say(call, *SENTENCES[:2])
@@ -366,7 +366,7 @@ def heard_ms(phone: Telephone) -> float:
 @pytest.mark.parametrize(
     ("fault", "asks"), [("killed", True), ("killed", False), ("lost touch", True), ("none", True)]
 )
-def test_a_clear_tells_what_was_heard_whatever_happened_before(cleared_ms: float, fault: str, asks: bool) -> None:
+def test_a_clear_reports_what_was_heard_after_any_fault(cleared_ms: float, fault: str, asks: bool) -> None:
     """Also while a sentence is played for the second time, and inside a file of several sentences."""
     truth: list[float] = []
 

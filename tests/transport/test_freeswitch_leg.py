@@ -36,7 +36,7 @@ class FreeSwitchLine:
         self.closed: tuple[int, str] | None = None
         self.marks: list[tuple[float, str]] = []
         self.places: list[Any] = []
-        """The begins and stops that the session is told."""
+        """The begins and stops reported to the session."""
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.paused = False
         self.max_unsent_bytes = 0
@@ -116,7 +116,7 @@ def test_a_turn_that_ends_where_its_file_begins_again_leaves_no_timer() -> None:
     play(act)
 
 
-def test_the_leg_may_owe_all_that_it_sends_again() -> None:
+def test_the_leg_may_have_all_resent_files_unsent_at_once() -> None:
     async def act() -> None:
         line = FreeSwitchLine("/media/freeswitch?rate=16000")
         line.begin()
@@ -273,7 +273,7 @@ def test_a_sentence_that_is_too_long_for_a_message_becomes_two() -> None:
 
 
 def test_files_that_never_began_are_not_taken_as_played_by_a_later_one() -> None:
-    """As a bridge that was restarted does: it does not know the files before the next one."""
+    """A restarted bridge does this: it does not know the files before the next one."""
 
     async def act() -> None:
         line = FreeSwitchLine()
@@ -389,7 +389,7 @@ def test_again_asked_for_twice_sends_twice_and_reports_of_old_numbers_are_ignore
     play(act)
 
 
-def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
+def test_only_a_files_own_losses_count_against_it() -> None:
     """Files that wait behind it are sent again too, and that does not count against them."""
 
     async def act() -> None:
@@ -411,7 +411,7 @@ def test_a_file_is_given_up_for_its_own_losses_alone() -> None:
     play(act)
 
 
-def test_a_side_that_reports_nothing_is_asked_whether_it_knows_the_call() -> None:
+def test_a_silent_bridge_is_asked_whether_it_knows_the_call() -> None:
     async def act() -> None:
         line = FreeSwitchLine()
         line.begin()
@@ -638,7 +638,7 @@ def test_a_file_that_cannot_be_played_ends_the_call() -> None:
     play(act)
 
 
-def test_what_the_handshake_tells_begins_the_call_without_a_word() -> None:
+def test_a_handshake_that_names_the_call_starts_it_without_metadata() -> None:
     async def act() -> None:
         line = FreeSwitchLine("/media/freeswitch?rate=16000&token=x", X_Call="c9", X_From="+4930")
         await at(490)

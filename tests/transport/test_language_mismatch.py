@@ -24,7 +24,7 @@ class German:
 
     def load(self) -> None: ...
 
-    def tell(self, sentence: str) -> str | None:
+    def detect(self, sentence: str) -> str | None:
         return "de" if "Guten Tag" in sentence else None
 
 
@@ -44,7 +44,7 @@ class VoiceEngine(FakeEngine):
 
 async def begin(catalog: Catalog, **speech: str) -> tuple[Call, RecordingLeg, asyncio.Task[None]]:
     settings = SessionSettings(first_clause_chars=0, pace="burst", **speech)  # type: ignore[arg-type]
-    call = Call(Session(settings, monotonic_ns(), tell_language=catalog.tell_language), catalog, "stream")
+    call = Call(Session(settings, monotonic_ns(), detect_language=catalog.detect_language), catalog, "stream")
     task = asyncio.create_task(call.run())
     await call.started.wait()
     leg = RecordingLeg()

@@ -128,7 +128,7 @@ def test_a_clear_while_the_engine_waits_for_text_frees_it_and_ends_its_text() ->
     run(main)
 
 
-def test_a_bot_that_falls_silent_is_spoken_for() -> None:
+def test_text_of_a_silent_bot_is_spoken_after_the_timeout() -> None:
     async def main() -> None:
         engine = Streaming()
         call, leg, task = await begin(engine, text_timeout_ms=20)
@@ -179,7 +179,7 @@ def test_a_call_that_ends_leaves_no_engine_waiting_for_text() -> None:
     run(main)
 
 
-def test_an_engine_that_wants_whole_sentences_gets_them() -> None:
+def test_an_engine_without_text_streaming_gets_whole_sentences() -> None:
     async def main() -> None:
         engine = Whole()
         call, leg, task = await begin(engine)

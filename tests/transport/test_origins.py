@@ -81,7 +81,7 @@ def test_pages_of_the_public_address_may(public_url: str) -> None:
 
 
 @pytest.mark.parametrize("here", [LOOPBACK, "::1", "127.8.8.8"])
-def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) -> None:
+def test_on_loopback_a_rebound_name_is_not_the_same_host(here: str) -> None:
     """DNS rebinding: evil.example resolves to 127.0.0.1, so its page seems to ask its own host."""
     assert not allowed("http://evil.example:8080", "evil.example:8080", here)
     for host in ("127.0.0.1:8080", "localhost:8080", "[::1]:8080", "tts.localhost:8080"):
@@ -89,7 +89,7 @@ def test_on_loopback_a_name_that_was_bent_to_it_is_not_the_same_host(here: str) 
 
 
 @pytest.mark.parametrize("here", [PUBLIC, "172.17.0.2"])
-def test_a_server_without_a_token_believes_no_name_at_any_address(here: str) -> None:
+def test_a_server_without_a_token_trusts_no_host_name(here: str) -> None:
     """A port that a container engine publishes on 127.0.0.1 is reached at the container's own address."""
     assert not allowed("http://evil.example:8080", "evil.example:8080", here, has_tokens=False)
     for host in ("127.0.0.1:8080", "localhost:8080", "192.0.2.7:8080", "[2001:db8::7]:8080"):
@@ -115,6 +115,6 @@ def test_what_may_be_listed_is_what_can_be_compared(text: str) -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=10))
-def test_no_header_breaks_it(origin: str, host: str, scheme: str) -> None:
+def test_no_header_raises(origin: str, host: str, scheme: str) -> None:
     assert allowed(origin, host) in (True, False)
     assert allowed(f"{scheme}://{origin}", host, LOOPBACK, public_url=origin) in (True, False)

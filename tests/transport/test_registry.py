@@ -65,7 +65,7 @@ def test_a_call_that_crashes_is_removed_and_the_others_go_on(caplog: pytest.LogC
             await registry.start(good)
 
             async def breaks() -> None:
-                raise ZeroDivisionError("a fault of ours")
+                raise ZeroDivisionError("a bug of ours")
 
             bad.spawn(breaks(), "breaks")
             await until(lambda: len(registry) == 1, "it is forgotten")

@@ -80,7 +80,7 @@ def test_the_limits_are_exact(data: bytes, status: HTTPStatus | None) -> None:
             assert len(protocol.events_received()) == 1, "the library's limit is lower"
 
 
-def test_any_method_lets_a_body_pass_and_tells_what_the_head_says() -> None:
+def test_any_method_lets_a_body_pass_and_parses_the_head() -> None:
     data = b"POST /originate?x=1 HTTP/1.1\r\nContent-Length: 2\r\nX-A: 1\r\nx-a:\t\xe92 \r\n\r\n{}"
     refused, head = RequestHead(), RequestHead(any_method=True)
     assert refused.feed(data) and refused.flaw is not None and refused.flaw.status is HTTPStatus.METHOD_NOT_ALLOWED

@@ -1,4 +1,4 @@
-"""chan_websocket: messages that Asterisk 22 was seen to send, in both forms, and those that it must get."""
+"""chan_websocket: messages recorded from Asterisk 22, in both forms, and those that it must get."""
 
 from __future__ import annotations
 

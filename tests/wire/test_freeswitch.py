@@ -1,4 +1,4 @@
-"""FreeSWITCH's modules: messages that they were seen to send, and those of a broken peer.
+"""FreeSWITCH's modules: messages recorded from them, and those of a broken peer.
 
 The conversation below was recorded from mod_audio_stream (open edition, ec2a781) in FreeSWITCH 1.10.12. That of
 mod_audio_fork is from its page. Neither module runs here.
@@ -45,7 +45,7 @@ def test_a_message_of_speech_has_what_the_module_needs() -> None:
     assert said["data"] == {"audioDataType": "raw", "sampleRate": 16000, "id": "3"}
 
 
-def test_the_longest_file_is_within_what_the_modules_accept() -> None:
+def test_the_longest_file_is_within_the_modules_limit() -> None:
     codec = FreeSwitchCodec(is_fork=True, call=UUID)
     codec.decode(FRAME, True, False)
     assert len(codec.file("999999", bytes(MAX_FILE_BYTES))[0]) < 650_000

@@ -74,7 +74,7 @@ def speech(text: str, voice: str, dbov: float = HOUSE_DBOV) -> Signal:
 
 
 def at_level(wave: Signal, dbov: float) -> Signal:
-    """Scaled to this mean power in windows with speech: those within 30 dB of the loudest."""
+    """The audio scaled to this mean power in windows with speech: those within 30 dB of the loudest."""
     powers = np.square(wave[: len(wave) // 256 * 256].reshape(-1, 256)).mean(axis=1)
     active = powers[powers > powers.max() / 1000].mean()
     scaled: Signal = wave * np.sqrt(10 ** (dbov / 10) / active)
@@ -82,7 +82,7 @@ def at_level(wave: Signal, dbov: float) -> Signal:
 
 
 class SpeechLine(World):
-    """A media leg whose far end is a person; `listen` lets time pass there.
+    """A media leg with a simulated caller at its far end; `listen` lets time pass there.
 
     The peer plays from the moment at which frames come, and `late_ms` after that. What it plays comes back `delay_ms`
     later, `echo_db` weaker (None: not at all), with noise of `noise_dbov`.
@@ -129,7 +129,7 @@ class SpeechLine(World):
         return [Chunk(pcm[at : at + 1600], RATE_HZ) for at in range(0, len(pcm), 1600)]
 
     def heard(self, payload: bytes) -> int:
-        """Real speech does not name its turn, and no test needs it."""
+        """Real speech does not show its turn, and no test needs it."""
         return 0
 
     def listen(self, ms: float, caller: Signal | None = None, *, clock: bool = True) -> None:
@@ -155,7 +155,7 @@ class SpeechLine(World):
         return CODECS[self.codec].encode(pcm)
 
     def _play(self) -> None:
-        """Put the frames since the last look on the peer's timeline."""
+        """Put the frames since the last call on the peer's timeline."""
         new, self._n_logged = self.log[self._n_logged :], len(self.log)
         self.timeline += [(self.now_ms, each) for each in new]
         at = round(self.now_ms) * RATE_HZ // 1000

@@ -18,7 +18,7 @@ BOTH_WAYS = pytest.mark.parametrize(("bot_voice", "caller_voice"), [("heart", "e
 
 
 def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, after_ms: int = 4000) -> float | None:
-    """How long the caller speaks over us until we are interrupted, in ms."""
+    """The time in ms from the beginning of the caller's speech to the interruption."""
     line.say(BOT, "a")
     line.listen(after_ms)
     assert line.when(m.Started) and not line.when(m.CallerSpeech)
@@ -36,10 +36,10 @@ def over_us(line: SpeechLine, voice: str, text: str, dbov: float = HOUSE_DBOV, a
     ("echo_db", "delay_ms", "noise_dbov"),
     [(-10, 20, -60), (-10, 200, -48), (-15, 110, -40), (-20, 60, -55), (-30, 150, -50)],
 )
-def test_our_own_speech_come_back_interrupts_nothing(
+def test_our_own_echo_interrupts_nothing(
     bot_voice: str, caller_voice: str, echo_db: float, delay_ms: int, noise_dbov: float
 ) -> None:
-    """A minute each, ten in all."""
+    """One minute for each line, ten in all."""
     del caller_voice
     line = SpeechLine(bot_voice=bot_voice, echo_db=echo_db, delay_ms=delay_ms, noise_dbov=noise_dbov)
     for n in range(4):
@@ -49,15 +49,15 @@ def test_our_own_speech_come_back_interrupts_nothing(
     assert line.when(m.Done), "it was spoken"
 
 
-def test_the_echo_of_a_peer_that_reports_a_delay_is_as_late() -> None:
+def test_a_reported_delay_of_the_peer_delays_the_echo() -> None:
     line = SpeechLine(echo_db=-10, delay_ms=100, late_ms=700)
     line.say(BOT, "a")
     line.listen(30_000)
     assert line.when(m.CallerSpeech) == []
 
 
-def test_without_the_gate_it_would() -> None:
-    """The line of these tests does carry an echo."""
+def test_without_the_gate_the_echo_interrupts() -> None:
+    """Shows that the line of these tests carries an echo."""
     line = SpeechLine(echo_db=-10, delay_ms=100)
     line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
     line.session._sender.on_frame = None
@@ -66,7 +66,7 @@ def test_without_the_gate_it_would() -> None:
     assert line.when(m.Cleared, reason="barge_in")
 
 
-def test_noise_keys_and_tones_of_the_line_interrupt_nothing() -> None:
+def test_line_noise_keys_and_tones_interrupt_nothing() -> None:
     line = SpeechLine(noise_dbov=-40)
     line.say(BOT, "a")
     t = np.arange(16000) / 8000
@@ -111,7 +111,7 @@ def test_a_caller_half_as_loud_interrupts(bot_voice: str, caller_voice: str, ech
 @pytest.mark.parametrize(
     ("codec", "rate_hz"), [("alaw", 8000), ("pcm", 8000), ("pcm", 16000), ("pcm", 24000), ("pcm", 48000)]
 )
-def test_every_codec_and_rate_of_a_leg_is_listened_to(codec: str, rate_hz: int) -> None:
+def test_barge_in_works_with_every_codec_and_rate_of_a_leg(codec: str, rate_hz: int) -> None:
     line = SpeechLine(codec=codec, rate_hz=rate_hz, echo_db=-20, delay_ms=60)
     delay_ms = over_us(line, "en-gb", CALLERS[0])
     assert delay_ms is not None and delay_ms <= 400
@@ -131,7 +131,7 @@ def test_cleared_speech_does_not_close_the_gate() -> None:
 # --------------------------------------------------------------------- what follows
 
 
-def test_barge_in_clears_like_any_interruption_and_reports_the_caller() -> None:
+def test_barge_in_clears_like_clear_and_reports_the_caller() -> None:
     line = SpeechLine(echo_db=-20)
     line.say("Please hold the line while I look.", "late")
     line.session.turns[0].id = "first"
@@ -158,7 +158,7 @@ def over_us_again(line: SpeechLine) -> float | None:
     return moments[0] - 6000 if moments else None
 
 
-def test_all_turns_that_wait_are_over_too() -> None:
+def test_barge_in_ends_waiting_turns_too() -> None:
     line = SpeechLine()
     line.say(BOT, "a")
     line.say("And then there is one more thing.", "b")
@@ -168,7 +168,7 @@ def test_all_turns_that_wait_are_over_too() -> None:
     assert line.terminals("b")[0].heard_text == ""
 
 
-def test_while_we_are_silent_speech_is_reported_and_interrupts_no_turn() -> None:
+def test_speech_during_our_silence_is_reported_and_interrupts_nothing() -> None:
     line = SpeechLine()
     line.listen(1000, clock=False)
     line.listen(3000, speech(CALLERS[0], "en-gb"), clock=False)
@@ -177,7 +177,7 @@ def test_while_we_are_silent_speech_is_reported_and_interrupts_no_turn() -> None
     assert (ended.state, ended.at_ms, ended.interrupted) == ("silent", None, False)
 
 
-def test_an_answer_after_our_last_word_interrupts_nothing_though_the_peer_never_reports_a_mark() -> None:
+def test_an_answer_after_our_last_word_interrupts_nothing_without_mark_reports() -> None:
     line = SpeechLine()
     line._echo = lambda name: None  # type: ignore[method-assign]
     line.say("Which of these would suit you best?", "a")
@@ -236,7 +236,7 @@ def test_an_interruption_restarts_the_hold_off_however_soon_the_next_turn_comes(
     assert begun_ms + 1500 <= second <= begun_ms + 2000
 
 
-def test_it_is_turned_on_and_off_within_a_call() -> None:
+def test_barge_in_is_turned_on_and_off_within_a_call() -> None:
     line = SpeechLine(BargeInSettings(enabled=False))
     said = speech(CALLERS[0], "en-gb")
     assert not line.session.wants_audio
@@ -268,7 +268,7 @@ def test_turning_barge_in_off_during_speech_reports_its_end() -> None:
 
 
 @pytest.mark.parametrize("lead_ms", [200, 2000])
-def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_ms: int) -> None:
+def test_our_echo_does_not_interrupt_if_barge_in_is_turned_on_during_our_speech(lead_ms: int) -> None:
     """Also when all of it was sent ahead."""
     line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=lead_ms)
     line.say(BOT, "a")
@@ -278,7 +278,7 @@ def test_turned_on_in_the_middle_of_our_speech_our_echo_does_not_interrupt(lead_
     assert not line.when(m.Cleared)
 
 
-def test_turned_on_in_a_turn_that_was_sent_whole_it_knows_what_is_playing() -> None:
+def test_barge_in_turned_on_after_a_whole_turn_was_sent_knows_what_is_playing() -> None:
     line = SpeechLine(BargeInSettings(enabled=False), echo_db=-10, delay_ms=200, lead_ms=60_000, ahead_ms=60_000)
     line.say(" ".join([BOT] * 4), "a")
     line.listen(3000)
@@ -299,7 +299,7 @@ def test_speech_cleared_before_barge_in_is_turned_on_does_not_close_the_gate() -
     assert begun and begun[0] - 1500 <= 400
 
 
-def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock() -> None:
+def test_speech_of_a_peer_that_sends_nothing_in_silence_ends_by_the_clock() -> None:
     line = SpeechLine()
     line.listen(500)
     line.listen(1000, speech(CALLERS[1], "en-gb"))
@@ -312,7 +312,7 @@ def test_a_peer_that_sends_nothing_in_silence_has_an_end_of_speech_by_the_clock(
 # ------------------------------------------------------------------- what goes wrong
 
 
-def test_without_audio_of_the_caller_nothing_happens() -> None:
+def test_without_caller_audio_there_is_no_barge_in() -> None:
     line = SpeechLine()
     line.say(BOT, "a")
     line.run(20_000)
@@ -363,7 +363,7 @@ class Counted:
         return self._model(window, state)  # type: ignore[arg-type]
 
 
-def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> None:
+def test_audio_faster_than_real_time_is_not_analysed() -> None:
     counted = Counted()
     line = SpeechLine(find_model=lambda: counted)
     payload = line._encode(at_level(speech(CALLERS[0], "en-gb"), -20)[:8000])
@@ -377,7 +377,7 @@ def test_audio_that_comes_faster_than_it_can_be_spoken_is_not_looked_at() -> Non
     assert counted.n_calls > 10, "later it is"
 
 
-def test_silence_is_not_given_to_the_model() -> None:
+def test_the_model_does_not_run_on_silence() -> None:
     counted = Counted()
     line = SpeechLine(find_model=lambda: counted, noise_dbov=-75)
     line.listen(10_000)
@@ -386,7 +386,7 @@ def test_silence_is_not_given_to_the_model() -> None:
     assert line.when(m.CallerSpeech)[0] - 10_000 <= 400, "and speech after that is detected as soon"
 
 
-def test_the_model_is_given_what_came_just_before_a_voice() -> None:
+def test_the_model_gets_the_windows_just_before_a_voice() -> None:
     levels: list[float] = []
 
     def noted(window: np.ndarray, state: object) -> tuple[float, object]:

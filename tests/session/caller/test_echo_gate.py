@@ -49,7 +49,7 @@ class EchoPath:
         return self.gate.opens(max(-65.0, echo if level_dbov is None else max(level_dbov, echo)), now_ms * MS)
 
     def pass_by(self, seconds: float) -> int:
-        """How often our echo alone would count as the caller, if the network took all of it for speech."""
+        """How often our echo alone would open the gate, if the network took all of it for speech."""
         spurt = TalkSpurt(BargeInSettings(enabled=True))
         n_windows = round(seconds * 1000 / WINDOW_MS)
         changes = [spurt.feed(1.0, self.opens(), WINDOW_MS, n * WINDOW_MS) for n in range(n_windows)]
@@ -58,7 +58,7 @@ class EchoPath:
 
 @pytest.mark.parametrize("echo_db", [-10.0, -17.0, -30.0])
 @pytest.mark.parametrize("delay_ms", [20, 110, 200, 300])
-def test_an_echo_stays_outside(echo_db: float, delay_ms: int) -> None:
+def test_an_echo_does_not_open_the_gate(echo_db: float, delay_ms: int) -> None:
     assert EchoPath(echo_db, delay_ms).pass_by(50) == 0
 
 
@@ -69,7 +69,7 @@ def test_a_peer_that_plays_late_has_a_late_echo() -> None:
     assert untold.pass_by(30) > 0, "without the peer's marks the gate cannot know the delay"
 
 
-def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_strong_one() -> None:
+def test_a_caller_as_loud_as_we_are_opens_the_gate_sooner_on_a_line_with_a_weak_echo() -> None:
     n_open = {}
     for echo_db in (-10, -30):
         line = EchoPath(echo_db)
@@ -79,7 +79,7 @@ def test_a_caller_as_loud_as_we_are_is_let_in_and_a_weak_line_sooner_than_a_stro
     assert n_open[-30] >= 18
 
 
-def test_a_caller_over_our_speech_is_not_learned_as_an_echo() -> None:
+def test_a_caller_during_our_speech_is_not_learned_as_an_echo() -> None:
     line = EchoPath(-25)
     line.pass_by(5)
     opened = [line.opens(-22.0) for _ in range(30)]
@@ -95,7 +95,7 @@ def test_the_gate_learns_a_line_that_gets_louder() -> None:
     assert line.pass_by(20) == 0
 
 
-def test_what_is_thrown_away_makes_no_echo() -> None:
+def test_dropped_speech_has_no_echo() -> None:
     gate = EchoGate(-45.0)
     for n in range(20):
         gate.playing(n * 20 * MS, -15.0)
@@ -105,7 +105,7 @@ def test_what_is_thrown_away_makes_no_echo() -> None:
     assert gate.opens(-30.0, 600 * MS)
 
 
-def test_while_we_are_silent_the_floor_counts_and_the_noise_of_the_line_raises_it() -> None:
+def test_in_our_silence_the_noise_floor_counts_and_line_noise_raises_it() -> None:
     gate = EchoGate(-45.0)
     assert not gate.opens(-46.0, 0)
     assert gate.opens(-44.0, 32 * MS)

@@ -44,7 +44,7 @@ def boundary(frame: int) -> set[int]:
 @BOTH_HOLES
 @pytest.mark.parametrize("silence_ms", [200, 500])
 @pytest.mark.parametrize("first", range(0, 25, 2))
-def test_a_hole_in_a_talk_spurt_is_no_end_of_it(silence_ms: int, first: int, is_gap: bool) -> None:
+def test_a_hole_does_not_end_a_talk_spurt(silence_ms: int, first: int, is_gap: bool) -> None:
     """Two files a second, more than real calls have. 200 ms is the longest pause in this speech."""
     said = np.concatenate([speech(CALLERS[1], "en-gb")] * 2)
     line = file_line(silence_ms=silence_ms)

@@ -34,11 +34,11 @@ def test_speech_begins_with_the_window_that_makes_it_long_enough() -> None:
     assert windows.spurt.begun_ms == 2 * WINDOW_MS
 
 
-def test_a_cough_is_no_speech_however_often_it_comes() -> None:
+def test_repeated_coughs_are_not_speech() -> None:
     assert Windows(min_speech_ms=200).feed("vvv......" * 50) == []
 
 
-def test_gaps_within_words_only_delay() -> None:
+def test_gaps_within_words_only_delay_the_beginning() -> None:
     assert Windows(min_speech_ms=200).feed("vvvv.vvvv")[0] == (Change.BEGAN, 9 * WINDOW_MS)
 
 
@@ -56,12 +56,12 @@ def test_a_missing_piece_counts_as_voice_next_to_voice_and_once() -> None:
     assert not begins("v", "v.v.v.v.v.v"), "once"
 
 
-def test_a_caller_under_our_echo_is_heard_between_it_and_echo_that_slips_through_is_not() -> None:
+def test_a_caller_weaker_than_our_echo_is_detected_in_its_gaps_and_leaked_echo_is_not() -> None:
     assert Windows(min_speech_ms=200).feed("veveveveveveveveve")[0][0] is Change.BEGAN
     assert Windows(min_speech_ms=200).feed("veeeee" * 100) == []
 
 
-def test_speech_ends_after_silence_and_was_where_its_voice_was() -> None:
+def test_speech_ends_after_silence_and_its_end_is_that_of_its_voice() -> None:
     windows = Windows(min_speech_ms=96, silence_ms=320)
     windows.feed("vvvvv")
     assert len(windows.feed("." * 9)) == 1

@@ -138,16 +138,16 @@ def test_packets_from_other_addresses_are_dropped_and_counted() -> None:
             target = asterisk.bridge_ports[media]
             await until(lambda: asterisk.ports[media].packets, "RTP flows")
             loop = asyncio.get_running_loop()
-            stranger, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
+            other_sender, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
             loud, own = noise(1, 5), noise(1, 6)
             try:
                 for n in range(5):
-                    stranger.sendto(packet(n, ulaw(loud)), target)
+                    other_sender.sendto(packet(n, ulaw(loud)), target)
                 asterisk.ports[media].transport.sendto(packet(0, ulaw(own)), target)
                 await call.until(lambda: call.audio, "the caller's own")
                 await asyncio.sleep(0.05)
             finally:
-                stranger.close()
+                other_sender.close()
             assert bytes(call.audio) == sound(own)
             assert metrics.value("telephony_sip_bridge_bad_input_total", kind="rtp_stranger") == before + 5
             await asterisk.hang_up("c-1")

@@ -317,13 +317,13 @@ def test_rtp_from_another_address_is_dropped_and_logged_with_the_call(caplog: py
         async with sides() as (asterisk, server, _), beside(asterisk, server):
             call, media = await up(asterisk, server, "c-1")
             target, own = asterisk.bridge_ports[media], noise(3, 6)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-                stranger.bind(("127.0.0.2", 0))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other_sender:
+                other_sender.bind(("127.0.0.2", 0))
                 for n in range(50):
-                    stranger.sendto(packet(n, ulaw(noise(1, 5))), target)
+                    other_sender.sendto(packet(n, ulaw(noise(1, 5))), target)
                     if n % 20 == 0:
                         asterisk.ports[media].transport.sendto(packet(n // 20, ulaw([own[n // 20]])), target)
-                port = stranger.getsockname()[1]
+                port = other_sender.getsockname()[1]
             await call.until(lambda: len(call.audio) >= 960, "the caller's own")
             await asyncio.sleep(0.1)
             assert bytes(call.audio) == sound(own)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import pytest
 from bridge_rig import EndReasons, bridging, count_sockets, noise, run, until
-from standin_asterisk import StandinPhone, phone, read_to_end, stranger
+from standin_asterisk import StandinPhone, phone, raw_connection, read_to_end
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import metrics
@@ -51,7 +51,7 @@ def test_garbage_ends_its_own_connection_only(data: bytes) -> None:
     async def main() -> None:
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=0.3) as rig:
-            async with phone(rig.port) as up, stranger(rig.port) as sock:
+            async with phone(rig.port) as up, raw_connection(rig.port) as sock:
                 call = await server.call(up.name)
                 await asyncio.get_running_loop().sock_sendall(sock, data)
                 assert await read_to_end(sock) in (b"", b"\0\0\0"), "nothing is said to it but that it is over"
@@ -256,7 +256,7 @@ def test_the_call_of_an_asterisk_that_does_not_read_ends() -> None:
         how = {"audiosocket__slow_reader_s": 0.5}
         async with (
             standin_server() as server, bridging(server.url, **how) as rig, phone(rig.port) as up,
-            stranger(rig.port, receive_buffer=4096) as deaf,
+            raw_connection(rig.port, receive_buffer=4096) as deaf,
         ):  # fmt: skip
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(deaf, b"\x01\x00\x10" + uuid.uuid4().bytes + b"\x12\x00\x04abcd")
@@ -273,7 +273,7 @@ def test_an_asterisk_that_still_sends_gets_the_hang_up_frame_and_a_clean_end() -
         async def leaves(call: ServedCall) -> None:
             await call.socket.close(1000)
 
-        async with standin_server(leaves) as server, bridging(server.url) as rig, stranger(rig.port) as sock:
+        async with standin_server(leaves) as server, bridging(server.url) as rig, raw_connection(rig.port) as sock:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, b"\x01\x00\x10" + uuid.uuid4().bytes)
             for _ in range(15):
@@ -292,7 +292,7 @@ def test_a_connection_that_asterisk_does_not_close_is_aborted() -> None:
         async def leaves(call: ServedCall) -> None:
             await call.socket.close(1000)
 
-        async with standin_server(leaves) as server, bridging(server.url) as rig, stranger(rig.port) as sock:
+        async with standin_server(leaves) as server, bridging(server.url) as rig, raw_connection(rig.port) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, b"\x01\x00\x10" + uuid.uuid4().bytes)
             assert (await read_to_end(sock)).endswith(b"\0\0\0")
             await until(lambda: not rig.bridge.n_calls, "the end of the call")
@@ -376,7 +376,7 @@ def test_50_calls_at_once_and_one_that_misbehaves() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("n_calls", [60, pytest.param(200, marks=pytest.mark.soak)])
-def test_calls_in_sequence_leave_nothing(n_calls: int) -> None:
+def test_calls_in_sequence_leave_nothing_behind(n_calls: int) -> None:
     async def main() -> None:
         async def script(call: ServedCall) -> None:
             await call.socket.send(bytes([7, 0]) * 160)

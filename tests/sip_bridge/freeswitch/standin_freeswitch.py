@@ -1,4 +1,4 @@
-"""A stand-in for FreeSWITCH with an event socket and a module that dials out; it behaves as a real one was seen to.
+"""A stand-in for FreeSWITCH with an event socket and a module that dials out. It behaves as a real one did in trials.
 
 There is no telephone: what a caller would hear is kept as bytes with their times. Behaviour that matters:
 

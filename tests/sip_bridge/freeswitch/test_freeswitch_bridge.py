@@ -216,13 +216,13 @@ def test_the_servers_hello_tells_whether_another_bridge_had_the_call(
 def test_digits_reach_the_server_and_a_flood_of_them_does_not(tmp_path: Path) -> None:
     async def main() -> None:
         async with together(tmp_path) as (switch, _):
-            channel, stranger = switch.call(UUID), switch.call()
+            channel, other_channel = switch.call(UUID), switch.call()
             switch.word(channel, tts="hello")
             for digit in "1#a":
                 switch.press(channel, digit)
-            switch.press(stranger, "9")
+            switch.press(other_channel, "9")
             await assert_told(channel, ("dtmf", "1"), ("dtmf", "#"), ("dtmf", "A"))
-            assert stranger.texts == [], "a call that is not ours"
+            assert other_channel.texts == [], "a call that is not ours"
             for _ in range(100):
                 switch.press(channel, "5")
             switch.press(channel, "x")
@@ -274,15 +274,15 @@ def test_a_server_that_is_killed_ends_its_calls_and_no_others(tmp_path: Path, mo
     async def main() -> None:
         ended = EndReasons()
         async with together(tmp_path) as (switch, rig):
-            channel, stranger = switch.call(UUID, module), switch.call(None, module)
+            channel, other_channel = switch.call(UUID, module), switch.call(None, module)
             switch.word(channel, tts="hello")
             await until(lambda: rig.bridge.n_calls == 1, "the call")
             switch.reset(channel)
-            switch.reset(stranger)
+            switch.reset(other_channel)
             await until(lambda: not channel.is_up, "the hang-up")
             assert ended.counts == {"server_lost": 1}
             await asyncio.sleep(0.05)
-            assert stranger.is_up, "nothing says that it was a call of our server's"
+            assert other_channel.is_up, "nothing says that it was a call of our server's"
 
     run(main)
 

@@ -60,7 +60,7 @@ def test_freeswitch_restarts_and_its_calls_are_over(tmp_path: Path) -> None:
             assert status == 503 and "freeswitch" in body
             channel.is_up = False
             await switch.open_socket()
-            await until(lambda: rig.bridge.n_calls == 0, "the end of a call that is no more", within_s=12)
+            await until(lambda: rig.bridge.n_calls == 0, "the end of a call that FreeSWITCH no longer has", within_s=12)
             assert ended.counts == {"hangup": 1}
             newer = switch.call()
             switch.speech(newer, 1, speech(3, 1))

@@ -44,7 +44,7 @@ def test_a_freeswitch_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
             await switch.killed()
             await until(lambda: os.listdir(tmp_path) == [], "the removal")
             await switch.open_socket()
-            await until(lambda: rig.bridge.n_calls == 0, "the end of a call that is no more", within_s=12)
+            await until(lambda: rig.bridge.n_calls == 0, "the end of a call that FreeSWITCH no longer has", within_s=12)
 
     run(main)
 

@@ -123,7 +123,7 @@ def test_packets_of_any_length_are_heard_whole(n_bytes: int) -> None:
 def test_a_packet_of_another_payload_type_is_a_gap_and_no_restart() -> None:
     receiver = RtpReceiver()
     assert receiver.feed(packet(0), 0) == said(0)
-    assert receiver.feed(packet(30_000, kind=8, ssrc=9), 0) == b"", "A-law of a stranger"
+    assert receiver.feed(packet(30_000, kind=8, ssrc=9), 0) == b"", "A-law of another source"
     assert receiver.feed(packet(0, b"\x00" * 20, kind=72), 0) == b"", "RTCP on the same port"
     assert receiver.feed(packet(1), 20 * MS) == said(1)
     assert (receiver.n_unreadable, receiver.n_lost) == (2, 0)

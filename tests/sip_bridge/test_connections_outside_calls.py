@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 from bridge_rig import BridgeRig, EndReasons, bridging, noise, run, until
 from log_lines import lines
-from standin_asterisk import StandinPhone, phone, read_to_end, stranger
+from standin_asterisk import StandinPhone, phone, raw_connection, read_to_end
 from standin_server import ServedCall, StandinServer, standin_server
 
 from sip_bridge import app, metrics
@@ -80,7 +80,7 @@ async def connect_for_ever(port: int, held: deque[socket.socket]) -> None:
 
 
 def test_connections_without_a_uuid_do_not_block_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """They once counted as calls: with 200 of them, calls were refused as busy until they timed out."""
+    """Pinned: they counted as calls. With 200 of them, calls were refused as busy until they timed out."""
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_a_call_over_the_limit_is_refused_after_its_uuid(caplog: pytest.LogCaptu
         ended = EndReasons()
         async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
             loop = asyncio.get_running_loop()
-            async with stranger(rig.port) as first, stranger(rig.port) as second:
+            async with raw_connection(rig.port) as first, raw_connection(rig.port) as second:
                 await until(lambda: rig.bridge.n_calls == 2, "both are there, and neither counts")
                 name, other = uuid.uuid4(), uuid.uuid4()
                 await loop.sock_sendall(first, UUID_HEADER + name.bytes)
@@ -141,7 +141,7 @@ def test_single_bytes_do_not_extend_the_time_for_the_uuid(caplog: pytest.LogCapt
         how = {"audiosocket__uuid_timeout_s": 0.4}
         async with (
             standin_server() as server, bridging(server.url, **how) as rig, beside(server, rig),
-            stranger(rig.port) as sock,
+            raw_connection(rig.port) as sock,
         ):  # fmt: skip
             loop = asyncio.get_running_loop()
             begun_s = loop.time()
@@ -189,7 +189,7 @@ def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixtu
         async with standin_server() as server, bridging(server.url, audiosocket__max_calls=1) as rig:
             loop = asyncio.get_running_loop()
             async with AsyncExitStack() as stack:
-                early = [await stack.enter_async_context(stranger(rig.port)) for _ in range(60)]
+                early = [await stack.enter_async_context(raw_connection(rig.port)) for _ in range(60)]
                 await until(lambda: rig.bridge.n_calls == 60, "they are let in, as none has a name yet")
                 up = await stack.enter_async_context(phone(rig.port))
                 await server.call(up.name)
@@ -222,7 +222,7 @@ def test_calls_over_the_limit_cannot_fill_the_log(caplog: pytest.LogCaptureFixtu
 def test_the_log_quotes_the_beginning_of_garbage(data: bytes, says: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with standin_server() as server, bridging(server.url, audiosocket__uuid_timeout_s=0.3) as rig:
-            async with beside(server, rig), stranger(rig.port) as sock:
+            async with beside(server, rig), raw_connection(rig.port) as sock:
                 await asyncio.get_running_loop().sock_sendall(sock, data)
                 assert await read_to_end(sock) in (b"", b"\0\0\0")
             assert len(server.calls) == 1
@@ -304,7 +304,7 @@ def test_a_peer_that_reads_nothing_is_logged_with_its_call(caplog: pytest.LogCap
         how = {"audiosocket__slow_reader_s": 0.4, "server__slow_reader_s": 0.4}
         async with (
             StandinServer(script).running(receive_buffer=4096) as server, bridging(server.url, **how) as rig,
-            beside(server, rig), stranger(rig.port, receive_buffer=4096) as deaf,
+            beside(server, rig), raw_connection(rig.port, receive_buffer=4096) as deaf,
         ):  # fmt: skip
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(deaf, UUID_HEADER + name.bytes + b"\x18\x00\x04abcd")  # 192 kHz: full soon
