@@ -51,6 +51,7 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+@pytest.mark.slow
 def test_a_process_is_placed_with_all_its_threads_and_this_one_goes_back_where_it_was() -> None:
     core = min(os.sched_getaffinity(0))
     program = "import threading; t = threading.Thread(target=input); t.start(); print('up', flush=True); t.join()"

@@ -270,6 +270,7 @@ def test_every_part_of_the_cosyvoice2_engine_has_a_row_and_no_two_import_each_ot
     assert order.index("model.lm") < order.index("device") < order.index("core") < order.index("service")
 
 
+@pytest.mark.slow
 def test_the_core_of_the_cosyvoice2_engine_loads_without_pytorch() -> None:
     """Checked in a new process: another test may have loaded PyTorch in this one."""
     program = f"import sys, {COSYVOICE2}.core.core; sys.exit('torch' in sys.modules)"

@@ -63,6 +63,7 @@ def test_the_networks_take_the_official_tensors_by_name_and_shape() -> None:
     assert sum(map(len, ours.values())) == 1743, "and the text head"
 
 
+@pytest.mark.slow
 def test_shapes_of_a_network_take_no_memory_and_no_code_of_torch_that_is_loaded_late() -> None:
     """Otherwise each command about models would start seconds later."""
     program = """
