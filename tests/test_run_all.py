@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,16 +46,26 @@ def test_the_status_of_all_passes(statuses: tuple[int, ...], whole: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("load", "text", "is_quiet"),
-    [(0.1, "max 100000\n", True), (0.1, None, True), (0.1, "200000 100000\n", False), (1000.0, None, False)],
+    ("idle_share", "text", "is_quiet"),
+    [(0.9, "max 100000\n", True), (0.9, None, True), (0.9, "200000 100000\n", False), (0.3, None, False)],
 )
 def test_passes_overlap_on_a_quiet_machine_without_a_cpu_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, text: str | None, is_quiet: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_share: float, text: str | None, is_quiet: bool
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(run_all, "idle_share", lambda: idle_share)
     if text is not None:
         (tmp_path / "cpu.max").write_text(text)
     assert run_all.is_quiet(tmp_path / "cpu.max") == is_quiet
+
+
+def test_the_idle_share_is_that_of_the_time_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was busy since its start, and has two of three ticks free now."""
+    counters = tmp_path / "stat"
+    counters.write_text("cpu  900 0 100 50 0 0 0 0 0 0\ncpu0 1 1 1 1\n")
+    after = "cpu  920 5 105 100 10 0 0 0 77 0\ncpu0 1 1 1 1\n"
+    monkeypatch.setattr(time, "sleep", lambda seconds: counters.write_text(after))
+    assert run_all.idle_share(2.0, counters) == pytest.approx(60 / 90)
+    assert run_all.idle_share(2.0, tmp_path / "none") == 0.0
 
 
 def test_a_process_and_its_children_leave_the_idle_class() -> None:
