@@ -24,9 +24,9 @@ class Profile:
 
     first_tokens: int | None = 22
     hops: tuple[int, ...] = (BLOCK_TOKENS,)
-    """Tokens of the blocks after the first; the last size is repeated. A block is heard when all of it is made. So a
-    block of four seconds leaves a gap if the engine is little faster than speech, and it is no cheaper
-    (docs/experiments.md)."""
+    """Tokens of the blocks after the first; the last size is repeated. A block becomes audio only when all
+    of it is computed. So a block of four seconds leaves a gap if the engine is little faster than speech, and it is no
+    cheaper (docs/experiments.md)."""
     hold_frames: int | None = None
     """See `ContinuousJoint`."""
     causal_finish: bool = True
@@ -51,8 +51,8 @@ class Profile:
         return n_least + -(n_prompt + n_least) % BLOCK_TOKENS
 
     def growing(self) -> Profile:
-        """The profile for text that is still being written: only the smallest blocks. Ids that do not fill a block stay
-        unheard while the bot thinks about its next word."""
+        """The profile for text that is still being written: only the smallest blocks. Ids that do not fill a block
+        wait until the bot has written more."""
         return replace(self, hops=(BLOCK_TOKENS,))
 
     def plan(self, n_prompt: int, n_tokens: int) -> Iterator[tuple[int, int, bool]]:

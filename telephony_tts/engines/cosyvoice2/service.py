@@ -242,8 +242,8 @@ class CosyVoice2Engine:
         n_queued, host = len(states) - n_running, self._host
         if host is None:
             return EngineStats(n_queued, n_running)
-        # Each listener takes a second of speech every second, and so would one more. A single one is always admitted,
-        # however slow the engine is.
+        # Each listener needs a second of speech per second; the sum is that of one listener more. With none active the
+        # load is 0, so a single one is always admitted, however slow the engine is.
         n_submitted = len(states) - states.count(_UtteranceState.WAITING)
         load = (n_submitted + 1) * host.cost() / self._settings.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
@@ -327,7 +327,7 @@ class CosyVoice2Engine:
         push()
 
     async def _cancel(self, key: int, host: EngineHost, stream: _OpenUtterance) -> None:
-        """Cancel, and return when nothing is held, however often the waiting task is itself cancelled."""
+        """Cancel, and return when the engine holds nothing for it, even if this task is cancelled meanwhile."""
         interrupted: asyncio.CancelledError | None = None
         if stream.ended is None:
             self._send(host, CancelUtterance(key))

@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint, from the shapes of its tensors and, where these do not tell, from its settings.
+"""The sizes of a checkpoint, from the shapes of its tensors and, where these are not enough, from its settings.
 
 `cosyvoice2.yaml` is HyperPyYAML, whose tags build objects, draw seeds and refer to other values. It is read as plain
 data: no tag builds anything, and `!ref <name>` becomes the value of that name (specification 1.1).

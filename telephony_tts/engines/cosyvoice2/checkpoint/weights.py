@@ -362,7 +362,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def tensor_problems(reader: StateReader, state: Mapping[str, Tensor]) -> list[str]:
-    """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other number types."""
+    """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other dtypes."""
     not_floating = [name for name in reader.shapes if name in state and not state[name].is_floating_point()]
     return [
         _named(names, what)

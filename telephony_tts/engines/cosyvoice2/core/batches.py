@@ -1,4 +1,4 @@
-"""Computes the batches of a step: puts what the streams need before the runner, and confines failures.
+"""Runs the batches of a step on the runner, and confines each failure to the jobs that caused it.
 
 Nothing here is under the core's lock. The stages that are computed belong to the lane that computes them.
 """
@@ -67,8 +67,8 @@ class Batches:
         return self._isolated([job], lambda _: [read()])
 
     def _isolated(self, jobs: Sequence[Job], work: Callable[[Sequence[Job]], list[T]]) -> list[T]:
-        """The work's results. If a batch of several fails, each of its jobs is tried alone, so that one job's failure
-        stays its own. Work that is given several jobs must leave nothing behind when it fails."""
+        """The results of `work`. If it fails for several jobs, it is tried for each of them alone, so that one job does
+        not fail the others. `work` must change nothing when it fails for several jobs."""
         if not jobs:
             return []
         try:

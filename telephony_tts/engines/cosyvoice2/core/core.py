@@ -4,7 +4,7 @@
 
 Any number of lanes may step at once. The lock is held while a lane decides and never while it computes. No two lanes
 work on the same stage of a stream, but for two blocks of the flow (`OpenBlock`). Cancelled utterances are skipped from
-the next step on, and after it their slot is free. A failure ends only the utterances that it was computed for.
+the next step on, and after it their slot is free. A failure ends only the utterances that fail alone.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Core:
         self._batches = Batches(runner, self._fail)
         self._jobs: dict[int, Job] = {}
         self._is_decoding = False
-        """A lane draws ids. The next decode batch waits for it, so that all rows are in one batch."""
+        """Whether a lane draws ids. No other decode batch begins meanwhile, so that all rows share one batch."""
         self._is_closed = False
         self._steps_ns: dict[int, int] = {}
         """When the current step of each thread began."""
@@ -127,7 +127,6 @@ class Core:
         stream: Stream | None = None
         error: EngineError | None = None
         try:
-            # Outside the lock: a stream reads its text.
             model = self.runner.model
             stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
         except EngineError as raised:
@@ -225,7 +224,7 @@ class Core:
         return step
 
     def _admit(self) -> None:
-        """Give slots to the jobs that wait for one, the most urgent first. A job whose text is said ends."""
+        """Give slots to the jobs that wait for one, the most urgent first. A job whose text has been spoken ends."""
         waiting = [job for job in self._jobs.values() if not job.is_over and job.stream.slot is None]
         for job in sorted(waiting, key=lambda job: (job.due_ns, job.key)):
             try:
@@ -268,7 +267,7 @@ class Core:
     # ------------------------------------------------------------------ without the lock
 
     def _compute(self, step: _LaneStep) -> None:
-        """Compute a step. A device has all of its work before the host reads any result."""
+        """Compute a step. On a device all work of the step is queued before the host reads any result."""
         drawn: list[tuple[Job, DrawnIds]] = []
         sounds: list[tuple[Job, Sound]] = []
         lane = threading.get_ident()

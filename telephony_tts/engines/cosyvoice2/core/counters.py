@@ -63,10 +63,10 @@ class Moment(Protocol):
     """A point in a device's work; for a CPU a point in time (`model.border`)."""
 
     def ns_after(self, begin: Any) -> int | None:
-        """Time since `begin`; None if the device is not here yet."""
+        """Time since `begin`; None if the device has not reached this point."""
 
     def wait(self) -> None:
-        """Return when the device is here."""
+        """Return when the device has reached this point."""
 
 
 class InFlight:

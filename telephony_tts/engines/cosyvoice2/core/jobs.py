@@ -25,21 +25,21 @@ TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Guarded by the core's lock. What is `busy` belongs to the lane that computes it."""
+    """Guarded by the core's lock. A stage in `busy` belongs to the lane that computes it."""
 
     key: int
     voice: str
     stream: Stream
     deadline_ns: int
-    """When its listener hears silence before its first audio."""
+    """When the listener hears silence if the first audio has not come by then."""
     follows: bool = False
-    """Its listener has heard what came before it, or hears it until the deadline."""
+    """Whether the turn is already being heard, so that silence before this utterance is a gap."""
     prompt: SpeakerPrompt | None = None
     """Its voice; None until that is ready."""
     track: Track | None = None
     """What the device holds of its piece; None until the piece is fed."""
     dry_ns: int | None = None
-    """When its listener has heard all audio that was made; None before the first."""
+    """When the audio made so far ends for the listener. None before the first audio."""
     n_made: int = 0
     """Samples given out."""
     n_taken: int = 0
@@ -50,20 +50,20 @@ class Job:
     busy: set[Stage] = field(default_factory=set)
     """Stages that lanes compute now. For the flow see `blocks`."""
     has_begun: bool = False
-    """It had a slot."""
+    """Whether the utterance has ever had a slot."""
     is_over: bool = False
-    """Nothing more is begun for it: it is said, cancelled or failed."""
+    """No further work begins for the utterance: it is complete, cancelled or failed."""
     error: EngineError | None = None
     """Why it failed."""
 
     @property
     def due_ns(self) -> int:
-        """When its listener hears silence if nothing more comes."""
+        """When the listener hears silence unless more audio comes."""
         return self.deadline_ns if self.dry_ns is None else self.dry_ns
 
     @property
     def is_new(self) -> bool:
-        """Its listener hears nothing yet."""
+        """Whether nothing of its turn has been heard yet."""
         return self.dry_ns is None and not self.follows
 
     @property
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def can_leave(self) -> bool:
-        """It or its piece is over, and no lane computes for it."""
+        """Whether the utterance or its piece is over and no lane works on it."""
         piece = self.stream.piece
         if self.busy or any(block.is_busy for block in self.blocks):
             return False
@@ -81,7 +81,7 @@ class Job:
 
     @property
     def is_drawing(self) -> bool:
-        """Ids are still to be drawn for it, now or later. Ask after `needs`. It fails if its text cannot be fed."""
+        """Whether ids remain to be drawn, now or later. Call it after `needs`. Unfit text fails the job."""
         piece = self.stream.piece
         if self.is_over or piece is None or piece.is_over:
             return False
@@ -94,7 +94,7 @@ class Job:
     def pending_work(self, ahead: AheadLimits, n_flow_steps: int, n_run_ahead: int) -> PendingWork | None:
         """The work until its listener gets more audio. A block takes `n_flow_steps`; a batch draws `n_run_ahead` ids.
 
-        None if there is none: it is not heard yet, waits for text, or its listener takes no more."""
+        None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
         piece = self.stream.piece
         if self.is_new or self.is_over or piece is None or piece.is_over:
             return None
@@ -109,8 +109,8 @@ class Job:
         return PendingWork(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
     def made(self, n_samples: int, now_ns: int) -> None:
-        """Audio was given out. After an underrun it is heard from now on. The lost time does not count: it would put
-        this stream before all later ones."""
+        """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
+        this stream would have priority over all later ones."""
         begin_ns = max(self.deadline_ns if self.dry_ns is None else self.dry_ns, now_ns)
         self.dry_ns = due_after_ns(begin_ns, n_samples, SAMPLE_RATE_HZ)
         self.n_made += n_samples
@@ -128,7 +128,7 @@ class Job:
             link = link.__cause__ or link.__context__
 
     def needs(self, ahead: AheadLimits, may_decode: bool) -> list[Need]:
-        """What could be computed for it now, beyond what is computed already. The job fails if nothing can be."""
+        """The stages that could run now, besides those that run already. An error here fails the job."""
         piece = self.stream.piece
         if self.is_over or piece is None or piece.is_over:
             return []

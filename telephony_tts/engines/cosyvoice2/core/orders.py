@@ -18,9 +18,9 @@ class SubmitUtterance:
     voice: str
     request: Request
     deadline_ns: int = 0
-    """When its listener hears silence, on the monotonic clock; 0 is now."""
+    """When the listener hears silence if no audio has come, on the monotonic clock. 0 is now."""
     follows: bool = False
-    """Its listener has heard the sentence before it."""
+    """Whether an earlier sentence of its turn has been heard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Piece:
         return self.decoding.done
 
     def begin_block(self) -> TokenBlock:
-        """The next block. Ask `has_block` before."""
+        """The next block. Call it only if `has_block()` is true."""
         tokens, begin = self.tokens, self.n_begun
         end = begin + self._hop
         if len(tokens) >= end + LOOKAHEAD_TOKENS:
@@ -250,14 +250,14 @@ class Stream:
 
     @property
     def wants_slot(self) -> bool:
-        """Whether it could begin its next piece with a slot. An instruction needs the whole text: the model was not
-        trained to interleave text with one."""
+        """Whether the next piece could begin if there were a slot. An instruction needs the whole text: the model was
+        not trained to interleave text with an instruction."""
         if self.slot is not None or (self._grows and self.request.instruct):
             return False
         return self._begins_growing or self._peek() is not None
 
     def refused(self) -> None:
-        """There was no slot. If the text is whole by the time there is one, it is cut as any other."""
+        """Record that no slot was free. If the text is complete when one becomes free, it is cut like any other."""
         self._was_refused = True
 
     @property
@@ -270,11 +270,11 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """All text is said, or there is none."""
+        """Whether all text has been spoken, or there is none."""
         return self.slot is None and not self._grows and not self._begins_growing and self._peek() is None
 
     def _peek(self) -> tuple[int, int, str] | None:
-        """The next piece of text that is whole: begin, end and spelling; None if there is none."""
+        """The next piece of complete text: begin, end and spelling. None if there is none."""
         if self._growing is not None:
             return None
         if self._cuts is None:
@@ -286,7 +286,7 @@ class Stream:
     # -------------------------------------------------------------------------- pieces
 
     def begin(self, slot: int) -> Piece:
-        """Begin the next piece in a slot. Ask `wants_slot` before."""
+        """Begin the next piece in a slot. Call it only if `wants_slot` is true."""
         self.slot = slot
         seed = self.request.seed + self._n_pieces
         self._n_pieces += 1

@@ -71,7 +71,7 @@ def _invert(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _most_likely(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The `n` largest of `probs` [B, V] and their ids, by falling probability and rising id: [B, n]. No negative ones.
+    """The `n` largest of `probs` [B, V] >= 0, and their ids: [B, n], by descending probability and ascending id.
 
     The bits of floats that are not negative rank like the floats. With the id in the low bits no two keys are equal, so
     top-k suffices. Sorting all of them would take a CPU as long as a layer of the model.
@@ -95,7 +95,8 @@ class Draw:
 def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: SamplingConfig) -> Draw:
     """Repetition-aware draw from `log_probs` [B, V]. `recent` [B, window]: the last ids in any order, padded with -1.
 
-    The nucleus has at most `top_k` ids, by falling probability and rising id. It ends with the id that reaches `top_p`.
+    The nucleus has at most `top_k` ids, by descending probability and ascending id. It ends with the id that reaches
+    `top_p`.
     Every row gets a second draw from the vocabulary without the first id, which is used if the first is a repetition.
     A branch would make the host wait for the device.
     """

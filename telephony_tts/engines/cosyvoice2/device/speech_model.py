@@ -105,8 +105,8 @@ class SpeechModel:
         flow_memory_mb: int | None = None,
         check_wanted: Callable[[], object] = lambda: None,
     ) -> Self:
-        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of what is free.
-        `check_wanted` is called before each tensor and ends the loading by raising.
+        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of the free memory.
+        `check_wanted` is called before each tensor; what it raises ends the loading.
 
         Raises ValueError for a precision that the device does not have, EngineUnavailable if the memory does not
         suffice."""

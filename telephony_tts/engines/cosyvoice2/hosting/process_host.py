@@ -287,7 +287,7 @@ class ProcessHost:
                 raise
             except _ProcessHung as hung:
                 assert process is not None
-                process.child.kill()  # a stopped process ends by nothing else
+                process.child.kill()  # nothing else ends a stopped process
                 is_hung, reason = True, str(hung)
                 failure = EngineError(f"the speech engine's process was killed while it was loading: {reason}")
             except Exception as error:

@@ -5,7 +5,7 @@
     Int8Linear      weights and activations in int8, sums exact
 
 An int8 product sums whole numbers exactly. Its result therefore depends neither on the number of rows nor on the
-processor. All else is computed value by value. So a row's result is the same to the bit in any batch.
+processor. All else is elementwise. So a row's result is bit-identical in any batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SMALLEST_SCALE = 1e-30
 """Rows and channels are divided by their largest value. A smaller one counts as this, so that zeros stay zeros."""
 LARGEST_WEIGHT = 127
 LARGEST_ACTIVATION = 63
-"""Rows are bytes around 64, so two products of a byte and a weight fit 16 bits. Processors without VNNI add them so."""
+"""Activations are unsigned bytes with zero point 64, so the sum of two products fits 16 bits. Processors without VNNI
+add products in pairs of that width."""
 _BYTE_ZERO = 64
 _TILE_BYTES = 600_000
 _MOST_SINGLE_ROWS = 16
@@ -134,7 +135,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 class FbgemmProduct:
     """By FBGEMM, from weights in its layout: few rows cost about as much as reading the weights.
 
-    FBGEMM takes rows as bytes. The rows are whole numbers already, so a step of 1 around a zero of 64 rounds nothing.
+    FBGEMM takes rows as bytes. The rows are whole numbers already, so a scale of 1 with zero point 64 rounds nothing.
     """
 
     def __init__(self, integers: Tensor, scale: Tensor) -> None:

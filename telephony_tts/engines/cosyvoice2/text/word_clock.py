@@ -31,7 +31,7 @@ class WordClock:
         self._placed: list[Timing] = []
 
     def heard(self, n_samples: int, n_known: int, *, last: bool) -> None:
-        """The next `n_samples` were made. The piece will have `n_known` or more in all."""
+        """Record `n_samples` more that were made. The piece will have at least `n_known` in all."""
         begin, self._n_heard = self._n_heard, self._n_heard + n_samples
         if last:
             self._share_out(max(begin, self._at))

@@ -1,4 +1,4 @@
-"""Makes a voice of a recording: reads, checks and trims it, and extracts its features (specification 3.4, 3.5)."""
+"""Makes a voice from a recording: reads, checks and trims it, and extracts its features (specification 3.4, 3.5)."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Estimator:
         self.is_packed = True
 
     def quantize(self) -> None:
-        """Turns the expensive products to int8. Activations are float32 from then on.
+        """Converts the expensive products to int8. Activations are float32 from then on.
 
         The first convolution stays: its input holds mels beside noise, and int8 would be too coarse for it. The output
         of attention stays too, because int8 makes it no faster.

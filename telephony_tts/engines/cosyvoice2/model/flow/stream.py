@@ -39,9 +39,9 @@ class FlowStream:
     n_emitted: int = 0
     """Tokens of the blocks that are done."""
     finished: bool = False
-    """No block can be begun: the last one has been, or a step has failed."""
+    """No further block can begin: the last one has begun, or a step has failed."""
     failed: bool = False
-    """A step has failed. The steps have seen different frames, so the stream cannot go on."""
+    """A step has failed. Its kept keys and values do not match any more, so the stream cannot go on."""
     steps_done: list[int] = field(default_factory=list)
     """Euler steps of each block that was begun. A block takes step k only after the block before has taken it."""
 
@@ -91,7 +91,7 @@ class FlowBlock:
     past: tuple[KeptPage, ...] | None
     """Pages of the tokens before. None: the block is a whole sentence, and all of its frames see all others."""
     new: tuple[KeptPage, ...] = ()
-    """Pages that each step fills. None on a device if the block is the last: nothing will read them."""
+    """Pages that each step fills. Empty on a device for the last block, because nothing will read them."""
     k: int = 0
     n_hidden: int = 0
     """Frames at its beginning that belong to the prompt and are not part of the mel."""

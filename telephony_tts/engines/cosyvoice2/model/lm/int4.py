@@ -3,7 +3,7 @@
 A decode step costs as much as reading its weights, and 4 bits are half of int8. The many rows of a prefill read them
 once and are bound by arithmetic, which 4 bits make slower. So the weights are kept in bfloat16 too.
 
-Each GROUP weights of a row share a step and a middle: weight = (integer - 8) * step + middle, with integers 0 to 15.
+Each GROUP weights of a row share a scale and an offset: weight = (integer - 8) * scale + offset, integers 0 to 15.
 Weights are rounded to nearest. The range of a group is narrowed if that reduces its squared error.
 """
 
@@ -34,7 +34,7 @@ class Int4Matrix:
     Raises ValueError for other weights, for sizes that are no multiples of ROWS and GROUP, and if this processor or
     PyTorch lacks the products (`available`).
 
-    A row's result depends on no other row, to the bit.
+    A row's result is bit-identical in any batch.
     """
 
     def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
@@ -74,7 +74,7 @@ def _few(rows: Tensor, packed: Tensor, steps: Tensor) -> Tensor:
 
 
 def grouped(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [N, K] -> int32 [N, K] from 0 to 15, and step and middle of each group, bfloat16 [K / GROUP, N, 2]."""
+    """float32 [N, K] -> int32 [N, K] from 0 to 15, and scale and offset of each group, bfloat16 [K / GROUP, N, 2]."""
     groups = weight.view(len(weight), -1, GROUP)
     low, high = groups.aminmax(dim=2, keepdim=True)
     best = torch.full_like(low, torch.inf)

@@ -73,11 +73,11 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 class KvCache:
     """Keys and values of all slots: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
 
-    `lengths[slot]` positions are filled. The host counts them as it feeds the model, so it never asks the device. Who
-    holds which slot is the core's to know (`core.scheduler.Slots`); a slot that nothing holds is empty.
+    `lengths[slot]` positions are filled. The host counts them itself, so it never waits for the device. The core knows
+    which slots are taken (`core.scheduler.Slots`); a free slot is empty.
 
-    The last slot, `idle`, is a scratch slot. A row of a decode step without an utterance names it. So the number of
-    rows, and with it the arithmetic of every other row, stays the same while utterances come and go.
+    The last slot, `idle`, is a scratch slot for the rows of a decode step that belong to no utterance. So the number of
+    rows, and with it the arithmetic of every other row, stays the same while utterances begin and end.
     """
 
     def __init__(

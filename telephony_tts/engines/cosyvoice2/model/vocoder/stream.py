@@ -1,4 +1,4 @@
-"""Mel chunks to audio: the two ways in which the vocoder joins chunks (specification 6.1, and what is wrong with it).
+"""Mel chunks to audio: the two ways in which the vocoder joins chunks (specification 6.1 and its defects).
 
 `ContinuousJoint` (default profile). The audio is that of the whole utterance, whatever the chunks are:
 
@@ -80,7 +80,7 @@ def push_chunks(
     `lasts` says which chunks end their utterance. The utterances may use different vocoders.
 
     `batched` runs steps of equal shapes as one batch, which equals each stream alone but for rounding in float32. The
-    default is to do so on a GPU only: a CPU gains nothing, and there each stream is the same to the bit in any company.
+    default is to do so on a GPU only: a CPU gains nothing, and its streams must be bit-identical whatever else runs.
 
     Vocoder state cannot be rolled back, so failures are reported per stream: `on_failure` is called for a chunk that is
     refused and for one that fails. Its audio is None, and the audio of the other streams does not change.

@@ -276,7 +276,7 @@ class Vocoder:
     ) -> Self:
         """Reads `hift.pt` under today's names (specification 2.3); `checkpoint.weights` turns older names into them.
 
-        `dtype` is the number type of the residual blocks' convolutions, by default that of the file. `sums` is that of
+        `dtype` is the dtype of the residual blocks' convolutions, by default that of the file. `sums` is that of
         what lies between them, by default `dtype`. `wide` float64 costs a CPU 4 % and gives the same phase for any
         chunks. In float32 different chunks round the pitch differently. An error of 1e-4 Hz is 0.006 rad in the ninth
         harmonic after a second, which is not audible but is not equal either.
