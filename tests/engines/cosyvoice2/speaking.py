@@ -30,10 +30,10 @@ from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import Decoding, LmFeed
@@ -154,10 +154,10 @@ class Watched(Runner):
         self._slots.update((id(block), track.slot) for block, track in zip(begun, tracks, strict=True))
         return begun
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+    def flow(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         of_pieces = [block for block in blocks if block.voice is None]
         self.calls.append(("flow", tuple(self._slots[id(block)] for block in of_pieces)))
-        super().flow(blocks)
+        super().flow(blocks, on_failure)
 
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         self.calls.append(("vocode", tuple(track.slot for track in tracks)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.model.failures import isolated
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
@@ -44,11 +45,22 @@ class Batches:
         return self._isolated(jobs, self._decode)
 
     def flow(self, blocks: Mapping[Job, OpenBlock]) -> None:
-        """One Euler step of the block that each job claimed."""
+        """One Euler step of the block that each job claimed. The flow reports failures per block, and nothing is tried
+        again: the other blocks have taken their step."""
         new = [job for job, block in blocks.items() if block.solve is None]
         self._isolated(new, partial(self._begin, blocks))
-        begun = [job for job, block in blocks.items() if block.solve is not None]
-        self._isolated(begun, partial(self._flow, blocks))
+        # A block without tokens is done before its first step.
+        jobs = [job for job, block in blocks.items() if block.solve is not None and not block.solve.done]
+        if not jobs:
+            return
+        try:
+            self._runner.flow(
+                [cast("FlowBlock", blocks[job].solve) for job in jobs],
+                lambda i, error: self._report(jobs[i], error),
+            )
+        except Exception as error:
+            for job in jobs:
+                self._report(job, error)
 
     def vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
         """Vocoder state cannot be rolled back. The runner reports failures per track, and nothing is tried again."""
@@ -67,19 +79,8 @@ class Batches:
         return self._isolated([job], lambda _: [read()])
 
     def _isolated(self, jobs: Sequence[Job], work: Callable[[Sequence[Job]], list[T]]) -> list[T]:
-        """The results of `work`. If it fails for several jobs, it is tried for each of them alone, so that one job does
-        not fail the others. `work` must change nothing when it fails for several jobs."""
-        if not jobs:
-            return []
-        try:
-            return work(jobs)
-        except Exception as error:
-            if len(jobs) == 1:
-                self._report(jobs[0], error)
-                return []
-            log.warning("a batch of %d streams failed; each is tried alone", len(jobs), exc_info=True)
-        # Outside the handler: the error holds the device memory that the batch had taken.
-        return [result for job in jobs for result in self._isolated([job], work)]
+        """The results of `work`, which must change nothing when it fails for several jobs."""
+        return isolated(jobs, work, self._report)
 
     def _report(self, job: Job, error: Exception) -> None:
         """Call it while the error is handled: the log shows its traceback."""
@@ -115,12 +116,6 @@ class Batches:
         solves = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
         for job, solve in zip(jobs, solves, strict=True):
             blocks[job].solve = solve
-        return []
-
-    def _flow(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = [cast("FlowBlock", blocks[job].solve) for job in jobs]
-        # A block without tokens is done before its first step.
-        self._runner.flow([solve for solve in solves if not solve.done])
         return []
 
 

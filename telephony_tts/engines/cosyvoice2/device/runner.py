@@ -23,11 +23,11 @@ from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeR
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
@@ -218,9 +218,9 @@ class Runner:
         prompt, tokens = track.prompt, sent([ids], self.model.device)
         return self.model.flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
-        """One Euler step of each block."""
-        self.model.flow.step(blocks)
+    def flow(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
+        """One Euler step of each block. `on_failure`: see `Flow.step`."""
+        self.model.flow.step(blocks, on_failure)
 
     @torch.inference_mode()
     def keep(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:

@@ -27,8 +27,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -88,9 +88,18 @@ class Faulty(Runner):
         self._tracks.update((id(block), track) for block, track in zip(begun, tracks, strict=True))
         return begun
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
-        self._maybe("flow", [self._tracks.get(id(block)) for block in blocks])
-        super().flow(blocks)
+    def flow(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
+        tracks = [self._tracks.get(id(block)) for block in blocks]
+        try:
+            self._maybe("flow", tracks)
+        except Exception as error:
+            assert on_failure is not None
+            at = next(i for i, track in enumerate(tracks) if track is not None and track.slot == self.slot)
+            on_failure(at, error)
+            others = [*blocks[:at], *blocks[at + 1 :]]
+            super().flow(others, lambda i, each: on_failure(i + (i >= at), each))
+            return
+        super().flow(blocks, on_failure)
 
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         try:
@@ -108,10 +117,9 @@ class Faulty(Runner):
         self._maybe("close", [track])
 
 
-@pytest.mark.parametrize("stage", ["decode", "flow"])
-def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[Pcm], stage: str) -> None:
+def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[Pcm]) -> None:
     for nth in (0, 3):
-        runner = Faulty(rig, stage, nth, None, RuntimeError("out of memory"))
+        runner = Faulty(rig, "decode", nth, None, RuntimeError("out of memory"))
         stepped = Stepped(rig, runner=runner)
         keys = say_all(stepped)
         runner.is_on = True

@@ -22,9 +22,8 @@ which the reference uses for the last block of a sentence.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal, Self
+from typing import Literal, Never, Self
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +36,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     LOOKAHEAD_TOKENS,
     ModelConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.flow.backend import FlowBackend
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
@@ -181,43 +181,55 @@ class Flow:
         return blocks
 
     @torch.inference_mode()
-    def step(self, blocks: Sequence[FlowBlock]) -> None:
+    def step(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         """One Euler step of each block, wherever it stands.
 
-        If one raises, its stream is finished; the others are as they were, or one step further. Raises ValueError, and
-        does nothing, for a block that is done, has failed or is given twice, and for a block that would overtake the
-        one before it. On a CPU two blocks of one stream may be stepped from two threads at once; a device has one
-        thread.
+        A failed batch is tried again block by block. `on_failure` is called with the index of each block that fails
+        alone, and with its error; without `on_failure`, the first error is raised at the end. The stream of such a
+        block is finished. All other blocks take exactly one step.
+
+        Raises ValueError, and does nothing, for a block that is done or given twice, and for a block that would
+        overtake the one before it. On a CPU two blocks of one stream may be stepped from two threads at once; a device
+        has one thread.
         """
         if len({id(block) for block in blocks}) < len(blocks):
             raise ValueError("a block cannot take two steps at once")
         for block in blocks:
-            if block.done or block.failed:
-                raise ValueError("the block is done" if block.done else "a step of the block has failed")
-            if not block.may_step:
+            if block.done:
+                raise ValueError("the block is done")
+            if not (block.may_step or block.failed):
                 raise ValueError("the block before it has not gone further: step that one first")
-        alone = list(blocks)
-        for batch in self.backend.step_batches(blocks):
-            # A batch that fails has changed nothing. Its blocks then go alone, which shows the one that fails.
-            with contextlib.suppress(Exception):
-                self.backend.step(batch)
-                alone = [block for block in alone if block not in batch]
-                for block in batch:
-                    block.stepped()
-        for block in alone:
-            try:
-                if block.past is None:
-                    self._step_whole(block)
-                else:
-                    self.backend.step([block])
-            except BaseException:
-                block.fail()
-                raise
-            block.stepped()
+        raised: list[Exception] = []
 
-    def _step_whole(self, block: FlowBlock) -> None:
-        block.x = self.decoder.step(block.k, block.x, block.mu, block.spk, block.cond, WholeSequence())
-        block.k += 1
+        def report(block: FlowBlock, error: Exception) -> None:
+            # Before `fail`: the error that another thread then gets for the stream's other block must not come first.
+            if on_failure is not None:
+                on_failure(blocks.index(block), error)
+            elif not raised:
+                raised.append(error)
+            block.fail()
+
+        batches = self.backend.step_batches(blocks)
+        batched = {id(block) for batch in batches for block in batch}
+        batches += [[block] for block in blocks if id(block) not in batched]
+        for batch in batches:
+            isolated(batch, self._step_batch, report)
+        if raised:
+            raise raised.pop()  # popped, so that error and frame do not keep each other alive
+
+    def _step_batch(self, blocks: Sequence[FlowBlock]) -> Sequence[Never]:
+        """If it raises, no block has changed."""
+        if any(block.failed for block in blocks):
+            raise ValueError("a step of the block has failed")
+        if blocks[0].past is None:
+            (block,) = blocks
+            block.x = self.decoder.step(block.k, block.x, block.mu, block.spk, block.cond, WholeSequence())
+            block.k += 1
+        else:
+            self.backend.step(blocks)
+        for block in blocks:
+            block.stepped()
+        return ()
 
     def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
         """Blocks of different streams or voices. Nothing changes before everything is computed."""

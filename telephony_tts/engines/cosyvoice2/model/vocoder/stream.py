@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import (
     DecodeStep,
-    OnFailure,
     PitchStep,
     RestartedSourceStep,
     SourceStep,
