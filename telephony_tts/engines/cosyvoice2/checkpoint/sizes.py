@@ -16,12 +16,13 @@ import yaml
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
-    BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
+    LOOKAHEAD_TOKENS,
     N_MELS,
     N_SPEECH_ROWS,
     N_SPEECH_TOKENS,
     SAMPLE_RATE_HZ,
+    TOKENS_PER_S,
     FlowDecoderConfig,
     FlowEncoderConfig,
     LmConfig,
@@ -158,10 +159,10 @@ def constant_problems(settings: Settings) -> list[str]:
     """The settings that contradict a constant of CosyVoice2 on which this engine relies."""
     given = {
         "sample_rate": SAMPLE_RATE_HZ,
-        "token_frame_rate": BLOCK_TOKENS,
+        "token_frame_rate": TOKENS_PER_S,
         "token_mel_ratio": FRAMES_PER_TOKEN,
         "llm.speech_token_size": N_SPEECH_TOKENS,
-        "flow.pre_lookahead_len": 3,
+        "flow.pre_lookahead_len": LOOKAHEAD_TOKENS,
     }
     problems = []
     for path, value in given.items():

@@ -124,19 +124,13 @@ class Core:
             self._changed.notify_all()
 
     def _submit(self, order: SubmitUtterance) -> None:
-        stream: Stream | None = None
-        error: EngineError | None = None
-        try:
-            model = self.runner.model
-            stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
-        except EngineError as raised:
-            error = raised
-        except Exception as raised:
-            log.exception("the text of an utterance could not be read")
-            error = EngineError(f"cosyvoice2 failed: {raised}")
+        # The stream cuts and tokenises its text later, with the lock held. That takes a small part of a step:
+        # 0.1 ms for a piece of text; 4 ms for 2,000 characters in the upstream profile, which cuts all text at once.
+        model = self.runner.model
+        stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
         with self._changed:
-            if self._is_closed or stream is None:
-                self.tell(order.key, UtteranceEnded(error or EngineError("cosyvoice2 is closed")))
+            if self._is_closed:
+                self.tell(order.key, UtteranceEnded(EngineError("cosyvoice2 is closed")))
                 return
             now_ns = self._now_ns()
             due_ns = order.deadline_ns or now_ns
