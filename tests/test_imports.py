@@ -364,7 +364,7 @@ def test_the_judge_names_the_line() -> None:
         ("telephony_tts.engines.hibari_model", "import hibari\nfrom telephony_tts.engines.words import words"),
         ("telephony_tts.engines.cosyvoice2.device.runner", "import torch"),
         ("telephony_tts.engines.cosyvoice2.model.lm.lm", "from torch import nn"),
-        (f"{COSYVOICE2}.model.lm.int4", f"from {COSYVOICE2}.model.linear import packs"),
+        (f"{COSYVOICE2}.model.lm.int4", f"from {COSYVOICE2}.model.linear import packing_is_exact"),
         (f"{COSYVOICE2}.core.core", f"from {COSYVOICE2}.device.requests import DecodeRow"),
         (f"{COSYVOICE2}.device.runner", f"from {COSYVOICE2}.model.graphs import Graphs"),
         ("telephony_tts.transport.server", "import asyncio\nfrom websockets.asyncio.server import serve"),

@@ -81,7 +81,7 @@ class Settings:
     precision: Precision = Precision()
     profile: Profile = DEFAULT
     n_slots: int = 16
-    n_prompts: int = 4
+    n_ready_voices: int = 4
     n_lanes: int = 1
     n_threads: int = 1
     ahead: AheadLimits = field(default_factory=AheadLimits)

@@ -47,15 +47,15 @@ class Batches:
     def flow(self, blocks: Mapping[Job, OpenBlock]) -> None:
         """One Euler step of the block that each job claimed. The flow reports failures per block, and nothing is tried
         again: the other blocks have taken their step."""
-        new = [job for job, block in blocks.items() if block.solve is None]
+        new = [job for job, block in blocks.items() if block.flow_block is None]
         self._isolated(new, partial(self._begin, blocks))
         # A block without tokens is done before its first step.
-        jobs = [job for job, block in blocks.items() if block.solve is not None and not block.solve.done]
+        jobs = [job for job, block in blocks.items() if block.flow_block is not None and not block.flow_block.done]
         if not jobs:
             return
         try:
-            self._runner.flow(
-                [cast("FlowBlock", blocks[job].solve) for job in jobs],
+            self._runner.step_blocks(
+                [cast("FlowBlock", blocks[job].flow_block) for job in jobs],
                 lambda i, error: self._report(jobs[i], error),
             )
         except Exception as error:
@@ -103,7 +103,7 @@ class Batches:
         return [(job, ids) for job, ids in zip(jobs, drawn, strict=True) if ids is not None]
 
     def _decode(self, jobs: Sequence[Job]) -> list[tuple[Job, DrawnIds]]:
-        n_steps = min(self._runner.n_run_ahead, *(piece_of(job).n_sure for job in jobs))
+        n_steps = min(self._runner.n_run_ahead, *(piece_of(job).n_drawable_unread for job in jobs))
         rows = []
         for job in jobs:
             piece, feed = piece_of(job), feed_of(job)
@@ -113,9 +113,9 @@ class Batches:
         return list(zip(jobs, self._runner.decode([track_of(job) for job in jobs], rows), strict=True))
 
     def _begin(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
-        for job, solve in zip(jobs, solves, strict=True):
-            blocks[job].solve = solve
+        begun = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
+        for job, flow_block in zip(jobs, begun, strict=True):
+            blocks[job].flow_block = flow_block
         return []
 
 

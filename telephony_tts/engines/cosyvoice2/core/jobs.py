@@ -49,6 +49,8 @@ class Job:
     first has made."""
     busy: set[Stage] = field(default_factory=set)
     """Stages that lanes compute now. For the flow see `blocks`."""
+    is_releasing: bool = False
+    """A lane gives back its slot and what the device holds of its piece."""
     has_begun: bool = False
     """Whether the utterance has ever had a slot."""
     is_over: bool = False
@@ -72,10 +74,10 @@ class Job:
         return 1000 * (self.n_made - self.n_taken) / SAMPLE_RATE_HZ
 
     @property
-    def can_leave(self) -> bool:
+    def can_release(self) -> bool:
         """Whether the utterance or its piece is over and no lane works on it."""
         piece = self.stream.piece
-        if self.busy or any(block.is_busy for block in self.blocks):
+        if self.is_releasing or self.busy or any(block.is_busy for block in self.blocks):
             return False
         return self.is_over or (piece is not None and piece.is_over)
 
@@ -98,17 +100,17 @@ class Job:
         piece = self.stream.piece
         if self.is_new or self.is_over or piece is None or piece.is_over:
             return None
-        if piece.n_mels:
+        if piece.n_mel_blocks:
             return PendingWork(self.due_ns, (0, 0, 0, 1))
         if self.blocks:
-            solve = self.blocks[0].solve
-            return PendingWork(self.due_ns, (0, 0, n_flow_steps - (solve.k if solve is not None else 0), 1))
-        n_missing = 0 if piece.decoding.done else max(0, -piece.n_waiting)
+            first = self.blocks[0].flow_block
+            return PendingWork(self.due_ns, (0, 0, n_flow_steps - (first.k if first is not None else 0), 1))
+        n_missing = 0 if piece.decoding.done else max(0, -piece.n_spare)
         if piece.all_begun or not self._is_behind(piece, ahead) or (n_missing and not self.is_drawing):
             return None
         return PendingWork(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
-    def made(self, n_samples: int, now_ns: int) -> None:
+    def record_audio(self, n_samples: int, now_ns: int) -> None:
         """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
         this stream would have priority over all later ones."""
         begin_ns = max(self.deadline_ns if self.dry_ns is None else self.dry_ns, now_ns)
@@ -140,19 +142,19 @@ class Job:
 
     def _needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
         needs, due_ns, is_new = [], self.due_ns, self.is_new
-        if not self.busy & TOKEN_STAGES and piece.n_waiting < ahead.n_tokens:
+        if not self.busy & TOKEN_STAGES and piece.n_spare < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):
                 needs.append(Need(self.key, Stage.PREFILL, due_ns, is_new=is_new))
             elif feed is not None and may_decode:
-                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_waiting >= 0, is_new))
+                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_spare >= 0, is_new))
         if self.track is not None:
             block = self._free_block()
             if block is not None or self._may_begin(piece, ahead):
                 # A second block is heard after the first.
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
                 needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S, is_new=is_new))
-        if Stage.VOCODE not in self.busy and piece.n_mels:
+        if Stage.VOCODE not in self.busy and piece.n_mel_blocks:
             needs.append(Need(self.key, Stage.VOCODE, due_ns, is_new=is_new))
         return needs
 
@@ -169,28 +171,30 @@ class Job:
     def done_block(self) -> OpenBlock | None:
         """Remove and return its oldest block if all steps of it are made."""
         first = self.blocks[0] if self.blocks else None
-        if first is None or first.is_busy or first.solve is None or not first.solve.done:
+        if first is None or first.is_busy or first.flow_block is None or not first.flow_block.done:
             return None
         return self.blocks.pop(0)
 
     def _free_block(self) -> OpenBlock | None:
         """The oldest block whose next step could be made now."""
-        free = (block for block in self.blocks if not block.is_busy and (block.solve is None or block.solve.may_step))
-        return next(free, None)
+        for block in self.blocks:
+            if not block.is_busy and (block.flow_block is None or block.flow_block.may_step):
+                return block
+        return None
 
     def _may_begin(self, piece: Piece, ahead: AheadLimits) -> bool:
         """Whether the next block could begin now."""
         if self.blocks:
-            first = self.blocks[0].solve
+            first = self.blocks[0].flow_block
             if len(self.blocks) == MOST_OPEN_BLOCKS or first is None or not first.k:
                 return False
             # An end that is computed over the whole piece again does not continue the kept steps.
             if not self.stream.profile.causal_finish:
                 return False
-        n_unvoiced = piece.n_mels + len(self.blocks)
+        n_unvoiced = piece.n_mel_blocks + len(self.blocks)
         return self._is_behind(piece, ahead) and n_unvoiced < MOST_UNVOICED_BLOCKS and piece.has_block()
 
     def _is_behind(self, piece: Piece, ahead: AheadLimits) -> bool:
         """Whether less audio is made or in the flow than the stream may have ahead."""
-        in_flow_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
+        in_flow_ms = 1000 * piece.n_unvoiced_tokens / TOKENS_PER_S / self.stream.request.speed
         return self.held_ms + in_flow_ms < ahead.audio_ms

@@ -41,13 +41,13 @@ class AudioTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelUtterance:
+class CancelOrder:
     """Stop the utterance. The answer is `UtteranceEnded`, as for any end."""
 
     key: int
 
 
-Order = SubmitUtterance | PushText | AudioTaken | CancelUtterance
+Order = SubmitUtterance | PushText | AudioTaken | CancelOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class VoiceBuild:
     name: str
     is_busy: bool = False
     """A lane computes a step of it now."""
-    prompt: PromptBuild | None = None
+    work: PromptBuild | None = None
     """None before its first step."""
 
 

@@ -98,7 +98,7 @@ class Runner:
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
         self.together = not is_cpu
         """Whether prompts and audio of several tracks are computed as one batch."""
-        self.n_flow_steps = len(model.flow.decoder.times)
+        self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
         self._lm_steps: LmSteps = (
             CpuLmSteps(model.lm, model.cache, model.sampler)
@@ -199,7 +199,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
-        """Begin a block of each track; `flow` takes its steps. If this raises, no block has begun."""
+        """Begin a block of each track; `step_blocks` takes its steps. If this raises, no block has begun."""
         begun: dict[int, FlowBlock] = {}
         requests: dict[int, BlockRequest] = {}
         for i, (track, block) in enumerate(zip(tracks, blocks, strict=True)):
@@ -218,12 +218,12 @@ class Runner:
         prompt, tokens = track.prompt, sent([ids], self.model.device)
         return self.model.flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
 
-    def flow(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
+    def step_blocks(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         """One Euler step of each block. `on_failure`: see `Flow.step`."""
         self.model.flow.step(blocks, on_failure)
 
     @torch.inference_mode()
-    def keep(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
+    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
         """Queue the mel of a block that is done for the vocoder. Blocks of a track are given in their order."""
         track.mels.append((flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
 

@@ -58,13 +58,13 @@ class PromptBuild:
     flow_tokens: Tensor
     flow_mel: Tensor
     embedding: Tensor
-    solve: FlowBlock
+    flow_block: FlowBlock
 
-    def prompt(self) -> SpeakerPrompt:
-        """The ready voice. Call it when `solve` is done."""
+    def finished(self) -> SpeakerPrompt:
+        """The ready voice. Call it when `flow_block` is done."""
         ids = self.transcript_ids
         speech = tuple(self.features.speech_tokens.tolist()) if ids else ()
-        return SpeakerPrompt(ids, speech, self.solve.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
+        return SpeakerPrompt(ids, speech, self.flow_block.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
 
 
 class _InterruptibleTensors(Mapping[str, Tensor]):
@@ -153,8 +153,8 @@ class SpeechModel:
         tokens = features.speech_tokens[None, n_cut:].to(self.device)
         mel = features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device)
         embedding = features.embedding[None].to(self.device, self.flow.dtype)
-        solve = self.flow.begin_prompt(tokens, mel, embedding)
-        return PromptBuild(features, ids, tokens, mel, embedding, solve)
+        block = self.flow.begin_prompt(tokens, mel, embedding)
+        return PromptBuild(features, ids, tokens, mel, embedding, block)
 
 
 def _flow_bytes(device: torch.device) -> int:

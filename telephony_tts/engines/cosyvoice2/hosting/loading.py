@@ -70,7 +70,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         features,
         settings.profile,
         lambda key, event: None,
-        n_prompts=settings.n_prompts,
+        n_ready_voices=settings.n_ready_voices,
         ahead=settings.ahead,
     )
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))

@@ -317,7 +317,7 @@ class ProcessHost:
             async with asyncio.timeout(None) as limit:
                 self._check_later(judge, limit)
                 while (message := await _read(reader)) is not None:
-                    judge.heard(self._now_ns())
+                    judge.note_message(self._now_ns())
                     if self._state is _HostState.STALLED:
                         self._state = _HostState.READY
                         self._notify_waiting()

@@ -76,7 +76,7 @@ class PackedLinear:
 
 
 @functools.cache
-def packs() -> bool:
+def packing_is_exact() -> bool:
     """Whether packed weights give the bits of plain ones on this processor with this PyTorch."""
     g = torch.Generator().manual_seed(0)
     linear = Linear(torch.randn(48, 32, generator=g).bfloat16(), torch.randn(48, generator=g).bfloat16())

@@ -199,12 +199,12 @@ def test_a_failing_euler_step_ends_only_its_stream_and_the_others_take_one_step(
         step(blocks)
 
     def counted(self: Batches, blocks: Mapping[Job, OpenBlock]) -> None:
-        before = {job: block.solve.k if block.solve is not None else 0 for job, block in blocks.items()}
-        bad[:] = [block.solve for job, block in blocks.items() if job.stream.slot == 1 and before[job] == 2]  # type: ignore[misc]
+        before = {job: block.flow_block.k if block.flow_block is not None else 0 for job, block in blocks.items()}
+        bad[:] = [block.flow_block for job, block in blocks.items() if job.stream.slot == 1 and before[job] == 2]  # type: ignore[misc]
         flow(self, blocks)
         for job, block in blocks.items():
-            assert block.solve is not None
-            n_taken.append((job.stream.slot, block.solve.k - before[job]))
+            assert block.flow_block is not None
+            n_taken.append((job.stream.slot, block.flow_block.k - before[job]))
 
     stepped = Stepped(device)  # type: ignore[arg-type]
     ready(stepped)

@@ -95,7 +95,7 @@ class Flow:
         or if the device does not have as much memory.
         """
         estimator = self.decoder.estimator
-        n_steps, size = len(self.decoder.times), estimator.time_1.weight.element_size()
+        n_steps, size = self.decoder.n_steps, estimator.time_1.weight.element_size()
         second_nbytes = page_nbytes(self.encoder.layout(), estimator.layout(), n_steps, size)
         if n_bytes < 2 * second_nbytes:
             raise EngineUnavailable(
@@ -110,9 +110,9 @@ class Flow:
                 "(engines.cosyvoice2.flow_memory_mb), or free what other programs hold there"
             ) from error
 
-    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
-        """Warm up for up to `n_streams` streams. `look` is called between; what it raises ends the warm-up."""
-        self.backend.prepare(graphs, n_streams, look)
+    def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
+        """Warm up for up to `n_streams` streams. `check_wanted` is called between; what it raises ends the warm-up."""
+        self.backend.prepare(graphs, n_streams, check_wanted)
 
     @torch.inference_mode()
     def begin_whole(self, prompt_tokens: Tensor, tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
@@ -126,12 +126,12 @@ class Flow:
             raise ValueError("a sentence without tokens has no frames")
         ids = torch.cat([prompt_tokens, tokens], dim=1)
         n_frames = ids.shape[1] * FRAMES_PER_TOKEN
-        x = self.decoder.start(0, n_frames)
+        x = self.decoder.initial_noise(0, n_frames)
         mu = self.encoder.mu(self.encoder.encode(ids, None, WholeSequence()))
         # The condition: the prompt's mel, then zeros (specification 5, step 5).
         cond = F.pad(prompt_mel.to(mu.dtype), (0, 0, 0, n_frames - prompt_mel.shape[1]))
         spk = self.encoder.speaker(embedding)
-        return FlowBlock(x, mu, spk, cond, len(self.decoder.times), past=None, n_hidden=prompt_mel.shape[1])
+        return FlowBlock(x, mu, spk, cond, self.decoder.n_steps, past=None, n_hidden=prompt_mel.shape[1])
 
     @torch.inference_mode()
     def begin_prompt(self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
@@ -155,7 +155,7 @@ class Flow:
 
     def start(self, prompt: FlowPrompt) -> FlowStream:
         """A new utterance. Nothing is computed and nothing of the prompt is copied."""
-        return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, len(self.decoder.times))
+        return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, self.decoder.n_steps)
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[BlockRequest]) -> list[FlowBlock]:
@@ -175,7 +175,7 @@ class Flow:
         blocks = self._begin([_input_of(request) for request in requests])
         for request, block in zip(requests, blocks, strict=True):
             n_frames = len(request.new) * FRAMES_PER_TOKEN
-            block.follows(
+            block.join_stream(
                 request.stream, block.x.shape[1] - n_frames, len(request.new), is_last=request.ahead is None
             )
         return blocks
@@ -228,14 +228,14 @@ class Flow:
         else:
             self.backend.step(blocks)
         for block in blocks:
-            block.stepped()
+            block.note_step()
         return ()
 
     def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
         """Blocks of different streams or voices. Nothing changes before everything is computed."""
         # The noise is counted from the encoder's tokens: the steps of the block before may still be on their way.
         x = [
-            self.decoder.start(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
+            self.decoder.initial_noise(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
             for each in inputs
         ]
         new = [self.backend.take(each.table, each.n_tokens, is_last=each.is_last) for each in inputs]
@@ -253,7 +253,7 @@ class Flow:
             mus, conds = self.encoder.mu(self.encoder.encode(ids, ahead, context)), _conditions(batch)
             for row, i in enumerate(members):
                 mu[i], cond[i] = mus[row : row + 1], conds[row : row + 1]
-        blocks, n_steps = [], len(self.decoder.times)
+        blocks, n_steps = [], self.decoder.n_steps
         for i, each in enumerate(inputs):
             k = 0 if each.n_tokens else n_steps
             blocks.append(FlowBlock(x[i], mu[i], each.spk, cond[i], n_steps, each.table.pages, new[i], k))

@@ -102,7 +102,7 @@ class FlowBlock:
     """Its number among the stream's blocks."""
     voice: FlowPrompt | None = None
     """The voice that becomes ready when the block is done."""
-    stopped: bool = False
+    step_failed: bool = False
     """A step of it has failed."""
 
     @property
@@ -124,7 +124,7 @@ class FlowBlock:
     @property
     def failed(self) -> bool:
         """It cannot go on."""
-        return self.stopped or (self.stream is not None and self.stream.failed)
+        return self.step_failed or (self.stream is not None and self.stream.failed)
 
     @property
     def may_step(self) -> bool:
@@ -133,7 +133,7 @@ class FlowBlock:
             return False
         return self.stream is None or self.index == 0 or self.stream.steps_done[self.index - 1] > self.k
 
-    def follows(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
+    def join_stream(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
         """Make it the stream's next block: `n_hidden` frames of the prompt, then those of `n_tokens` new tokens."""
         stream.finished = is_last
         stream.tail_tokens = stream.tail_tokens[:, :0]
@@ -141,7 +141,7 @@ class FlowBlock:
         self.index = len(stream.steps_done)
         stream.steps_done.append(self.k)
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Call after each step: tells the stream how far the block is."""
         if self.stream is not None:
             self.stream.steps_done[self.index] = self.k
@@ -153,7 +153,7 @@ class FlowBlock:
 
     def fail(self) -> None:
         """Neither it nor its stream can go on: the steps have seen different frames."""
-        self.stopped = True
+        self.step_failed = True
         if self.stream is not None:
             self.stream.finished = self.stream.failed = True
 

@@ -47,7 +47,7 @@ class PitchStep:
     @property
     def shape(self) -> Hashable:
         # In float32 a batch rounds the pitch differently from a single row, and that moves all later phases.
-        return self.mel.shape[2] if self.vocoder.wide is torch.float64 else id(self)
+        return self.mel.shape[2] if self.vocoder.source_dtype is torch.float64 else id(self)
 
     @classmethod
     def run(cls, steps: Sequence[Self]) -> list[Tensor]:

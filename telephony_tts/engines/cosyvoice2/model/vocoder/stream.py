@@ -110,9 +110,9 @@ class ContinuousJoint:
         self.hold_frames = hold_frames
         self.vocoder = vocoder
         self._noise = noise
-        self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.wide)
+        self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.source_dtype)
         self._mel_start = 0
-        self._source = torch.zeros(1, 1, 0, device=vocoder.device, dtype=vocoder.wide)
+        self._source = torch.zeros(1, 1, 0, device=vocoder.device, dtype=vocoder.source_dtype)
         """Final source samples from frame `_source_start` on."""
         self._source_start = 0
         self._n_final = 0
