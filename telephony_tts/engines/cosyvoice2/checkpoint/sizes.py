@@ -26,7 +26,6 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     FlowDecoderConfig,
     FlowEncoderConfig,
     LmConfig,
-    ModelConfig,
     SamplingConfig,
     VocoderConfig,
 )
@@ -282,17 +281,6 @@ def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
         leaky_slope=setting(settings, "hift.lrelu_slope", official.leaky_slope),
         audio_limit=setting(settings, "hift.audio_limit", official.audio_limit),
         d_f0=_shape(state, f"f0_predictor.condnet.0{WEIGHT_V}", 3)[0],
-    )
-
-
-def model_config(lm: State, flow: State, hift: State, settings: Settings, qwen: Settings) -> ModelConfig:
-    """All sizes of complete states. Raises ValueError for the first contradiction."""
-    return ModelConfig(
-        lm=lm_config(lm, settings, qwen),
-        sampling=sampling_config(settings),
-        flow_encoder=encoder_config(flow, settings),
-        flow_decoder=decoder_config(flow, settings),
-        vocoder=vocoder_config(hift, settings),
     )
 
 

@@ -257,8 +257,8 @@ def _state(path: Path, mapped: bool, problems: list[str], check_wanted: CheckWan
     """The tensors of one .pt file, without its other entries (epoch, step). Empty if it cannot be read."""
     missing = _file_problems(path, path.name)
     if missing:
-        if path.name == "flow.pt" and path.with_name("flow.cache.pt").exists():
-            missing.append("flow.cache.pt cannot replace flow.pt: it was trained for one chunk of context")
+        if path.name == FLOW_FILE and path.with_name("flow.cache.pt").exists():
+            missing.append(f"flow.cache.pt cannot replace {FLOW_FILE}: it was trained for one chunk of context")
         problems += missing
         return {}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.core.scheduler import Need, PendingWork, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
+from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS, SAMPLE_RATE_HZ, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.runner import Track
     from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 
-MOST_OPEN_BLOCKS = 2
-"""Blocks of one stream in the flow at once (`model.flow`)."""
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -186,7 +184,7 @@ class Job:
         """Whether the next block could begin now."""
         if self.blocks:
             first = self.blocks[0].flow_block
-            if len(self.blocks) == MOST_OPEN_BLOCKS or first is None or not first.k:
+            if len(self.blocks) == MAX_OPEN_BLOCKS or first is None or not first.k:
                 return False
             # An end that is computed over the whole piece again does not continue the kept steps.
             if not self.stream.profile.causal_finish:

@@ -96,8 +96,6 @@ class Runner:
         on_device = BatchSizes(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
         self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if is_cpu else on_device)
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
-        self.together = not is_cpu
-        """Whether prompts and audio of several tracks are computed as one batch."""
         self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
         self._lm_steps: LmSteps = (

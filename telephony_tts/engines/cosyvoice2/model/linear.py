@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -118,12 +118,6 @@ def int8(linear: LinearMap) -> LinearMap:
     if isinstance(linear, PackedLinear):
         linear = linear.unpacked()
     return Int8Linear(linear) if isinstance(linear, Linear) else linear
-
-
-def stacked(parts: Sequence[Linear]) -> Linear:
-    """Join maps of the same input into one product, whose outputs lie side by side."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,11 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
+    MAX_OPEN_BLOCKS,
     ModelConfig,
 )
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
+from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.backend import FlowBackend
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
@@ -47,7 +49,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.stream import (
-    MOST_OPEN,
     BlockInput,
     BlockRequest,
     FlowBlock,
@@ -75,7 +76,7 @@ class Flow:
         """
         take = FlowReader(state)
         flow = cls(config, take)
-        take.finish("flow.pt")
+        take.finish(FLOW_FILE)
         if weights == "int8":
             if flow.encoder.tokens.device.type != "cpu":
                 raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
@@ -264,8 +265,8 @@ class Flow:
 def _check_request(request: BlockRequest) -> None:
     """Raises ValueError if the block cannot come next."""
     stream, n = request.stream, len(request.new)
-    if stream.n_open >= MOST_OPEN and not stream.finished:
-        raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
+    if stream.n_open >= MAX_OPEN_BLOCKS and not stream.finished:
+        raise ValueError(f"{MAX_OPEN_BLOCKS} blocks of the stream are under way: step the first until it is done")
     if stream.finished:
         raise ValueError("the stream is finished")
     if request.ahead is None:

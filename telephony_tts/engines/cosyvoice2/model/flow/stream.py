@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
-
-MOST_OPEN = 2
-"""Blocks of a stream that may be under way at once. Two lanes can use no more, and each block holds its frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class FlowStream:
     @property
     def n_open(self) -> int:
         """Blocks under way."""
-        return sum(k < self.n_steps for k in self.steps_done[-MOST_OPEN:])
+        return sum(k < self.n_steps for k in self.steps_done[-MAX_OPEN_BLOCKS:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
@@ -205,7 +206,7 @@ class LanguageModel:
         """
         reader = StateReader(state, unused=(TEXT_HEAD,))
         model = cls.read(config, reader, weights)
-        reader.finish("llm.pt")
+        reader.finish(LM_FILE)
         return model
 
     @classmethod

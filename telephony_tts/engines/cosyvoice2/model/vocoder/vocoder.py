@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import VOCODER_FILE
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
     ResBlock,
     UpsampleConv,
@@ -284,7 +285,7 @@ class Vocoder:
         """
         reader = VocoderReader(state, dtype, sums, wide)
         vocoder = cls(config, cls.read(config, reader))
-        reader.finish("hift.pt")
+        reader.finish(VOCODER_FILE)
         return vocoder
 
     @staticmethod
