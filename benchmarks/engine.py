@@ -57,9 +57,11 @@ The weights are random, so the speech is noise; times and bytes do not depend on
 memory and, while it runs, 2.6 GB of disk. Most of its time is recomputing every prefix: --recompute 0 leaves it out.
 """
 _SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
-GROWING = Profile(hops=(25, 50, 100))
+GROWING = Profile(later_block_tokens=(25, 50, 100))
 """The default profile with blocks that grow, as in upstream's profile."""
-UPSTREAM_CONSTANT = Profile(first_tokens=None, hops=(BLOCK_TOKENS,), causal_finish=False, upstream_joint=True)
+UPSTREAM_CONSTANT = Profile(
+    first_tokens=None, later_block_tokens=(BLOCK_TOKENS,), causal_finish=False, upstream_joint=True
+)
 
 
 def main() -> None:

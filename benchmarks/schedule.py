@@ -158,7 +158,7 @@ def _run(machine: PricedMachine, n_callers: int, chosen: argparse.Namespace) -> 
     """Simulate the callers until the last has heard its last sentence; the figures."""
     profile = PROFILES[chosen.profile]
     if chosen.hops:
-        profile = replace(profile, hops=tuple(int(word) for word in chosen.hops.split(",")))
+        profile = replace(profile, later_block_tokens=tuple(int(word) for word in chosen.hops.split(",")))
     sim = Simulation(
         machine.cost,
         machine.widths(chosen.slots, chosen.steps),

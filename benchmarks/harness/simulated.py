@@ -89,9 +89,9 @@ class _Solve:
         """Whether the block before it is at least one step ahead."""
         before = None
         for each in self.job.blocks:
-            if each.solve is self:
+            if each.flow_block is self:
                 break
-            before = each.solve
+            before = each.flow_block
         return not self.done and (before is None or before.k > self.k)
 
 
@@ -224,7 +224,7 @@ class Simulation:
 
     def _begin_steps(self) -> None:
         """Begin a step on every idle lane that has work."""
-        self._leave()
+        self._release()
         self._admit()
         for i in list(self.idle):
             lane = self.lanes[i]
@@ -248,14 +248,14 @@ class Simulation:
             for job in jobs:
                 if stage is Stage.FLOW:
                     under_way = self._claimed[lane, job.key] = job.claim_block()
-                    under_way.solve = under_way.solve or _Solve(job)
+                    under_way.flow_block = under_way.flow_block or _Solve(job)
                 else:
                     job.busy.add(stage)
             price_ns = self.cost.of(stage, sum(self._rows(lane, job, stage) for job in jobs))
             self.busy_ns[stage] += price_ns
             self.n_rows[stage] += len(jobs)
             self.n_batches[stage] += 1
-            self.counters.batch(stage, len(jobs), price_ns)
+            self.counters.count_batch(stage, len(jobs), price_ns)
             spent_ns += price_ns
         self.at(self.now_ns + max(1, spent_ns), lambda: self._settle(lane, batches))
 
@@ -263,7 +263,9 @@ class Simulation:
         self.idle = sorted([*self.idle, lane])
         for stage in sorted(batches):
             jobs = batches[stage]
-            n_ids = min([self.cost.run_ahead, *(_piece(job).n_sure for job in jobs)]) if stage is Stage.DECODE else 1
+            n_ids = 1
+            if stage is Stage.DECODE:
+                n_ids = min([self.cost.run_ahead, *(_piece(job).n_drawable_unread for job in jobs)])
             for job in jobs:
                 job.busy.discard(stage)
                 if stage is Stage.FLOW:
@@ -279,19 +281,19 @@ class Simulation:
             for _ in range(n_ids):
                 feed = piece.feed()
                 if feed is not None:
-                    piece.drew([_drawn(piece, feed)])
+                    piece.take_ids([_drawn(piece, feed)])
         else:
             n_tokens, is_last = track.mels.popleft()
             track.n_frames += n_tokens * FRAMES_PER_TOKEN
             pcm = np.zeros(n_tokens * FRAMES_PER_TOKEN * SAMPLES_PER_FRAME, np.int16)
             said = self.live[job.key]
-            for chunk in job.stream.voiced(pcm, track.n_frames, is_last):
-                job.made(len(chunk.pcm), self.now_ns)
+            for chunk in job.stream.take_audio(pcm, track.n_frames, is_last):
+                job.record_audio(len(chunk.pcm), self.now_ns)
                 said.waiting.append(len(chunk.pcm))
             self._take(said)
 
     def _stepped(self, job: Job, under_way: OpenBlock) -> None:
-        solve = under_way.solve
+        solve = under_way.flow_block
         assert isinstance(solve, _Solve)
         solve.k += 1
         under_way.is_busy = False
@@ -299,7 +301,7 @@ class Simulation:
             block = done.block
             if not job.is_over:
                 _track(job).mels.append((len(block.new), block.ahead is None))
-                _piece(job).n_mels += 1
+                _piece(job).n_mel_blocks += 1
 
     def _rows(self, lane: int, job: Job, stage: Stage) -> float:
         """The rows that the job adds to a batch, as far as the price goes."""
@@ -310,9 +312,9 @@ class Simulation:
             return max(1.0, _track(job).mels[0][0]) / ROW_TOKENS
         return 1.0
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Release the slots of pieces that have ended."""
-        for said in [said for said in self.live.values() if said.job.can_leave]:
+        for said in [said for said in self.live.values() if said.job.can_release]:
             job = said.job
             job.track = None
             job.blocks.clear()

@@ -18,7 +18,7 @@ from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import Size
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
-from telephony_tts.engines.cosyvoice2.core.orders import CancelUtterance, Event, SubmitUtterance, UtteranceEnded
+from telephony_tts.engines.cosyvoice2.core.orders import CancelOrder, Event, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import (
@@ -72,9 +72,9 @@ class Rig:
 def ready_voice(model: SpeechModel, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
     """A voice built at once; the core builds it step by step."""
     build = model.begin_prompt(features, profile)
-    while not build.solve.done:
-        model.flow.step([build.solve])
-    return build.prompt()
+    while not build.flow_block.done:
+        model.flow.step([build.flow_block])
+    return build.finished()
 
 
 class Speaker:
@@ -111,7 +111,7 @@ class Speaker:
                 if not self._core.step():
                     raise RuntimeError("the engine is idle, but the utterance has not ended")
         finally:
-            self._core.receive(CancelUtterance(key))
+            self._core.receive(CancelOrder(key))
             while self._core.step():
                 pass
             self._heard.clear()

@@ -23,10 +23,10 @@ class Profile:
     """
 
     first_tokens: int | None = 22
-    hops: tuple[int, ...] = (BLOCK_TOKENS,)
-    """Tokens of the blocks after the first; the last size is repeated. A block is heard when all of it is made. So a
-    block of four seconds leaves a gap if the engine is little faster than speech, and it is no cheaper
-    (docs/experiments.md)."""
+    later_block_tokens: tuple[int, ...] = (BLOCK_TOKENS,)
+    """Tokens of the blocks after the first; the last size is repeated. A block becomes audio only when all
+    of it is computed. So a block of four seconds leaves a gap if the engine is little faster than speech, and it is no
+    cheaper (docs/experiments.md)."""
     hold_frames: int | None = None
     """See `ContinuousJoint`."""
     causal_finish: bool = True
@@ -43,23 +43,23 @@ class Profile:
         n_cut = (n_prompt + self.first_tokens) % BLOCK_TOKENS
         return n_cut if n_cut < n_prompt else 0
 
-    def hop(self, n_blocks: int, n_prompt: int) -> int:
+    def block_tokens(self, n_blocks: int, n_prompt: int) -> int:
         """Tokens of the block after `n_blocks` blocks, behind a cut prompt of `n_prompt` tokens."""
         if n_blocks:
-            return self.hops[min(n_blocks, len(self.hops)) - 1]
+            return self.later_block_tokens[min(n_blocks, len(self.later_block_tokens)) - 1]
         n_least = BLOCK_TOKENS if self.first_tokens is None else 1
         return n_least + -(n_prompt + n_least) % BLOCK_TOKENS
 
     def growing(self) -> Profile:
-        """The profile for text that is still being written: only the smallest blocks. Ids that do not fill a block stay
-        unheard while the bot thinks about its next word."""
-        return replace(self, hops=(BLOCK_TOKENS,))
+        """The profile for text that is still being written: only the smallest blocks. Ids that do not fill a block
+        wait until the bot has written more."""
+        return replace(self, later_block_tokens=(BLOCK_TOKENS,))
 
     def plan(self, n_prompt: int, n_tokens: int) -> Iterator[tuple[int, int, bool]]:
         """Calls of the flow for `n_tokens` of speech: tokens known, tokens given out before, whether it is the last."""
         n_out = n_blocks = 0
         n_left = n_prompt - self.n_cut(n_prompt)
-        while n_out + (hop := self.hop(n_blocks, n_left)) + LOOKAHEAD_TOKENS <= n_tokens:
+        while n_out + (hop := self.block_tokens(n_blocks, n_left)) + LOOKAHEAD_TOKENS <= n_tokens:
             yield n_out + hop + LOOKAHEAD_TOKENS, n_out, False
             n_out += hop
             n_blocks += 1
@@ -69,6 +69,12 @@ class Profile:
 DEFAULT = Profile()
 FAST = Profile(first_tokens=10, hold_frames=8)
 """First audio after 13 tokens; inexact in the last frames of each chunk (`model.vocoder.stream`)."""
-UPSTREAM = Profile(first_tokens=None, hops=(50, 100), causal_finish=False, upstream_joint=True, upstream_text=True)
+UPSTREAM = Profile(
+    first_tokens=None,
+    later_block_tokens=(50, 100),
+    causal_finish=False,
+    upstream_joint=True,
+    upstream_text=True,
+)
 """What the reference does for its first caller (specification 7)."""
 PROFILES: Mapping[str, Profile] = {"default": DEFAULT, "fast": FAST, "upstream": UPSTREAM}

@@ -22,7 +22,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
-    CancelUtterance,
+    CancelOrder,
     Event,
     EventSink,
     Order,
@@ -98,7 +98,7 @@ class EngineLimits:
 
     n_slots: int = 16
     """Utterances computed at once; further ones wait. An utterance keeps its slot while its listener takes no audio."""
-    n_prompts: int = 4
+    n_ready_voices: int = 4
     """Voices that are kept ready. Others are built again when they are used. A ready voice takes 230 MB for each second
     of its recording, at full size in float32."""
     flow_memory_mb: int | None = None
@@ -183,7 +183,7 @@ class CosyVoice2Engine:
         for token in control_tokens:
             if token not in CONTROL_TOKENS:
                 raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(CONTROL_TOKENS)}")
-        if limits.n_slots < 1 or limits.n_prompts < 1:
+        if limits.n_slots < 1 or limits.n_ready_voices < 1:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
         chosen, causal_finish = PROFILES[profile], FINISHES[finish]
@@ -196,7 +196,7 @@ class CosyVoice2Engine:
             Precision.of(dtype, lm_dtype, flow_dtype, vocoder_dtype),
             chosen,
             limits.n_slots,
-            limits.n_prompts,
+            limits.n_ready_voices,
             n_workers,
             n_threads,
             AheadLimits(ahead_ms),
@@ -242,8 +242,8 @@ class CosyVoice2Engine:
         n_queued, host = len(states) - n_running, self._host
         if host is None:
             return EngineStats(n_queued, n_running)
-        # Each listener takes a second of speech every second, and so would one more. A single one is always admitted,
-        # however slow the engine is.
+        # Each listener needs a second of speech per second; the sum is that of one listener more. With none active the
+        # load is 0, so a single one is always admitted, however slow the engine is.
         n_submitted = len(states) - states.count(_UtteranceState.WAITING)
         load = (n_submitted + 1) * host.cost() / self._settings.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
@@ -308,7 +308,7 @@ class CosyVoice2Engine:
         if stream is not None:
             stream.receive(event)
 
-    def _send(self, host: EngineHost, order: PushText | AudioTaken | CancelUtterance) -> None:
+    def _send(self, host: EngineHost, order: PushText | AudioTaken | CancelOrder) -> None:
         """Send an order, unless the engine was closed meanwhile."""
         if self._host is host:
             host.send(order)
@@ -327,10 +327,10 @@ class CosyVoice2Engine:
         push()
 
     async def _cancel(self, key: int, host: EngineHost, stream: _OpenUtterance) -> None:
-        """Cancel, and return when nothing is held, however often the waiting task is itself cancelled."""
+        """Cancel, and return when the engine holds nothing for it, even if this task is cancelled meanwhile."""
         interrupted: asyncio.CancelledError | None = None
         if stream.ended is None:
-            self._send(host, CancelUtterance(key))
+            self._send(host, CancelOrder(key))
         while stream.ended is None:
             stream.changed.clear()
             try:

@@ -27,7 +27,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str, lm: str | None = None, flow: str | None = None, vocoder: str | None = None) -> Precision:
-        """`dtype` for each network without its own. The vocoder is mixed for bfloat16, which would be audible there."""
+        """`dtype` for each network without its own. bfloat16 means `mixed` for the vocoder."""
         return cls(lm or dtype, flow or dtype, vocoder or (MIXED if dtype == "bfloat16" else dtype))
 
 
@@ -81,7 +81,7 @@ class Settings:
     precision: Precision = Precision()
     profile: Profile = DEFAULT
     n_slots: int = 16
-    n_prompts: int = 4
+    n_ready_voices: int = 4
     n_lanes: int = 1
     n_threads: int = 1
     ahead: AheadLimits = field(default_factory=AheadLimits)

@@ -156,7 +156,7 @@ def main(directory: Path) -> None:
         directory,
         "flow_streaming",
         **voice,
-        t_per_step=torch.tensor([t for t, _ in flow.decoder.times]),
+        t_per_step=torch.tensor([t for t, _ in flow.decoder.euler_times]),
         x_per_step_chunk0=steps(flow, prompt_tokens, tokens[:, :n_0], prompt_mel, embedding)[:, :, ::8],
         x_stride=torch.tensor(8),
         chunk0_ntok_in=torch.tensor(n_0),

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from checkpoint_sizes import model_config
 from parity_rows import EXACT, Arrays, Row, Skipped, Stage, error, guarded, measure, read_json, read_state
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import byte_letters
-from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import tensor_problems
 from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_FRAMES,
@@ -309,4 +309,5 @@ def paragraph(case: dict[str, Any]) -> list[str]:
 def normalized(case: dict[str, Any]) -> list[str] | str:
     if case["split"]:
         return text_rules.normalize(case["text"], n_stub_tokens, case["text_frontend"])
-    return text_rules.normalize_whole(case["text"], case["text_frontend"])
+    text: str = case["text"]
+    return text if not case["text_frontend"] or text_rules.has_control_tokens(text) else text_rules.spell(text)

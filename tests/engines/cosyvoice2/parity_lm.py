@@ -85,7 +85,7 @@ def biased(model: LanguageModel, deltas: Sequence[tuple[slice, float]]) -> Langu
     bias = model.head_bias.clone()
     for where, delta in deltas:
         bias[where] += delta
-    return LanguageModel(model.config, model.tables, model.layers, model.norm, model.head_weight, bias)
+    return LanguageModel(model.config, model.tables, model.layers, model.norm, model.head, bias)
 
 
 def prefill(model: LanguageModel, x: Tensor, slot: int, cache: KvCache, n_chunk: int = PREFILL_CHUNK) -> Tensor:

@@ -18,12 +18,13 @@ Call = tuple[int, int, bool]
 
 def profile(streaming: dict[str, int]) -> Profile:
     """The upstream profile with the hops of tiny_config.json's "streaming"; the official ones where it has none."""
-    hop, most = streaming.get("token_hop_len", BLOCK_TOKENS), streaming.get("token_max_hop_len", UPSTREAM.hops[-1])
+    hop = streaming.get("token_hop_len", BLOCK_TOKENS)
+    most = streaming.get("token_max_hop_len", UPSTREAM.later_block_tokens[-1])
     factor = streaming.get("stream_scale_factor", 2)
     hops = [hop]
     while len(hops) < 2 or hops[-1] != hops[-2]:
         hops.append(min(most, int(hops[-1] * factor)))
-    return replace(UPSTREAM, hops=tuple(hops[1:-1] or hops[1:]))
+    return replace(UPSTREAM, later_block_tokens=tuple(hops[1:-1] or hops[1:]))
 
 
 def check_golden(directory: Path) -> Iterator[Row]:

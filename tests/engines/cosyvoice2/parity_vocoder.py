@@ -76,7 +76,7 @@ class RoundedOtherwise(Vocoder):
 
     def f0(self, mel: Tensor) -> Tensor:
         exact = self.exact.f0(mel)
-        return (exact + ROUNDING_HZ * (2 * torch.rand(exact.shape, generator=self.random) - 1)).to(self.wide)
+        return (exact + ROUNDING_HZ * (2 * torch.rand(exact.shape, generator=self.random) - 1)).to(self.source_dtype)
 
 
 def roundings(vocoder: Vocoder, directory: Path) -> list[Vocoder]:

@@ -38,7 +38,7 @@ def velocity(
     """The estimator alone, over frames that are all there are: x, mu, cond [B, T, 80], t [B], spk [B, 80]."""
     estimator = flow.decoder.estimator
     features = torch.cat([x, mu, spk[:, None].expand_as(x), cond], dim=-1).to(estimator.dtype)
-    return estimator.velocity(features, estimator.times(t), sequence(streaming=streaming))
+    return estimator.velocity(features, estimator.time_vectors(t), sequence(streaming=streaming))
 
 
 @torch.inference_mode()
@@ -64,8 +64,8 @@ def states(
     cond = torch.zeros_like(mu)
     cond[:, : prompt_mel.shape[1]] = prompt_mel
     spk = flow.encoder.speaker(embedding)
-    x = [flow.decoder.start(0, mu.shape[1])]
-    for k in range(len(flow.decoder.times)):
+    x = [flow.decoder.initial_noise(0, mu.shape[1])]
+    for k in range(flow.decoder.n_steps):
         x.append(flow.decoder.step(k, x[-1], mu, spk, cond, sequence(streaming=streaming)))
     return x
 

@@ -18,7 +18,7 @@ from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
-    CancelUtterance,
+    CancelOrder,
     Event,
     PushText,
     SubmitUtterance,
@@ -30,10 +30,10 @@ from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.generation import Decoding, LmFeed
@@ -67,9 +67,9 @@ def n_empty(cache: KvCache) -> int:
 def ready_voice(model: SpeechModel, features: PromptFeatures, profile: Profile) -> SpeakerPrompt:
     """A voice built at once; the core builds it step by step."""
     build = model.begin_prompt(features, profile)
-    while not build.solve.done:
-        model.flow.step([build.solve])
-    return build.prompt()
+    while not build.flow_block.done:
+        model.flow.step([build.flow_block])
+    return build.finished()
 
 
 def live_storages() -> dict[int, int]:
@@ -154,10 +154,10 @@ class Watched(Runner):
         self._slots.update((id(block), track.slot) for block, track in zip(begun, tracks, strict=True))
         return begun
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
+    def step_blocks(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         of_pieces = [block for block in blocks if block.voice is None]
         self.calls.append(("flow", tuple(self._slots[id(block)] for block in of_pieces)))
-        super().flow(blocks)
+        super().step_blocks(blocks, on_failure)
 
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         self.calls.append(("vocode", tuple(track.slot for track in tracks)))
@@ -175,7 +175,7 @@ class Stepped:
         features: Mapping[str, PromptFeatures] | None = None,
         ahead: AheadLimits = UNBOUNDED,
         runner: Runner | None = None,
-        n_prompts: int = 4,
+        n_ready_voices: int = 4,
     ) -> None:
         self.heard: dict[int, list[Chunk]] = {}
         self.ended: dict[int, UtteranceEnded] = {}
@@ -187,7 +187,7 @@ class Stepped:
             features or rig.features,
             profile,
             self._tell,
-            n_prompts=n_prompts,
+            n_ready_voices=n_ready_voices,
             ahead=ahead,
             now_ns=lambda: self.now_ns,
         )
@@ -204,7 +204,7 @@ class Stepped:
         self.core.receive(PushText(key, text, last))
 
     def cancel(self, key: int) -> None:
-        self.core.receive(CancelUtterance(key))
+        self.core.receive(CancelOrder(key))
 
     def take(self, key: int) -> None:
         """Its listener takes all audio so far."""

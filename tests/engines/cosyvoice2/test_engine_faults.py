@@ -21,7 +21,6 @@ from service_rig import BRIEF, WAIT_S, core_of, host_of, started, until
 from speaking import NEIGHBOUR, SENTENCE
 
 from telephony_tts.engines.api import EngineStats, Utterance
-from telephony_tts.engines.cosyvoice2.core import core
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
@@ -90,25 +89,21 @@ def test_out_of_memory_ends_the_utterances_that_need_some_and_the_engine_goes_on
     apart(model_dir, use, limits=EngineLimits(n_slots=4))
 
 
-@pytest.mark.parametrize("when", ["taken in", "begun"])
 @pytest.mark.parametrize("kind", [MemoryError, EngineError])
 def test_text_that_cannot_be_read_fails_alone(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], when: str
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    """Also before the utterance is in the core: the thread that receives orders must survive it."""
-
     async def use(engine: CosyVoice2Engine) -> None:
         alone = joined(await speak(engine, Utterance("u", NEIGHBOUR)))
         tokenizer = core_of(engine).runner.model.tokenizer
-        where, name = (core, "Stream") if when == "taken in" else (tokenizer, "encode")
-        works = getattr(where, name)
+        works = tokenizer.encode
 
         def fails_for_one(of: Any, *args: Any, **named: Any) -> Any:
             if "zebra" in str(of):
                 raise kind("no room")
             return works(of, *args, **named)
 
-        monkeypatch.setattr(where, name, fails_for_one)
+        monkeypatch.setattr(tokenizer, "encode", fails_for_one)
         bad, good = await asyncio.gather(
             speak(engine, Utterance("b", "A zebra.")), speak(engine, Utterance("g", NEIGHBOUR)), return_exceptions=True
         )

@@ -84,7 +84,7 @@ def test_voices_are_kept_ready_up_to_a_number(model_dir: Path, tmp_path: Path) -
         assert await ready("anna") is anna and await ready("bert") is not bert
         assert (joined([*heard, *[chunk async for chunk in speaking]]) == alone).all()
 
-    started(CosyVoice2Engine(model_dir, tmp_path, limits=EngineLimits(n_prompts=2)), use)
+    started(CosyVoice2Engine(model_dir, tmp_path, limits=EngineLimits(n_ready_voices=2)), use)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -106,11 +106,11 @@ def test_a_voice_being_made_ready_holds_up_nobody_and_can_be_given_up(
             return getattr(self._making, name)
 
         @property
-        def solve(self) -> Any:
+        def flow_block(self) -> Any:
             begun.set()
-            if not may_end.is_set() and self._making.solve.k == 5:
+            if not may_end.is_set() and self._making.flow_block.k == 5:
                 self._making = begin_prompt(*arguments)
-            return self._making.solve
+            return self._making.flow_block
 
     arguments: list[Any] = []
 

@@ -21,7 +21,7 @@ arrive over a line that breaks often."""
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """What a hub says about a file; None if it does not say it. Hashes are lower-case hexadecimal."""
+    """What a hub reports about a file; None where it reports nothing. Hashes are lower-case hexadecimal."""
 
     name: str
     size: int | None = None
@@ -32,7 +32,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a repository at one revision, a commit if the hub tells it: all files are of one release."""
+    """The files of a repository at one revision, a commit if the hub reports one: all files are of one release."""
 
     repo: str
     revision: str

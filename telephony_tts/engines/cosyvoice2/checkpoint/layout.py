@@ -17,6 +17,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelConfig,
     VocoderConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE, LM_FILE, VOCODER_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
@@ -53,7 +54,7 @@ def vocoder_outline(config: VocoderConfig, state: State) -> StateReader:
 def checkpoint_shapes(config: ModelConfig) -> dict[str, dict[str, Shape]]:
     """The tensors of each file of a model directory."""
     return {
-        "llm.pt": lm_outline(config.lm, {}).shapes,
-        "flow.pt": flow_outline(config.flow_encoder, config.flow_decoder, {}).shapes,
-        "hift.pt": vocoder_outline(config.vocoder, {}).shapes,
+        LM_FILE: lm_outline(config.lm, {}).shapes,
+        FLOW_FILE: flow_outline(config.flow_encoder, config.flow_decoder, {}).shapes,
+        VOCODER_FILE: vocoder_outline(config.vocoder, {}).shapes,
     }

@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint, from the shapes of its tensors and, where these do not tell, from its settings.
+"""The sizes of a checkpoint, from the shapes of its tensors and, where these are not enough, from its settings.
 
 `cosyvoice2.yaml` is HyperPyYAML, whose tags build objects, draw seeds and refer to other values. It is read as plain
 data: no tag builds anything, and `!ref <name>` becomes the value of that name (specification 1.1).
@@ -16,16 +16,16 @@ import yaml
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
-    BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
+    LOOKAHEAD_TOKENS,
     N_MELS,
     N_SPEECH_ROWS,
     N_SPEECH_TOKENS,
     SAMPLE_RATE_HZ,
+    TOKENS_PER_S,
     FlowDecoderConfig,
     FlowEncoderConfig,
     LmConfig,
-    ModelConfig,
     SamplingConfig,
     VocoderConfig,
 )
@@ -158,10 +158,10 @@ def constant_problems(settings: Settings) -> list[str]:
     """The settings that contradict a constant of CosyVoice2 on which this engine relies."""
     given = {
         "sample_rate": SAMPLE_RATE_HZ,
-        "token_frame_rate": BLOCK_TOKENS,
+        "token_frame_rate": TOKENS_PER_S,
         "token_mel_ratio": FRAMES_PER_TOKEN,
         "llm.speech_token_size": N_SPEECH_TOKENS,
-        "flow.pre_lookahead_len": 3,
+        "flow.pre_lookahead_len": LOOKAHEAD_TOKENS,
     }
     problems = []
     for path, value in given.items():
@@ -281,17 +281,6 @@ def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
         leaky_slope=setting(settings, "hift.lrelu_slope", official.leaky_slope),
         audio_limit=setting(settings, "hift.audio_limit", official.audio_limit),
         d_f0=_shape(state, f"f0_predictor.condnet.0{WEIGHT_V}", 3)[0],
-    )
-
-
-def model_config(lm: State, flow: State, hift: State, settings: Settings, qwen: Settings) -> ModelConfig:
-    """All sizes of complete states. Raises ValueError for the first contradiction."""
-    return ModelConfig(
-        lm=lm_config(lm, settings, qwen),
-        sampling=sampling_config(settings),
-        flow_encoder=encoder_config(flow, settings),
-        flow_decoder=decoder_config(flow, settings),
-        vocoder=vocoder_config(hift, settings),
     )
 
 

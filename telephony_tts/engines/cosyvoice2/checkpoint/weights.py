@@ -54,7 +54,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, u
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
 
 T = TypeVar("T")
-Look = Callable[[], object]
+CheckWanted = Callable[[], object]
 
 _OTHERS = {
     "cosyvoice3.yaml": "CosyVoice3",
@@ -98,12 +98,12 @@ class Checkpoint:
         return path if path.is_file() else None
 
 
-def load_model_directory(path: Path, look: Look = lambda: None) -> Checkpoint:
-    """Reads a model directory. `look` is called for each tensor, and the EngineError that it raises ends the loading.
+def load_model_directory(path: Path, check_wanted: CheckWanted = lambda: None) -> Checkpoint:
+    """Reads a model directory. `check_wanted` is called for each tensor; its EngineError ends the loading.
 
     Raises EngineUnavailable that lists every problem of the directory and says what to do.
     """
-    checkpoint, problems = _read(Path(path), checking=False, look=look)
+    checkpoint, problems = _read(Path(path), checking=False, check_wanted=check_wanted)
     if checkpoint is None or problems:
         raise EngineUnavailable(
             f"{path} is not a complete CosyVoice2 model directory:\n"
@@ -133,7 +133,9 @@ def how_to_mend(directory: Path) -> str:
     return f"telephony-tts models pull {name} fetches what is missing or damaged"
 
 
-def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[Checkpoint | None, list[str]]:
+def _read(
+    directory: Path, checking: bool, check_wanted: CheckWanted = lambda: None
+) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint, None if its sizes are unknown, and its problems.
 
     `checking` maps the files into memory and reads each weight once. Loading does not map them: a process that uses a
@@ -148,9 +150,9 @@ def _read(directory: Path, checking: bool, look: Look = lambda: None) -> tuple[C
     for name in (SPEAKER_ONNX, TOKENS_ONNX):
         problems += _file_problems(directory / name, name)
 
-    lm = _state(directory / LM_FILE, checking, problems, look)
-    flow = _state(directory / FLOW_FILE, checking, problems, look)
-    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, look))
+    lm = _state(directory / LM_FILE, checking, problems, check_wanted)
+    flow = _state(directory / FLOW_FILE, checking, problems, check_wanted)
+    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, check_wanted))
     lm.pop(TEXT_HEAD, None)
 
     if settings is None:
@@ -251,17 +253,17 @@ def _file_problems(path: Path, name: str) -> list[str]:
     return []
 
 
-def _state(path: Path, mapped: bool, problems: list[str], look: Look) -> dict[str, Tensor]:
+def _state(path: Path, mapped: bool, problems: list[str], check_wanted: CheckWanted) -> dict[str, Tensor]:
     """The tensors of one .pt file, without its other entries (epoch, step). Empty if it cannot be read."""
     missing = _file_problems(path, path.name)
     if missing:
-        if path.name == "flow.pt" and path.with_name("flow.cache.pt").exists():
-            missing.append("flow.cache.pt cannot replace flow.pt: it was trained for one chunk of context")
+        if path.name == FLOW_FILE and path.with_name("flow.cache.pt").exists():
+            missing.append(f"flow.cache.pt cannot replace {FLOW_FILE}: it was trained for one chunk of context")
         problems += missing
         return {}
 
     def stays(storage: Any, _: str) -> Any:
-        look()
+        check_wanted()
         return storage
 
     try:
@@ -362,7 +364,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def tensor_problems(reader: StateReader, state: Mapping[str, Tensor]) -> list[str]:
-    """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other number types."""
+    """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other dtypes."""
     not_floating = [name for name in reader.shapes if name in state and not state[name].is_floating_point()]
     return [
         _named(names, what)

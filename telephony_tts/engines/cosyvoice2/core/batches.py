@@ -1,4 +1,4 @@
-"""Computes the batches of a step: puts what the streams need before the runner, and confines failures.
+"""Runs the batches of a step on the runner, and confines each failure to the jobs that caused it.
 
 Nothing here is under the core's lock. The stages that are computed belong to the lane that computes them.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
+from telephony_tts.engines.cosyvoice2.model.failures import isolated
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.errors import EngineError
 
@@ -44,11 +45,22 @@ class Batches:
         return self._isolated(jobs, self._decode)
 
     def flow(self, blocks: Mapping[Job, OpenBlock]) -> None:
-        """One Euler step of the block that each job claimed."""
-        new = [job for job, block in blocks.items() if block.solve is None]
+        """One Euler step of the block that each job claimed. The flow reports failures per block, and nothing is tried
+        again: the other blocks have taken their step."""
+        new = [job for job, block in blocks.items() if block.flow_block is None]
         self._isolated(new, partial(self._begin, blocks))
-        begun = [job for job, block in blocks.items() if block.solve is not None]
-        self._isolated(begun, partial(self._flow, blocks))
+        # A block without tokens is done before its first step.
+        jobs = [job for job, block in blocks.items() if block.flow_block is not None and not block.flow_block.done]
+        if not jobs:
+            return
+        try:
+            self._runner.step_blocks(
+                [cast("FlowBlock", blocks[job].flow_block) for job in jobs],
+                lambda i, error: self._report(jobs[i], error),
+            )
+        except Exception as error:
+            for job in jobs:
+                self._report(job, error)
 
     def vocode(self, jobs: Sequence[Job]) -> list[tuple[Job, Sound]]:
         """Vocoder state cannot be rolled back. The runner reports failures per track, and nothing is tried again."""
@@ -67,19 +79,8 @@ class Batches:
         return self._isolated([job], lambda _: [read()])
 
     def _isolated(self, jobs: Sequence[Job], work: Callable[[Sequence[Job]], list[T]]) -> list[T]:
-        """The work's results. If a batch of several fails, each of its jobs is tried alone, so that one job's failure
-        stays its own. Work that is given several jobs must leave nothing behind when it fails."""
-        if not jobs:
-            return []
-        try:
-            return work(jobs)
-        except Exception as error:
-            if len(jobs) == 1:
-                self._report(jobs[0], error)
-                return []
-            log.warning("a batch of %d streams failed; each is tried alone", len(jobs), exc_info=True)
-        # Outside the handler: the error holds the device memory that the batch had taken.
-        return [result for job in jobs for result in self._isolated([job], work)]
+        """The results of `work`, which must change nothing when it fails for several jobs."""
+        return isolated(jobs, work, self._report)
 
     def _report(self, job: Job, error: Exception) -> None:
         """Call it while the error is handled: the log shows its traceback."""
@@ -102,7 +103,7 @@ class Batches:
         return [(job, ids) for job, ids in zip(jobs, drawn, strict=True) if ids is not None]
 
     def _decode(self, jobs: Sequence[Job]) -> list[tuple[Job, DrawnIds]]:
-        n_steps = min(self._runner.n_run_ahead, *(piece_of(job).n_sure for job in jobs))
+        n_steps = min(self._runner.n_run_ahead, *(piece_of(job).n_drawable_unread for job in jobs))
         rows = []
         for job in jobs:
             piece, feed = piece_of(job), feed_of(job)
@@ -112,15 +113,9 @@ class Batches:
         return list(zip(jobs, self._runner.decode([track_of(job) for job in jobs], rows), strict=True))
 
     def _begin(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
-        for job, solve in zip(jobs, solves, strict=True):
-            blocks[job].solve = solve
-        return []
-
-    def _flow(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        solves = [cast("FlowBlock", blocks[job].solve) for job in jobs]
-        # A block without tokens is done before its first step.
-        self._runner.flow([solve for solve in solves if not solve.done])
+        begun = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
+        for job, flow_block in zip(jobs, begun, strict=True):
+            blocks[job].flow_block = flow_block
         return []
 
 

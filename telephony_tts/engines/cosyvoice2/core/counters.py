@@ -24,7 +24,7 @@ class Counters:
         self.costs: dict[Stage, BatchCost] = {}
         """Running means, for the stages of which a batch was computed."""
 
-    def batch(self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True) -> None:
+    def count_batch(self, stage: Stage, n_rows: int, spent_ns: int, *, is_usual: bool = True) -> None:
         """Count a batch of one stage. It counts in the stage's cost only if it `is_usual`."""
         name = stage.name.lower()
         self._values[f"{name}_batches"] += 1
@@ -40,7 +40,7 @@ class Counters:
         self._recent_s = self._recent_s * kept + spent_s
         self._recent_audio_s *= kept
 
-    def made(self, audio_s: float) -> None:
+    def count_audio(self, audio_s: float) -> None:
         """Count speech that was made."""
         self._values["audio_s"] += audio_s
         self._recent_audio_s += audio_s
@@ -63,10 +63,10 @@ class Moment(Protocol):
     """A point in a device's work; for a CPU a point in time (`model.border`)."""
 
     def ns_after(self, begin: Any) -> int | None:
-        """Time since `begin`; None if the device is not here yet."""
+        """Time since `begin`; None if the device has not reached this point."""
 
     def wait(self) -> None:
-        """Return when the device is here."""
+        """Return when the device has reached this point."""
 
 
 class InFlight:
@@ -89,7 +89,7 @@ class InFlight:
             if spent_ns is None:
                 break
             self._batches.popleft()
-            self._counters.batch(stage, n_rows, spent_ns, is_usual=is_usual)
+            self._counters.count_batch(stage, n_rows, spent_ns, is_usual=is_usual)
 
     def wait(self) -> None:
         """Return when at most `MOST_IN_FLIGHT` are left. Called by the lane that feeds a device, without the lock."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.core.scheduler import Need, PendingWork, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, TOKENS_PER_S
+from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS, SAMPLE_RATE_HZ, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.device.runner import Track
     from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt
 
-MOST_OPEN_BLOCKS = 2
-"""Blocks of one stream in the flow at once (`model.flow`)."""
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -25,21 +23,21 @@ TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Guarded by the core's lock. What is `busy` belongs to the lane that computes it."""
+    """Guarded by the core's lock. A stage in `busy` belongs to the lane that computes it."""
 
     key: int
     voice: str
     stream: Stream
     deadline_ns: int
-    """When its listener hears silence before its first audio."""
+    """When the listener hears silence if the first audio has not come by then."""
     follows: bool = False
-    """Its listener has heard what came before it, or hears it until the deadline."""
+    """Whether the turn is already being heard, so that silence before this utterance is a gap."""
     prompt: SpeakerPrompt | None = None
     """Its voice; None until that is ready."""
     track: Track | None = None
     """What the device holds of its piece; None until the piece is fed."""
     dry_ns: int | None = None
-    """When its listener has heard all audio that was made; None before the first."""
+    """When the audio made so far ends for the listener. None before the first audio."""
     n_made: int = 0
     """Samples given out."""
     n_taken: int = 0
@@ -49,21 +47,23 @@ class Job:
     first has made."""
     busy: set[Stage] = field(default_factory=set)
     """Stages that lanes compute now. For the flow see `blocks`."""
+    is_releasing: bool = False
+    """A lane gives back its slot and what the device holds of its piece."""
     has_begun: bool = False
-    """It had a slot."""
+    """Whether the utterance has ever had a slot."""
     is_over: bool = False
-    """Nothing more is begun for it: it is said, cancelled or failed."""
+    """No further work begins for the utterance: it is complete, cancelled or failed."""
     error: EngineError | None = None
     """Why it failed."""
 
     @property
     def due_ns(self) -> int:
-        """When its listener hears silence if nothing more comes."""
+        """When the listener hears silence unless more audio comes."""
         return self.deadline_ns if self.dry_ns is None else self.dry_ns
 
     @property
     def is_new(self) -> bool:
-        """Its listener hears nothing yet."""
+        """Whether nothing of its turn has been heard yet."""
         return self.dry_ns is None and not self.follows
 
     @property
@@ -72,16 +72,16 @@ class Job:
         return 1000 * (self.n_made - self.n_taken) / SAMPLE_RATE_HZ
 
     @property
-    def can_leave(self) -> bool:
-        """It or its piece is over, and no lane computes for it."""
+    def can_release(self) -> bool:
+        """Whether the utterance or its piece is over and no lane works on it."""
         piece = self.stream.piece
-        if self.busy or any(block.is_busy for block in self.blocks):
+        if self.is_releasing or self.busy or any(block.is_busy for block in self.blocks):
             return False
         return self.is_over or (piece is not None and piece.is_over)
 
     @property
     def is_drawing(self) -> bool:
-        """Ids are still to be drawn for it, now or later. Ask after `needs`. It fails if its text cannot be fed."""
+        """Whether ids remain to be drawn, now or later. Call it after `needs`. Unfit text fails the job."""
         piece = self.stream.piece
         if self.is_over or piece is None or piece.is_over:
             return False
@@ -94,23 +94,23 @@ class Job:
     def pending_work(self, ahead: AheadLimits, n_flow_steps: int, n_run_ahead: int) -> PendingWork | None:
         """The work until its listener gets more audio. A block takes `n_flow_steps`; a batch draws `n_run_ahead` ids.
 
-        None if there is none: it is not heard yet, waits for text, or its listener takes no more."""
+        None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
         piece = self.stream.piece
         if self.is_new or self.is_over or piece is None or piece.is_over:
             return None
-        if piece.n_mels:
+        if piece.n_mel_blocks:
             return PendingWork(self.due_ns, (0, 0, 0, 1))
         if self.blocks:
-            solve = self.blocks[0].solve
-            return PendingWork(self.due_ns, (0, 0, n_flow_steps - (solve.k if solve is not None else 0), 1))
-        n_missing = 0 if piece.decoding.done else max(0, -piece.n_waiting)
+            first = self.blocks[0].flow_block
+            return PendingWork(self.due_ns, (0, 0, n_flow_steps - (first.k if first is not None else 0), 1))
+        n_missing = 0 if piece.decoding.done else max(0, -piece.n_spare)
         if piece.all_begun or not self._is_behind(piece, ahead) or (n_missing and not self.is_drawing):
             return None
         return PendingWork(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
-    def made(self, n_samples: int, now_ns: int) -> None:
-        """Audio was given out. After an underrun it is heard from now on. The lost time does not count: it would put
-        this stream before all later ones."""
+    def record_audio(self, n_samples: int, now_ns: int) -> None:
+        """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
+        this stream would have priority over all later ones."""
         begin_ns = max(self.deadline_ns if self.dry_ns is None else self.dry_ns, now_ns)
         self.dry_ns = due_after_ns(begin_ns, n_samples, SAMPLE_RATE_HZ)
         self.n_made += n_samples
@@ -128,7 +128,7 @@ class Job:
             link = link.__cause__ or link.__context__
 
     def needs(self, ahead: AheadLimits, may_decode: bool) -> list[Need]:
-        """What could be computed for it now, beyond what is computed already. The job fails if nothing can be."""
+        """The stages that could run now, besides those that run already. An error here fails the job."""
         piece = self.stream.piece
         if self.is_over or piece is None or piece.is_over:
             return []
@@ -140,19 +140,19 @@ class Job:
 
     def _needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
         needs, due_ns, is_new = [], self.due_ns, self.is_new
-        if not self.busy & TOKEN_STAGES and piece.n_waiting < ahead.n_tokens:
+        if not self.busy & TOKEN_STAGES and piece.n_spare < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):
                 needs.append(Need(self.key, Stage.PREFILL, due_ns, is_new=is_new))
             elif feed is not None and may_decode:
-                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_waiting >= 0, is_new))
+                needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_spare >= 0, is_new))
         if self.track is not None:
             block = self._free_block()
             if block is not None or self._may_begin(piece, ahead):
                 # A second block is heard after the first.
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
                 needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S, is_new=is_new))
-        if Stage.VOCODE not in self.busy and piece.n_mels:
+        if Stage.VOCODE not in self.busy and piece.n_mel_blocks:
             needs.append(Need(self.key, Stage.VOCODE, due_ns, is_new=is_new))
         return needs
 
@@ -169,28 +169,30 @@ class Job:
     def done_block(self) -> OpenBlock | None:
         """Remove and return its oldest block if all steps of it are made."""
         first = self.blocks[0] if self.blocks else None
-        if first is None or first.is_busy or first.solve is None or not first.solve.done:
+        if first is None or first.is_busy or first.flow_block is None or not first.flow_block.done:
             return None
         return self.blocks.pop(0)
 
     def _free_block(self) -> OpenBlock | None:
         """The oldest block whose next step could be made now."""
-        free = (block for block in self.blocks if not block.is_busy and (block.solve is None or block.solve.may_step))
-        return next(free, None)
+        for block in self.blocks:
+            if not block.is_busy and (block.flow_block is None or block.flow_block.may_step):
+                return block
+        return None
 
     def _may_begin(self, piece: Piece, ahead: AheadLimits) -> bool:
         """Whether the next block could begin now."""
         if self.blocks:
-            first = self.blocks[0].solve
-            if len(self.blocks) == MOST_OPEN_BLOCKS or first is None or not first.k:
+            first = self.blocks[0].flow_block
+            if len(self.blocks) == MAX_OPEN_BLOCKS or first is None or not first.k:
                 return False
             # An end that is computed over the whole piece again does not continue the kept steps.
             if not self.stream.profile.causal_finish:
                 return False
-        n_unvoiced = piece.n_mels + len(self.blocks)
+        n_unvoiced = piece.n_mel_blocks + len(self.blocks)
         return self._is_behind(piece, ahead) and n_unvoiced < MOST_UNVOICED_BLOCKS and piece.has_block()
 
     def _is_behind(self, piece: Piece, ahead: AheadLimits) -> bool:
         """Whether less audio is made or in the flow than the stream may have ahead."""
-        in_flow_ms = 1000 * piece.n_unheard / TOKENS_PER_S / self.stream.request.speed
+        in_flow_ms = 1000 * piece.n_unvoiced_tokens / TOKENS_PER_S / self.stream.request.speed
         return self.held_ms + in_flow_ms < ahead.audio_ms

@@ -18,9 +18,9 @@ class SubmitUtterance:
     voice: str
     request: Request
     deadline_ns: int = 0
-    """When its listener hears silence, on the monotonic clock; 0 is now."""
+    """When the listener hears silence if no audio has come, on the monotonic clock. 0 is now."""
     follows: bool = False
-    """Its listener has heard the sentence before it."""
+    """Whether an earlier sentence of its turn has been heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class AudioTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelUtterance:
+class CancelOrder:
     """Stop the utterance. The answer is `UtteranceEnded`, as for any end."""
 
     key: int
 
 
-Order = SubmitUtterance | PushText | AudioTaken | CancelUtterance
+Order = SubmitUtterance | PushText | AudioTaken | CancelOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ class VoiceBuild:
     name: str
     is_busy: bool = False
     """A lane computes a step of it now."""
-    prompt: PromptBuild | None = None
+    work: PromptBuild | None = None
     """None before its first step."""
 
 
 class ReadyVoices:
-    """Keeps the `n_most` last used voices. An utterance keeps its voice to its end. Guarded by the core's lock."""
+    """Keeps the `n_most` last used voices. An utterance holds its voice until it ends. Guarded by the core's lock."""
 
     def __init__(self, features: Mapping[str, PromptFeatures], n_most: int) -> None:
         self.features = dict(features)
@@ -37,7 +37,7 @@ class ReadyVoices:
         self._n_begun = 0
 
     def get(self, name: str) -> SpeakerPrompt | None:
-        """The voice, or None while it is built. Begins to build it if need be. Raises UnknownVoice."""
+        """The voice, or None while it is built. Begins to build it if necessary. Raises UnknownVoice."""
         if name not in self.features:
             raise UnknownVoice(f"cosyvoice2 has no voice {name!r}; it has {', '.join(self.features)}")
         if name in self._ready:
@@ -53,7 +53,7 @@ class ReadyVoices:
         return list(self._builds.values())
 
     def finish(self, build: VoiceBuild, prompt: SpeakerPrompt) -> None:
-        """The voice is ready; the one that was not used for longest may leave."""
+        """Store a voice that is ready. If there are too many, the least recently used one is dropped."""
         del self._builds[build.name]
         self._ready[build.name] = prompt
         if len(self._ready) > self._n_most:

@@ -2,7 +2,7 @@
 
 The order is earliest deadline first. A stream's deadline is when its listener hears silence if nothing more comes:
 
-- for a new stream, which is not heard yet, when its text was wanted. So first audio precedes audio made ahead.
+- for a new stream, which is not heard yet: the deadline of its utterance. So first audio precedes audio made ahead.
 - for an active stream, the end of the audio that it was given.
 
 If an active stream would underrun otherwise, the deadlines of new streams move back by `NEW_STREAM_DELAY_NS`. No stream
@@ -136,8 +136,8 @@ def _batch(queue: Sequence[Need], stage: Stage, sizes: BatchSizes) -> tuple[int,
 class Slots:
     """The language model's slots, each held by one stream at a time; the lowest free one is taken first.
 
-    Text that is still being written may hold half of them at most. It keeps its slot while the bot thinks, and whole
-    sentences of other calls must not wait for that.
+    Utterances whose text is still being written may hold half of them at most. They keep a slot while the bot writes,
+    and complete sentences of other calls must not wait for that.
     """
 
     def __init__(self, n: int) -> None:
@@ -170,5 +170,5 @@ class Slots:
 
 
 def due_after_ns(first_ns: int, n_samples: int, sample_rate_hz: int) -> int:
-    """When audio is over that begins to be heard at `first_ns`."""
+    """When audio that starts to play at `first_ns` ends."""
     return first_ns + n_samples * 1000 * NS_PER_MS // sample_rate_hz

@@ -43,7 +43,7 @@ ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s 
 NON_FINITE = "the speech model's output is not finite; this text was given up (see models check)"
 
 
-class BlockSolve(Protocol):
+class SolverBlock(Protocol):
     """The flow's computation of a block, as far as the core must know it (`model.flow.stream.FlowBlock`)."""
 
     @property
@@ -63,7 +63,7 @@ class OpenBlock:
     """A block in the flow."""
 
     block: TokenBlock
-    solve: BlockSolve | None = None
+    flow_block: SolverBlock | None = None
     """None before the first step."""
     is_busy: bool = False
     """A lane makes a step of it now."""
@@ -89,14 +89,14 @@ class Piece:
         self._feed: LmFeed | None = None
         self._error: EngineError | None = None
         """Why the piece ends before its end of speech. It is raised when all whole blocks are voiced."""
-        self._hop = stream.profile.hop(0, n_prompt)
+        self._block_tokens = stream.profile.block_tokens(0, n_prompt)
         self._n_blocks = 0
         self.n_begun = 0
         """Tokens in the flow or past it."""
         self._n_voiced = 0
         self._block_ends: deque[int] = deque()
         """`n_begun` at the end of each block that is not voiced yet."""
-        self.n_mels = 0
+        self.n_mel_blocks = 0
         """Blocks of mel that wait for the vocoder."""
         self.all_begun = False
         self.is_over = False
@@ -126,7 +126,7 @@ class Piece:
         return self.decoding.done or self._error is not None
 
     @property
-    def n_sure(self) -> int:
+    def n_drawable_unread(self) -> int:
         """Ids that may be drawn before the host reads any of them."""
         if not isinstance(self.decoding, SentenceDecoding):
             return 1
@@ -138,7 +138,7 @@ class Piece:
             return self.decoding.banned_at(self.decoding.n_out + n)
         return self._feed.banned if self._feed is not None else ()
 
-    def drew(self, ids: Sequence[int]) -> None:
+    def take_ids(self, ids: Sequence[int]) -> None:
         """Take in ids drawn after the last feed, in order. Raises EngineError for -1: the logits were not finite."""
         self._feed = None
         for drawn in ids:
@@ -152,12 +152,12 @@ class Piece:
             self._error = EngineError(ENDLESS.format(self.n_drawn / TOKENS_PER_S))
 
     @property
-    def n_waiting(self) -> int:
+    def n_spare(self) -> int:
         """Tokens beyond those that the next block takes; negative if it lacks some."""
-        return len(self.tokens) - self.n_begun - self._hop - LOOKAHEAD_TOKENS
+        return len(self.tokens) - self.n_begun - self._block_tokens - LOOKAHEAD_TOKENS
 
     @property
-    def n_unheard(self) -> int:
+    def n_unvoiced_tokens(self) -> int:
         """Tokens of blocks that are begun and not voiced."""
         return self.n_begun - self._n_voiced
 
@@ -165,22 +165,22 @@ class Piece:
         """Whether the next block can begin. Raises EngineError if the piece has failed and all its audio is out."""
         if self.all_begun:
             return False
-        if len(self.tokens) >= self.n_begun + self._hop + LOOKAHEAD_TOKENS:
+        if len(self.tokens) >= self.n_begun + self._block_tokens + LOOKAHEAD_TOKENS:
             return True
-        if self._error is not None and not self.n_unheard:
+        if self._error is not None and not self.n_unvoiced_tokens:
             raise self._error
         return self.decoding.done
 
     def begin_block(self) -> TokenBlock:
-        """The next block. Ask `has_block` before."""
+        """The next block. Call it only if `has_block()` is true."""
         tokens, begin = self.tokens, self.n_begun
-        end = begin + self._hop
+        end = begin + self._block_tokens
         if len(tokens) >= end + LOOKAHEAD_TOKENS:
             block = TokenBlock(tuple(tokens[begin:end]), tuple(tokens[end : end + LOOKAHEAD_TOKENS]))
             self.n_begun = end
             self._block_ends.append(end)
             self._n_blocks += 1
-            self._hop = self._stream.profile.hop(self._n_blocks, self._stream.voice.n_flow_tokens)
+            self._block_tokens = self._stream.profile.block_tokens(self._n_blocks, self._stream.voice.n_flow_tokens)
             return block
         self.all_begun = True
         self.n_begun = len(tokens)
@@ -189,16 +189,16 @@ class Piece:
             return TokenBlock(tuple(tokens[begin:]), None)
         return TokenBlock(tuple(tokens[begin:]), None, tuple(tokens), begin)
 
-    def voiced(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
+    def take_audio(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
         """The audio of the oldest block in chunks of at most 200 ms. `n_frames`: mel frames of the piece so far.
 
         Chunks have estimated word timings, unless the text was still being written."""
-        self.n_mels -= 1
+        self.n_mel_blocks -= 1
         self._n_voiced = self._block_ends.popleft()
         self.is_over = is_last
         chunks = []
         if self._clock is not None:
-            self._clock.heard(len(pcm), n_frames * SAMPLES_PER_FRAME, last=is_last)
+            self._clock.add_audio(len(pcm), n_frames * SAMPLES_PER_FRAME, last=is_last)
         for begin in range(0, len(pcm), CHUNK_SAMPLES):
             part = pcm[begin : begin + CHUNK_SAMPLES]
             timings = self._clock.take(len(part)) if self._clock is not None else ()
@@ -250,14 +250,14 @@ class Stream:
 
     @property
     def wants_slot(self) -> bool:
-        """Whether it could begin its next piece with a slot. An instruction needs the whole text: the model was not
-        trained to interleave text with one."""
+        """Whether the next piece could begin if there were a slot. An instruction needs the whole text: the model was
+        not trained to interleave text with an instruction."""
         if self.slot is not None or (self._grows and self.request.instruct):
             return False
         return self._begins_growing or self._peek() is not None
 
-    def refused(self) -> None:
-        """There was no slot. If the text is whole by the time there is one, it is cut as any other."""
+    def note_refusal(self) -> None:
+        """Record that no slot was free. If the text is complete when one becomes free, it is cut like any other."""
         self._was_refused = True
 
     @property
@@ -270,11 +270,11 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """All text is said, or there is none."""
+        """Whether all text has been spoken, or there is none."""
         return self.slot is None and not self._grows and not self._begins_growing and self._peek() is None
 
     def _peek(self) -> tuple[int, int, str] | None:
-        """The next piece of text that is whole: begin, end and spelling; None if there is none."""
+        """The next piece of complete text: begin, end and spelling. None if there is none."""
         if self._growing is not None:
             return None
         if self._cuts is None:
@@ -286,7 +286,7 @@ class Stream:
     # -------------------------------------------------------------------------- pieces
 
     def begin(self, slot: int) -> Piece:
-        """Begin the next piece in a slot. Ask `wants_slot` before."""
+        """Begin the next piece in a slot. Call it only if `wants_slot` is true."""
         self.slot = slot
         seed = self.request.seed + self._n_pieces
         self._n_pieces += 1
@@ -311,11 +311,11 @@ class Stream:
         self.piece = Piece(self, sentence, seed, self._n_positions, clock)
         return self.piece
 
-    def voiced(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
-        """See `Piece.voiced`."""
+    def take_audio(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
+        """See `Piece.take_audio`."""
         assert self.piece is not None
         self._n_samples += len(pcm)
-        return self.piece.voiced(pcm, n_frames, is_last)
+        return self.piece.take_audio(pcm, n_frames, is_last)
 
     def end_piece(self) -> int:
         """End the piece and return the slot that it had."""

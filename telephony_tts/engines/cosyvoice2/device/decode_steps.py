@@ -1,6 +1,7 @@
 """Decode steps of many rows on a device, recorded as graphs (`model.graphs`).
 
-A step has one of few shapes. Its rows are padded to a power of two with rows of the scratch slot (`KvCache.idle`). Its
+A step has one of few shapes. Its rows are padded to a power of two with rows of the scratch slot
+(`KvCache.scratch_slot`). Its
 span of positions is padded to the smallest of a doubling series that holds the longest row.
 
 All that differs from step to step lies in tensors that stay. A step reads them, draws, and leaves them as the next step
@@ -55,7 +56,7 @@ class DecodeSteps:
             for span in self.spans:
                 check_wanted()
                 # All rows name the scratch slot, so no utterance is touched.
-                self._fill([[0] * n, [self._cache.idle] * n, [0] * n, [0] * n, *[[0] * n] * len(self._drawn)])
+                self._fill([[0] * n, [self._cache.scratch_slot] * n, [0] * n, [0] * n, *[[0] * n] * len(self._drawn)])
                 self._graphs.prepare(("decode", n, span), partial(self._step, n, span))
 
     @torch.inference_mode()
@@ -80,7 +81,7 @@ class DecodeSteps:
         self._fill(
             [
                 [*(max(0, each) for each in ids), *spare],
-                [*slots, *(cache.idle for _ in spare)],
+                [*slots, *(cache.scratch_slot for _ in spare)],
                 [*starts, *spare],
                 [*(-1 if each is None else each for each in forced), *spare],
                 *(

@@ -2,7 +2,7 @@
 
 The two differ in more than speed, so there are two classes with one interface:
 
-    CpuLmSteps      each slot by itself. A float32 row has other bits in a batch, and a CPU gains little from one.
+    CpuLmSteps      each slot by itself. In a batch a float32 row gets other bits, and a CPU gains little from batches.
     DeviceLmSteps   all slots in one batch, of few shapes that are recorded as graphs (`decode_steps`). An accelerator
                     takes about as long for many rows as for one.
 
@@ -46,7 +46,7 @@ class LmSteps(Protocol):
     """See the module. No slot may be named twice in one call."""
 
     def prepare(self, check_wanted: Callable[[], object]) -> None:
-        """Record what can be recorded. `check_wanted` is called between and ends it by raising."""
+        """Record what can be recorded. `check_wanted` is called before each; what it raises ends the recording."""
 
     def prefill(
         self, slots: Sequence[int], parts: Sequence[Sequence[TokenSegment]], ended: Sequence[LmFeed | None]

@@ -23,11 +23,11 @@ from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeR
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
@@ -96,9 +96,7 @@ class Runner:
         on_device = BatchSizes(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
         self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if is_cpu else on_device)
         self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
-        self.together = not is_cpu
-        """Whether prompts and audio of several tracks are computed as one batch."""
-        self.n_flow_steps = len(model.flow.decoder.times)
+        self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
         self._lm_steps: LmSteps = (
             CpuLmSteps(model.lm, model.cache, model.sampler)
@@ -199,7 +197,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, tracks: Sequence[Track], blocks: Sequence[TokenBlock]) -> list[FlowBlock]:
-        """Begin a block of each track; `flow` takes its steps. If this raises, no block has begun."""
+        """Begin a block of each track; `step_blocks` takes its steps. If this raises, no block has begun."""
         begun: dict[int, FlowBlock] = {}
         requests: dict[int, BlockRequest] = {}
         for i, (track, block) in enumerate(zip(tracks, blocks, strict=True)):
@@ -218,12 +216,12 @@ class Runner:
         prompt, tokens = track.prompt, sent([ids], self.model.device)
         return self.model.flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
-        """One Euler step of each block."""
-        self.model.flow.step(blocks)
+    def step_blocks(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
+        """One Euler step of each block. `on_failure`: see `Flow.step`."""
+        self.model.flow.step(blocks, on_failure)
 
     @torch.inference_mode()
-    def keep(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
+    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
         """Queue the mel of a block that is done for the vocoder. Blocks of a track are given in their order."""
         track.mels.append((flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
 

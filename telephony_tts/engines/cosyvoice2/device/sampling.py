@@ -32,7 +32,7 @@ def _shifted(x: Tensor, n_bits: int) -> Tensor:
     return (x >> n_bits) & ((1 << (64 - n_bits)) - 1)
 
 
-def mix(x: Tensor) -> Tensor:
+def splitmix64(x: Tensor) -> Tensor:
     """The output function of SplitMix64 (Steele, Lea and Flood 2014) on 64 bits in an int64; it wraps around."""
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
@@ -45,8 +45,8 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
     The seed is mixed before the counter is added. Otherwise seeds whose difference is a multiple of the step would
     share a sequence.
     """
-    start = mix(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
-    u1, u2 = (_shifted(mix(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))
+    start = splitmix64(seeds + _signed(_GOLDEN)) + n_drawn * _signed(2 * _GOLDEN)
+    u1, u2 = (_shifted(splitmix64(start + _signed(k * _GOLDEN)), 11).double() * 2.0**-53 for k in (1, 2))
     return u1, u2
 
 
@@ -62,7 +62,7 @@ def greedy(log_probs: Tensor) -> Tensor:
     return log_probs.argmax(dim=-1)
 
 
-def _invert(weights: Tensor, u: Tensor) -> Tensor:
+def _inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """The first index [B] where the cumulative share of `weights` [B, N] exceeds `u` [B]; summed in float64."""
     total = weights.cumsum(dim=-1, dtype=torch.float64)
     index = (total / total[:, -1:] <= u[:, None]).sum(dim=-1)
@@ -71,7 +71,7 @@ def _invert(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _most_likely(probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The `n` largest of `probs` [B, V] and their ids, by falling probability and rising id: [B, n]. No negative ones.
+    """The `n` largest of `probs` [B, V] >= 0, and their ids: [B, n], by descending probability and ascending id.
 
     The bits of floats that are not negative rank like the floats. With the id in the low bits no two keys are equal, so
     top-k suffices. Sorting all of them would take a CPU as long as a layer of the model.
@@ -95,7 +95,8 @@ class Draw:
 def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: SamplingConfig) -> Draw:
     """Repetition-aware draw from `log_probs` [B, V]. `recent` [B, window]: the last ids in any order, padded with -1.
 
-    The nucleus has at most `top_k` ids, by falling probability and rising id. It ends with the id that reaches `top_p`.
+    The nucleus has at most `top_k` ids, by descending probability and ascending id. It ends with the id that reaches
+    `top_p`.
     Every row gets a second draw from the vocabulary without the first id, which is used if the first is a repetition.
     A branch would make the host wait for the device.
     """
@@ -103,23 +104,23 @@ def draw(log_probs: Tensor, recent: Tensor, u1: Tensor, u2: Tensor, config: Samp
     inside = probs.cumsum(dim=-1) - probs < config.top_p
     # The difference above may round to top_p; the nucleus keeps one id.
     inside[:, 0] = True
-    index = _invert(probs * inside, u1)
+    index = _inverse_cdf(probs * inside, u1)
     first = ids.gather(1, index[:, None])
     repeated = (recent == first).sum(dim=-1) >= config.window * config.max_repeat
     others = torch.softmax(log_probs.scatter(1, first, -math.inf), dim=-1)
-    chosen = torch.where(repeated, _invert(others, u2), first[:, 0])
+    chosen = torch.where(repeated, _inverse_cdf(others, u2), first[:, 0])
     return Draw(chosen, inside.sum(dim=-1), index, repeated)
 
 
 class Sampler:
     """The sampling state of every cache slot, on the device: seed, number of ids drawn, last ids.
 
-    The slot `idle` takes what the padding rows of a batch draw (`KvCache.idle`).
+    The scratch slot takes what the padding rows of a batch draw (`KvCache.scratch_slot`).
     """
 
     def __init__(self, config: SamplingConfig, n_slots: int, device: torch.device | str = "cpu") -> None:
         self.config = config
-        self.idle = n_slots
+        self.scratch_slot = n_slots
         self.seeds = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.n_drawn = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.recent = torch.full((n_slots + 1, config.window), -1, dtype=torch.int64, device=device)

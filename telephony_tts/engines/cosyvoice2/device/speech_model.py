@@ -58,13 +58,13 @@ class PromptBuild:
     flow_tokens: Tensor
     flow_mel: Tensor
     embedding: Tensor
-    solve: FlowBlock
+    flow_block: FlowBlock
 
-    def prompt(self) -> SpeakerPrompt:
-        """The ready voice. Call it when `solve` is done."""
+    def finished(self) -> SpeakerPrompt:
+        """The ready voice. Call it when `flow_block` is done."""
         ids = self.transcript_ids
         speech = tuple(self.features.speech_tokens.tolist()) if ids else ()
-        return SpeakerPrompt(ids, speech, self.solve.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
+        return SpeakerPrompt(ids, speech, self.flow_block.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
 
 
 class _InterruptibleTensors(Mapping[str, Tensor]):
@@ -105,8 +105,8 @@ class SpeechModel:
         flow_memory_mb: int | None = None,
         check_wanted: Callable[[], object] = lambda: None,
     ) -> Self:
-        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of what is free.
-        `check_wanted` is called before each tensor and ends the loading by raising.
+        """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of the free memory.
+        `check_wanted` is called before each tensor; what it raises ends the loading.
 
         Raises ValueError for a precision that the device does not have, EngineUnavailable if the memory does not
         suffice."""
@@ -153,8 +153,8 @@ class SpeechModel:
         tokens = features.speech_tokens[None, n_cut:].to(self.device)
         mel = features.mel[None, n_cut * FRAMES_PER_TOKEN :].to(self.device)
         embedding = features.embedding[None].to(self.device, self.flow.dtype)
-        solve = self.flow.begin_prompt(tokens, mel, embedding)
-        return PromptBuild(features, ids, tokens, mel, embedding, solve)
+        block = self.flow.begin_prompt(tokens, mel, embedding)
+        return PromptBuild(features, ids, tokens, mel, embedding, block)
 
 
 def _flow_bytes(device: torch.device) -> int:

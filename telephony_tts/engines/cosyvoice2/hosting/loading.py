@@ -1,4 +1,4 @@
-"""Loads a model directory: weights, voices, recorded graphs and a warm-up sentence. Then the core can speak."""
+"""Loads a model directory: weights, voices, recorded graphs and a warm-up sentence. Then the core takes utterances."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LOG_EVERY_NS = 5 * NS_PER_S
 def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = lambda: True) -> Core:
     """Read, check and warm up. `tell` receives the events of later utterances only.
 
-    Raises EngineUnavailable with what to do. Raises EngineError once it is no longer wanted: `is_wanted` is asked
-    between files, tensors and steps.
+    Raises EngineUnavailable that says what to do. `is_wanted` is called between files, tensors and steps; EngineError
+    is raised once it returns False.
     """
 
     def check_wanted() -> None:
@@ -70,7 +70,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         features,
         settings.profile,
         lambda key, event: None,
-        n_prompts=settings.n_prompts,
+        n_ready_voices=settings.n_ready_voices,
         ahead=settings.ahead,
     )
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))

@@ -287,7 +287,7 @@ class ProcessHost:
                 raise
             except _ProcessHung as hung:
                 assert process is not None
-                process.child.kill()  # a stopped process ends by nothing else
+                process.child.kill()  # nothing else ends a stopped process
                 is_hung, reason = True, str(hung)
                 failure = EngineError(f"the speech engine's process was killed while it was loading: {reason}")
             except Exception as error:
@@ -317,7 +317,7 @@ class ProcessHost:
             async with asyncio.timeout(None) as limit:
                 self._check_later(judge, limit)
                 while (message := await _read(reader)) is not None:
-                    judge.heard(self._now_ns())
+                    judge.note_message(self._now_ns())
                     if self._state is _HostState.STALLED:
                         self._state = _HostState.READY
                         self._notify_waiting()

@@ -32,7 +32,7 @@ class StallJudge:
         self._since_ns = now_ns
         self._silent_ns = 0
 
-    def heard(self, now_ns: int) -> None:
+    def note_message(self, now_ns: int) -> None:
         """A message arrived."""
         self._since_ns = now_ns
         self._silent_ns = 0

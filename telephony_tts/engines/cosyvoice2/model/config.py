@@ -21,6 +21,8 @@ N_SPEECH_ROWS = 6564
 LOOKAHEAD_TOKENS = 3
 BLOCK_TOKENS = 25
 BLOCK_FRAMES = 50
+MAX_OPEN_BLOCKS = 2
+"""Blocks of a stream in the flow at once. Two lanes can use no more, and each block holds its frames."""
 N_NOISE_FRAMES = 15_000
 """Frames of the fixed noise. The flow can make 300 s at most, prompt included."""
 

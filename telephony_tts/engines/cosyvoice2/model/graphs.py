@@ -35,7 +35,7 @@ class Graphs:
         return self._record is not None
 
     def prepare(self, name: Hashable, work: Work) -> None:
-        """Run the work and record it. If recording fails, nothing more is recorded and all other work runs as it is."""
+        """Run the work and record it. If recording fails, nothing more is recorded, and other work runs directly."""
         if self._record is None or name in self._prepared:
             return
         try:

@@ -5,14 +5,14 @@
     Int8Linear      weights and activations in int8, sums exact
 
 An int8 product sums whole numbers exactly. Its result therefore depends neither on the number of rows nor on the
-processor. All else is computed value by value. So a row's result is the same to the bit in any batch.
+processor. All else is elementwise. So a row's result is bit-identical in any batch.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,7 +27,8 @@ SMALLEST_SCALE = 1e-30
 """Rows and channels are divided by their largest value. A smaller one counts as this, so that zeros stay zeros."""
 LARGEST_WEIGHT = 127
 LARGEST_ACTIVATION = 63
-"""Rows are bytes around 64, so two products of a byte and a weight fit 16 bits. Processors without VNNI add them so."""
+"""Activations are unsigned bytes with zero point 64, so the sum of two products fits 16 bits. Processors without VNNI
+add products in pairs of that width."""
 _BYTE_ZERO = 64
 _TILE_BYTES = 600_000
 _MOST_SINGLE_ROWS = 16
@@ -75,7 +76,7 @@ class PackedLinear:
 
 
 @functools.cache
-def packs() -> bool:
+def packing_is_exact() -> bool:
     """Whether packed weights give the bits of plain ones on this processor with this PyTorch."""
     g = torch.Generator().manual_seed(0)
     linear = Linear(torch.randn(48, 32, generator=g).bfloat16(), torch.randn(48, generator=g).bfloat16())
@@ -119,12 +120,6 @@ def int8(linear: LinearMap) -> LinearMap:
     return Int8Linear(linear) if isinstance(linear, Linear) else linear
 
 
-def stacked(parts: Sequence[Linear]) -> Linear:
-    """Join maps of the same input into one product, whose outputs lie side by side."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
-
-
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [N, K] -> int8 [N, K] within 127, and the scale of each row, float32 [N]."""
     scale = weight.abs().amax(dim=1).clamp_(min=SMALLEST_SCALE) / LARGEST_WEIGHT
@@ -134,7 +129,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 class FbgemmProduct:
     """By FBGEMM, from weights in its layout: few rows cost about as much as reading the weights.
 
-    FBGEMM takes rows as bytes. The rows are whole numbers already, so a step of 1 around a zero of 64 rounds nothing.
+    FBGEMM takes rows as bytes. The rows are whole numbers already, so a scale of 1 with zero point 64 rounds nothing.
     """
 
     def __init__(self, integers: Tensor, scale: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Reads the weights of a network out of a state dict, by name and shape.
 
 A network takes each of its tensors once and says which shape it expects, so the network itself is the list of its
-tensors. In outline mode the reader hands out tensors without memory: taking them all tells the names and shapes of a
-network of any size in milliseconds.
+tensors. In outline mode the reader returns meta tensors: taking them all lists the names and shapes of a network
+of any size in milliseconds.
 """
 
 from __future__ import annotations

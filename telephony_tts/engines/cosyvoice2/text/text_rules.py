@@ -31,11 +31,6 @@ def normalize(text: str, n_tokens: Callable[[str], int], frontend: bool = True) 
     return [piece for piece in pieces if not is_only_punctuation(piece)]
 
 
-def normalize_whole(text: str, frontend: bool = True) -> str:
-    """The text in one piece, as for a prompt's transcript."""
-    return text if not frontend or has_control_tokens(text) else spell(text)
-
-
 def has_control_tokens(text: str) -> bool:
     return "<|" in text and "|>" in text
 

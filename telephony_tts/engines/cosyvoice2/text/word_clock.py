@@ -25,18 +25,18 @@ class WordClock:
         """Words not placed yet; the next one is last."""
         self._share = SAMPLE_RATE_HZ / SHARES_PER_S / speed
         self._lengths = {span: sum(map(_shares, text[slice(*span)])) + 1.0 for span in spans}
-        self._n_heard = self._at = first_sample
+        self._n_made = self._at = first_sample
         """Samples made, and the end of the last placed word."""
         self._first = self._n_taken = first_sample
         self._placed: list[Timing] = []
 
-    def heard(self, n_samples: int, n_known: int, *, last: bool) -> None:
-        """The next `n_samples` were made. The piece will have `n_known` or more in all."""
-        begin, self._n_heard = self._n_heard, self._n_heard + n_samples
+    def add_audio(self, n_samples: int, n_known: int, *, last: bool) -> None:
+        """Record `n_samples` more that were made. The piece will have at least `n_known` in all."""
+        begin, self._n_made = self._n_made, self._n_made + n_samples
         if last:
             self._share_out(max(begin, self._at))
             return
-        while len(self._words) > 1 and self._at < self._n_heard:
+        while len(self._words) > 1 and self._at < self._n_made:
             span = self._words.pop()
             start = max(begin, self._at)
             end = min(start + int(self._lengths[span] * self._share), self._first + n_known)
@@ -51,15 +51,15 @@ class WordClock:
 
     def _share_out(self, start: int) -> None:
         """Place all remaining words over the remaining audio, unless it has less than a sample for each."""
-        if self._n_heard - start < len(self._words):
+        if self._n_made - start < len(self._words):
             return
         total = sum(self._lengths[span] for span in self._words)
         done = 0.0
-        n_left = self._n_heard - start
+        n_left = self._n_made - start
         while self._words:
             span = self._words.pop()
             done += self._lengths[span]
-            end = start + max(1, int(n_left * done / total)) if self._words else self._n_heard
+            end = start + max(1, int(n_left * done / total)) if self._words else self._n_made
             self._place(span, max(start, self._at), max(end, self._at + 1))
 
     def _place(self, span: tuple[int, int], start: int, end: int) -> None:

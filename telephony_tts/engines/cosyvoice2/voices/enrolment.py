@@ -41,7 +41,7 @@ from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
 GOOD_S = 5.0
-"""A shorter recording works, but holds only few sounds of a language."""
+"""A shorter recording works, but holds only a few of the sounds of a language."""
 MIN_CONTRAST_DB = 20.0
 """Between the loud moments and the pauses of a good recording."""
 PAUSE_SHARE = 0.1

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from telephony_tts.engines.cosyvoice2.model.config import N_MELS
+
 MEL_RATE_HZ = 24_000
-MEL_N_FFT, MEL_HOP, N_MELS = 1920, 480, 80
+MEL_N_FFT, MEL_HOP = 1920, 480
 MEL_TOP_HZ = 8000.0
 
 TOKEN_RATE_HZ = 16_000

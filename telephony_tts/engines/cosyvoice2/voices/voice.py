@@ -1,4 +1,4 @@
-"""Makes a voice of a recording: reads, checks and trims it, and extracts its features (specification 3.4, 3.5)."""
+"""Makes a voice from a recording: reads, checks and trims it, and extracts its features (specification 3.4, 3.5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import N_MELS, N_SPEECH_TOKENS
+from telephony_tts.engines.cosyvoice2.model.config import N_MELS, N_SPEECH_TOKENS, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.voices.features import (
     MEL_RATE_HZ,
     TOKEN_RATE_HZ,
@@ -43,7 +43,6 @@ MAX_CLIPPED = 0.001
 CLIPPED_AT = 0.999
 SPEAKER_INPUTS, TOKENS_INPUTS = 1, 2
 """Inputs of campplus.onnx (features) and of speech_tokenizer_v2.onnx (log-mel and its length)."""
-TOKENS_PER_S = 25
 MAX_ID = 1 << 31
 MAX_CANCELLED_DB = 12.0
 """The largest loss of level from mixing the channels. If it is larger, their signs are opposite."""

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_sizes import model_config
 from parity_front import read_config
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES, write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.checkpoint.sizes import model_config, read_settings
+from telephony_tts.engines.cosyvoice2.checkpoint.sizes import read_settings
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, load_model_directory
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow

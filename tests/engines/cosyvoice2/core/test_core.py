@@ -36,7 +36,7 @@ from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
-    CancelUtterance,
+    CancelOrder,
     Event,
     SubmitUtterance,
     UtteranceBegan,
@@ -150,7 +150,7 @@ def test_threads_that_step_at_once_change_no_sample(rig: Rig, alone: list[Pcm], 
             for key, request, voice in zip(keys, REQUESTS, VOICES, strict=True):
                 threaded.say(key, request, voice)
             threaded.say(100 + n, Request(SENTENCE))
-            threaded.core.receive(CancelUtterance(100 + n))
+            threaded.core.receive(CancelOrder(100 + n))
             threaded.wait([*keys, 100 + n])
             for key, expected in zip(keys, alone, strict=True):
                 assert threaded.ended[key].error is None
@@ -186,10 +186,10 @@ def test_ten_thousand_cancelled_utterances_leave_nothing(rig: Rig, alone: list[P
     with threaded.served(2):
         for key in range(10_000):
             threaded.say(key, Request("Yes.", 3), "prompted")
-            threaded.core.receive(CancelUtterance(key if order.random() < 0.7 else order.randrange(key + 1)))
+            threaded.core.receive(CancelOrder(key if order.random() < 0.7 else order.randrange(key + 1)))
         threaded.say(10_000, REQUESTS[2], VOICES[2])
         for key in range(10_000):
-            threaded.core.receive(CancelUtterance(key))
+            threaded.core.receive(CancelOrder(key))
         threaded.wait(range(10_001))
     np.testing.assert_array_equal(pcm(threaded.heard[10_000]), alone[2])
     assert all(ended.error is None for ended in threaded.ended.values())
@@ -262,7 +262,7 @@ def test_a_feed_that_fails_while_streams_are_counted_ends_only_its_stream(
     stepped = Stepped(rig, ahead=AheadLimits(audio_ms=1, n_tokens=0))
     broken, other = stepped.say(Request(f"{SENTENCE} {NEIGHBOUR}", 3)), stepped.say(Request("Yes.", 3))
     job = stepped.core._jobs[broken]
-    while (piece := job.stream.piece) is None or piece.n_waiting < 0 or piece._feed is not None:
+    while (piece := job.stream.piece) is None or piece.n_spare < 0 or piece._feed is not None:
         assert stepped.core.step()
 
     def failing() -> None:
@@ -307,8 +307,8 @@ def test_no_stream_works_far_ahead_of_its_listener(rig: Rig) -> None:
         made_ms = 1000 * (len(pcm(stepped.heard[key])) - n_taken) / 24_000
         assert ahead.audio_ms <= made_ms < ahead.audio_ms + 4000 + 1000, "a block is four seconds at most"
         piece = stepped.core._jobs[key].stream.piece
-        assert piece is not None and piece.n_waiting <= ahead.n_tokens
-        assert piece.n_waiting == ahead.n_tokens or piece.decoding.done, "it stops too early"
+        assert piece is not None and piece.n_spare <= ahead.n_tokens
+        assert piece.n_spare == ahead.n_tokens or piece.decoding.done, "it stops too early"
         n_taken += 2400
         stepped.core.receive(AudioTaken(key, 2400))
     assert n_rests > 10
@@ -340,7 +340,7 @@ def test_orders_for_ended_utterances_have_no_effect(rig: Rig) -> None:
     stepped = Stepped(rig)
     key = stepped.say(Request("no"))
     stepped.run()
-    for order in (CancelUtterance(key), AudioTaken(key, 5), CancelUtterance(99), AudioTaken(99, 1)):
+    for order in (CancelOrder(key), AudioTaken(key, 5), CancelOrder(99), AudioTaken(99, 1)):
         stepped.core.receive(order)
     stepped.push(key, "more", last=True)
     assert stepped.run() == 0 and len(stepped.pcm(key)) and stepped.is_empty()

@@ -27,8 +27,8 @@ from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Sound, Track
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
-from telephony_tts.engines.cosyvoice2.model.vocoder.steps import OnFailure
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.errors import EngineError, UnknownVoice
@@ -88,9 +88,18 @@ class Faulty(Runner):
         self._tracks.update((id(block), track) for block, track in zip(begun, tracks, strict=True))
         return begun
 
-    def flow(self, blocks: Sequence[FlowBlock]) -> None:
-        self._maybe("flow", [self._tracks.get(id(block)) for block in blocks])
-        super().flow(blocks)
+    def step_blocks(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
+        tracks = [self._tracks.get(id(block)) for block in blocks]
+        try:
+            self._maybe("flow", tracks)
+        except Exception as error:
+            assert on_failure is not None
+            at = next(i for i, track in enumerate(tracks) if track is not None and track.slot == self.slot)
+            on_failure(at, error)
+            others = [*blocks[:at], *blocks[at + 1 :]]
+            super().step_blocks(others, lambda i, each: on_failure(i + (i >= at), each))
+            return
+        super().step_blocks(blocks, on_failure)
 
     def vocode(self, tracks: Sequence[Track], on_failure: OnFailure) -> list[Sound | None]:
         try:
@@ -108,10 +117,9 @@ class Faulty(Runner):
         self._maybe("close", [track])
 
 
-@pytest.mark.parametrize("stage", ["decode", "flow"])
-def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[Pcm], stage: str) -> None:
+def test_after_a_failed_batch_each_stream_is_tried_alone(rig: Rig, alone: list[Pcm]) -> None:
     for nth in (0, 3):
-        runner = Faulty(rig, stage, nth, None, RuntimeError("out of memory"))
+        runner = Faulty(rig, "decode", nth, None, RuntimeError("out of memory"))
         stepped = Stepped(rig, runner=runner)
         keys = say_all(stepped)
         runner.is_on = True
@@ -260,7 +268,7 @@ def test_other_streams_do_not_wait_for_a_voice(rig: Rig, alone: list[Pcm]) -> No
     late = stepped.say(REQUESTS[0], "prompted", 10**15)
     urgent = stepped.say(REQUESTS[1], "preset", 1)
     stepped.run(FEW_EULER - 2, lambda: Lane.AUDIO)
-    assert [build.prompt is not None for build in stepped.core.voices.builds] == [True], "it is on its way"
+    assert [build.work is not None for build in stepped.core.voices.builds] == [True], "it is on its way"
     stepped.until_heard(urgent, 1)
     assert late not in stepped.began
     stepped.run()
@@ -276,11 +284,11 @@ def test_a_voice_is_built_once_and_abandoned_with_the_last_waiting_utterance(rig
     (build,) = stepped.core.voices.builds
     stepped.cancel(first)
     stepped.run(2)
-    assert stepped.core.voices.builds == [build] and build.prompt is not None
-    k = build.prompt.solve.k
+    assert stepped.core.voices.builds == [build] and build.work is not None
+    k = build.work.flow_block.k
     stepped.cancel(second)
     stepped.run()
-    assert stepped.core.voices.builds == [] and build.prompt.solve.k == k
+    assert stepped.core.voices.builds == [] and build.work.flow_block.k == k
     assert {first, second} == set(stepped.ended)
     runner.calls.clear()
     keys = [stepped.say(Request("no", seed), "prompted") for seed in (1, 2)]
@@ -293,7 +301,7 @@ def test_more_voices_than_are_kept_ready_can_all_be_used(rig: Rig, alone: list[P
     """Each new one replaces the one not used for longest, even if an utterance still waits for that one."""
     features = {name: rig.features["prompted"] for name in "abcde"}
     for widths in (None, TOGETHER):
-        stepped = Stepped(rig, features=features, n_prompts=1, runner=Watched(rig, widths))
+        stepped = Stepped(rig, features=features, n_ready_voices=1, runner=Watched(rig, widths))
         keys = [stepped.say(REQUESTS[0], name) for name in "abcdeab"]
         stepped.run()
         for key in keys:

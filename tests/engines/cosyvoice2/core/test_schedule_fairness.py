@@ -34,7 +34,7 @@ from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
-EVEN = replace(DEFAULT, hops=(25,))
+EVEN = replace(DEFAULT, later_block_tokens=(25,))
 """Only blocks of a second."""
 ONE = BatchSizes(decode=1)
 

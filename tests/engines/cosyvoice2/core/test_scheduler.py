@@ -34,7 +34,7 @@ from telephony_tts.engines.cosyvoice2.profile import DEFAULT, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 
 TOKEN_NS = NS_PER_S // 25
-EVEN = replace(DEFAULT, hops=(25,))
+EVEN = replace(DEFAULT, later_block_tokens=(25,))
 """Only blocks of a second."""
 ONE = BatchSizes(decode=1)
 
@@ -142,10 +142,10 @@ class PlanJudge:
             if piece is None:
                 continue
             # A short end joins the block before it.
-            block_ms = 40 * (max(*profile.hops, 52) + 2)
+            block_ms = 40 * (max(*profile.later_block_tokens, 52) + 2)
             assert said.job.held_ms < sim.ahead.audio_ms + block_ms
-            assert piece.n_waiting < sim.ahead.n_tokens + sim.cost.run_ahead
-            assert piece.n_mels <= MOST_UNVOICED_BLOCKS
+            assert piece.n_spare < sim.ahead.n_tokens + sim.cost.run_ahead
+            assert piece.n_mel_blocks <= MOST_UNVOICED_BLOCKS
 
 
 def history(engine: dict[str, Any], calls: Sequence[dict[str, Any]], **more: Any) -> Simulation:

@@ -14,7 +14,7 @@ from pretend_device import Pretence
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.runner import Sound, Track
-from telephony_tts.engines.cosyvoice2.model.vocoder import steps as vocoder_steps
+from telephony_tts.engines.cosyvoice2.model import failures
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM
 
 READ = {"border.py:read"}
@@ -123,7 +123,7 @@ def test_a_failure_is_reported_for_its_own_stream_only(
         raise RuntimeError(f"no stretch, {last=}")
 
     # A captured log record would hold the error, and with it the memory.
-    monkeypatch.setattr(vocoder_steps.log, "warning", lambda *_, **__: None)
+    monkeypatch.setattr(failures.log, "warning", lambda *_, **__: None)
     monkeypatch.setattr(vocoder, "decode", fails_for_one)
     monkeypatch.setattr(ours[4].stretch, "push", no_stretch)
     for tracks, place in ((ours, there), (theirs, here)):
@@ -131,10 +131,10 @@ def test_a_failure_is_reported_for_its_own_stream_only(
         mel, _ = tracks[1].mels[0]
         mel[0, 3, 20] = 1000.0
     ours[3].mels[0] = (ours[3].mels[0][0][:, :, :7], False)
-    failures: dict[int, str] = {}
-    sounds = vocode(there, ours, failures)
-    assert failures.keys() == {1, 3, 4} and [i for i, sound in enumerate(sounds) if sound is None] == [1, 3, 4]
-    assert "for this one" in failures[1] and "8 mel frames" in failures[3] and "no stretch" in failures[4]
+    failed: dict[int, str] = {}
+    sounds = vocode(there, ours, failed)
+    assert failed.keys() == {1, 3, 4} and [i for i, sound in enumerate(sounds) if sound is None] == [1, 3, 4]
+    assert "for this one" in failed[1] and "8 mel frames" in failed[3] and "no stretch" in failed[4]
     good = [0, 2]
     assert_sounds_alike([sounds[i] for i in good], vocode(here, [theirs[i] for i in good]))
     for turn in (1, 2, 3):

@@ -171,7 +171,7 @@ def block_of(track: Track, seed: int, n_last: int | None = None) -> TokenBlock:
     ids = tuple(torch.randint(6561, (60,), generator=torch.Generator().manual_seed(seed)).tolist())
     if n_last is not None:
         return TokenBlock(ids[:n_last], None)
-    n = track.profile.hop(min(1, len(track.flow.steps_done)), track.prompt.n_flow_tokens)
+    n = track.profile.block_tokens(min(1, len(track.flow.steps_done)), track.prompt.n_flow_tokens)
     return TokenBlock(ids[:n], ids[n : n + 3])
 
 
@@ -192,7 +192,7 @@ def assert_same_beginning(solve: FlowBlock, other: FlowBlock) -> None:
 
 def solved(runner: Runner, solves: Sequence[FlowBlock]) -> None:
     while left := [solve for solve in solves if not solve.done]:
-        runner.flow(left)
+        runner.step_blocks(left)
 
 
 def test_blocks_that_begin_together_are_what_each_is_alone(here: Place, there: Place, pretence: Pretence) -> None:

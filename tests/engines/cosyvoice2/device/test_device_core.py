@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -16,9 +16,13 @@ from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
 from telephony_tts.engines.cosyvoice2.core import batches
+from telephony_tts.engines.cosyvoice2.core.batches import Batches
+from telephony_tts.engines.cosyvoice2.core.jobs import Job
+from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock
 from telephony_tts.engines.cosyvoice2.device.lm_steps import DrawnIds
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
+from telephony_tts.engines.cosyvoice2.model import failures
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, FAST, UPSTREAM, Profile
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
@@ -152,7 +156,7 @@ def test_after_a_failed_batch_each_stream_is_tried_alone(
     device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Captured log records would hold the error.
-    monkeypatch.setattr(batches.log, "warning", lambda *_, **__: None)
+    monkeypatch.setattr(failures.log, "warning", lambda *_, **__: None)
     runner = Failing(device)
     stepped, keys = said_with(runner, device, stage, None)
     assert max(runner.n_tried) > 1
@@ -164,8 +168,8 @@ def test_after_a_failed_batch_each_stream_is_tried_alone(
 def test_a_stream_that_cannot_be_computed_fails_alone(
     device: Place, expected: list[Pcm], stage: str, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for how in ("warning", "exception"):
-        monkeypatch.setattr(batches.log, how, lambda *_, **__: None)
+    monkeypatch.setattr(failures.log, "warning", lambda *_, **__: None)
+    monkeypatch.setattr(batches.log, "exception", lambda *_, **__: None)
     runner = Failing(device)
     stepped, keys = said_with(runner, device, stage, 1)
     error = stepped.ended[keys[1]].error
@@ -174,3 +178,46 @@ def test_a_stream_that_cannot_be_computed_fails_alone(
         assert_alike(stepped.pcm(keys[i]), expected[i])
     # A stream without room does not split the batch of the others.
     assert stage != "room" or runner.n_tried == [2]
+
+
+@pytest.mark.parametrize("fails_alone", [True, False], ids=["block", "batch"])
+def test_a_failing_euler_step_ends_only_its_stream_and_the_others_take_one_step(
+    device: Place, expected: list[Pcm], fails_alone: bool, pretence: Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three blocks cannot be computed, or only their batch cannot. A failed stream ends with the real error."""
+    backend, flow = device.model.flow.backend, Batches.flow
+    step = backend.step
+    n_tried: list[int] = []
+    n_taken: list[tuple[int | None, int]] = []
+    bad: list[FlowBlock] = []
+
+    def fails(blocks: Sequence[FlowBlock]) -> None:
+        of_pieces = [block for block in blocks if block.voice is None]
+        n_tried.append(len(of_pieces))
+        if any(block in bad for block in blocks) if fails_alone else len(of_pieces) > 1:
+            raise RuntimeError("no memory for a step")
+        step(blocks)
+
+    def counted(self: Batches, blocks: Mapping[Job, OpenBlock]) -> None:
+        before = {job: block.flow_block.k if block.flow_block is not None else 0 for job, block in blocks.items()}
+        bad[:] = [block.flow_block for job, block in blocks.items() if job.stream.slot == 1 and before[job] == 2]  # type: ignore[misc]
+        flow(self, blocks)
+        for job, block in blocks.items():
+            assert block.flow_block is not None
+            n_taken.append((job.stream.slot, block.flow_block.k - before[job]))
+
+    stepped = Stepped(device)  # type: ignore[arg-type]
+    ready(stepped)
+    at = (0, 4, 6)  # all in one voice, so that their blocks are in one batch
+    keys = [stepped.say(REQUESTS[i], VOICES[0]) for i in at]
+    monkeypatch.setattr(backend, "step", fails)
+    monkeypatch.setattr(Batches, "flow", counted)
+    stepped.run()
+    assert stepped.is_empty() and max(n_tried) == 3
+    failed = [keys[1]] if fails_alone else []
+    assert [key for key in keys if stepped.ended[key].error is not None] == failed
+    assert all("no memory for a step" in str(stepped.ended[key].error) for key in failed)
+    assert [n for _, n in n_taken if n != 1] == [0] * len(failed)
+    for key, i in zip(keys, at, strict=True):
+        if key not in failed:
+            assert_alike(stepped.pcm(key), expected[i])

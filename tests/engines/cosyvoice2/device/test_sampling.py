@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, draw, mask_stops, mix, uniforms
+from telephony_tts.engines.cosyvoice2.device.sampling import Sampler, draw, mask_stops, splitmix64, uniforms
 from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_ROWS, UNUSED_STOP, SamplingConfig
 
 CONFIG = SamplingConfig()
@@ -41,7 +41,7 @@ def test_the_mixer_is_splitmix64() -> None:
     """The sequence of seed 1234567, as published for implementations to check against."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     states = [signed(1234567 + k * GOLDEN) for k in range(1, 5)]
-    assert [unsigned(x) for x in mix(torch.tensor(states))] == expected
+    assert [unsigned(x) for x in splitmix64(torch.tensor(states))] == expected
 
 
 def test_uniforms_depend_only_on_seed_and_counter() -> None:
@@ -163,7 +163,8 @@ def test_an_utterance_draws_the_same_alone_and_in_a_batch() -> None:
         crowd.start(slot, seed)
     got = []
     for i in range(30):
-        slots = [0, 2, 1] if i < 10 else [crowd.idle, 2, crowd.idle] if i < 20 else [1, 2, crowd.idle]
+        scratch = crowd.scratch_slot
+        slots = [0, 2, 1] if i < 10 else [scratch, 2, scratch] if i < 20 else [1, 2, scratch]
         got.append(int(crowd.sample(logits[i], slots, [()] * 3)[1]))
         if i == 15:
             crowd.start(1, 9)
@@ -217,7 +218,7 @@ def test_sampling_never_reads_from_the_device() -> None:
     sampler = Sampler(CONFIG, 4, device="meta")
     sampler.start(1, 5)
     logits = torch.zeros(3, N_SPEECH_ROWS, device="meta")
-    ids = sampler.sample(logits, [1, 2, sampler.idle], [(EOS,), (), ()], [None, FILL, None])
+    ids = sampler.sample(logits, [1, 2, sampler.scratch_slot], [(EOS,), (), ()], [None, FILL, None])
     assert ids.shape == (3,)
     assert ids.device.type == "meta"
 

@@ -22,7 +22,7 @@ from virtual_loop import VirtualLoop, run
 
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.core.orders import (
-    CancelUtterance,
+    CancelOrder,
     Event,
     Order,
     PushText,
@@ -159,27 +159,27 @@ def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one
         first.dies()
         await some_turns()
         assert not host.is_ready and heard == []
-        send(CancelUtterance(0))
+        send(CancelOrder(0))
         await some_turns()
         first.may_end.set()
         await some_turns()
-        send(CancelUtterance(1))
+        send(CancelOrder(1))
         await some_turns()
         (_, second) = made
         assert not host.is_ready
         second.says(EngineReady(("anna",)))
         await some_turns()
         assert host.is_ready
-        send(CancelUtterance(2))
+        send(CancelOrder(2))
         send(PushText(3, "more", True))
         host.send(submit(4))
-        send(CancelUtterance(4))
+        send(CancelOrder(4))
         await some_turns()
         assert [key for key, _ in heard] == [0, 1, 2, 3], "each has ended, and once"
         for _, event in heard:
             assert isinstance(event, UtteranceEnded) and event.error is not None and event.error.retryable
-        assert first.orders == [submit(key) for key in range(4)] + [CancelUtterance(0)]
-        assert second.orders == [submit(4), CancelUtterance(4)]
+        assert first.orders == [submit(key) for key in range(4)] + [CancelOrder(0)]
+        assert second.orders == [submit(4), CancelOrder(4)]
 
     hosted(use)
 
@@ -193,7 +193,7 @@ def test_what_was_cancelled_in_a_thread_when_it_died_reaches_no_new_one(made: li
         late: list[Order] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(host, "_forward", late.append)
-            for order in (PushText(0, "x", False), CancelUtterance(0)):
+            for order in (PushText(0, "x", False), CancelOrder(0)):
                 thread = threading.Thread(target=host.send, args=(order,))
                 thread.start()
                 thread.join()

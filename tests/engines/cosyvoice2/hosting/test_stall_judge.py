@@ -33,13 +33,13 @@ def test_each_message_begins_the_silence_anew() -> None:
     judge = StallJudge(0)
     for n in range(20):
         assert set(first_verdicts(judge, n * S, (n + 1) * S)) == {StallVerdict.ALIVE}
-        judge.heard((n + 1) * S)
+        judge.note_message((n + 1) * S)
 
 
 def test_a_message_ends_a_stall() -> None:
     judge = StallJudge(0)
     assert StallVerdict.STALLED in first_verdicts(judge, 0, 4 * S)
-    judge.heard(4 * S)
+    judge.note_message(4 * S)
     assert judge.check(4 * S + CHECK_INTERVAL_NS, LIMIT_NS) is StallVerdict.ALIVE
     assert judge.check(4 * S + 2 * CHECK_INTERVAL_NS, LIMIT_NS) is StallVerdict.ALIVE
 
@@ -50,7 +50,7 @@ def test_time_in_which_the_server_stood_still_does_not_count(silent_ns: int) -> 
     judge = StallJudge(0)
     first_verdicts(judge, 0, silent_ns)
     assert judge.check(silent_ns + 60 * S, LIMIT_NS) is StallVerdict.ALIVE
-    judge.heard(silent_ns + 60 * S)
+    judge.note_message(silent_ns + 60 * S)
     assert judge.check(silent_ns + 60 * S + CHECK_INTERVAL_NS, LIMIT_NS) is StallVerdict.ALIVE
 
 

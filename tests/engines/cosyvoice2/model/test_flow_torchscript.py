@@ -12,7 +12,7 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEA
 from telephony_tts.engines.cosyvoice2.model.flow import torchscript_step
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
-from telephony_tts.engines.cosyvoice2.model.linear import Linear, PackedLinear, packs
+from telephony_tts.engines.cosyvoice2.model.linear import Linear, PackedLinear, packing_is_exact
 
 needs_packing = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16"
@@ -21,7 +21,7 @@ needs_packing = pytest.mark.skipif(
 
 @needs_packing
 def test_a_packed_linear_has_the_bits_of_a_plain_one() -> None:
-    assert packs()
+    assert packing_is_exact()
     g = torch.Generator().manual_seed(1)
     for d_out, d_in, bias in ((48, 32, True), (96, 64, False)):
         b = torch.randn(d_out, generator=g).bfloat16()
@@ -94,8 +94,8 @@ def test_bfloat16_runs_without_torchscript_and_packed_weights(monkeypatch: pytes
     assert torchscript_step.compiled() is torchscript_step.velocity
     torchscript_step.compiled.cache_clear()
     monkeypatch.setattr(linear, "PackedLinear", gone)
-    packs.cache_clear()
-    assert not packs()
+    packing_is_exact.cache_clear()
+    assert not packing_is_exact()
     assert alone(small_flow(torch.bfloat16), 27, 1, 1).isfinite().all()
     monkeypatch.undo()
-    packs.cache_clear()
+    packing_is_exact.cache_clear()

@@ -100,7 +100,7 @@ def decode_batch(model: LanguageModel, x: Tensor, slots: Sequence[int], cache: K
     span = min(-(-(max(starts) + 1) // 128) * 128, cache.max_len)
     hidden = model.decode_at(x, torch.tensor(slots), torch.tensor(starts), span, cache)
     for slot in slots:
-        if slot != cache.idle:
+        if slot != cache.scratch_slot:
             cache.lengths[slot] += 1
     return hidden
 
@@ -158,10 +158,10 @@ def test_a_batch_attends_as_each_slot_by_itself(model: LanguageModel) -> None:
     lengths = [3, 130, 1, 77]
     each, x = filled(model, lengths)
     batch, _ = filled(model, lengths)
-    for slots in ([0, 1, 2, 3], [3, 1], [each.idle, 1, each.idle, 3]):
+    for slots in ([0, 1, 2, 3], [3, 1], [each.scratch_slot, 1, each.scratch_slot, 3]):
         a = model.decode(x[: len(slots)], slots, each)
         b = decode_batch(model, x[: len(slots)], slots, batch)
-        busy = [i for i, slot in enumerate(slots) if slot != each.idle]
+        busy = [i for i, slot in enumerate(slots) if slot != each.scratch_slot]
         assert torch.allclose(a[busy], b[busy], atol=ROUNDING)
     assert each.lengths == batch.lengths == [4, 133, 2, 80]
 
@@ -180,7 +180,7 @@ def test_other_slots_change_no_bit_of_a_row(model: LanguageModel) -> None:
                 cache.clear(0)
             if with_neighbours and step == 8:
                 prefill(model, torch.randn(140, model.config.d_model), 0, cache)
-            slots = [slot if cache.lengths[slot] else cache.idle for slot in range(3)]
+            slots = [slot if cache.lengths[slot] else cache.scratch_slot for slot in range(3)]
             hidden.append(model.decode(x * (step + 1), slots, cache)[1])
         results.append(torch.stack(hidden))
     assert torch.equal(*results)
@@ -274,15 +274,15 @@ def test_a_row_with_rounded_weights_has_the_same_bits_in_any_batch(rounded: Lang
         steps = [rounded.decode(x[slot : slot + 1] * (k + 1), [slot], cache) for k in range(5)]
         alone.append([(hidden[0], rounded.logits(hidden)[0]) for hidden in steps])
     cache, x = filled(rounded, lengths)
-    idle = cache.idle
-    crowds = [[0, 1, 2, 3, 4], [4, 1], [idle, 3, idle], [2, 0, 3], [1], [3, 4, 2, 0, 1], [0, 2, 3, 4, 1]]
+    scratch = cache.scratch_slot
+    crowds = [[0, 1, 2, 3, 4], [4, 1], [scratch, 3, scratch], [2, 0, 3], [1], [3, 4, 2, 0, 1], [0, 2, 3, 4, 1]]
     n_done = [0] * len(lengths)
     for crowd in crowds:
-        rows = torch.stack([x[slot] * (n_done[slot] + 1) if slot != idle else x[0] for slot in crowd])
+        rows = torch.stack([x[slot] * (n_done[slot] + 1) if slot != scratch else x[0] for slot in crowd])
         hidden = rounded.decode(rows, crowd, cache)
         logits = rounded.logits(hidden)
         for i, slot in enumerate(crowd):
-            if slot != idle:
+            if slot != scratch:
                 expected = alone[slot][n_done[slot]]
                 assert torch.equal(hidden[i], expected[0])
                 assert torch.equal(logits[i], expected[1])
@@ -361,7 +361,7 @@ def test_a_full_cache_is_an_error_and_changes_nothing(model: LanguageModel) -> N
 
 def test_only_a_slot_can_be_cleared(model: LanguageModel) -> None:
     cache = model.new_cache(2, 10)
-    for slot in (-1, cache.idle, 7):
+    for slot in (-1, cache.scratch_slot, 7):
         with pytest.raises(ValueError, match=f"no slot {slot} among 2"):
             cache.clear(slot)
     cache.clear(0)

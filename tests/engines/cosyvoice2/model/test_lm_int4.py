@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.lm import int4 as lm_int4
-from telephony_tts.engines.cosyvoice2.model.lm.int4 import GROUP, MOST_STEPS, Int4Matrix, grouped, restored
+from telephony_tts.engines.cosyvoice2.model.lm.int4 import GROUP, MAX_INT4_ROWS, Int4Matrix, grouped, restored
 from telephony_tts.engines.cosyvoice2.model.lm.weights import RmsNorm, rms_norm
 
 HERE = pytest.mark.skipif(not lm_int4.available(), reason="no bfloat16 products on this processor")
@@ -53,24 +53,24 @@ def test_a_group_of_equal_weights_is_kept(value: float) -> None:
 def test_few_rows_go_by_the_integers_and_many_by_the_weights() -> None:
     weight, bias = randn(48, 4 * GROUP), randn(48, seed=1)
     matrix, integers = Int4Matrix(weight), restored(*grouped(weight))
-    x = randn(MOST_STEPS + 1, 4 * GROUP, seed=2)
-    few, many = matrix(x[:MOST_STEPS], bias), matrix(x, bias)
+    x = randn(MAX_INT4_ROWS + 1, 4 * GROUP, seed=2)
+    few, many = matrix(x[:MAX_INT4_ROWS], bias), matrix(x, bias)
     assert few.dtype == many.dtype == torch.float32
     assert matrix(x).dtype == matrix(x.bfloat16()).dtype == torch.bfloat16
-    assert relative_error(few, x[:MOST_STEPS] @ integers.t() + bias) < 0.005
+    assert relative_error(few, x[:MAX_INT4_ROWS] @ integers.t() + bias) < 0.005
     assert relative_error(many, x @ weight.t() + bias) < 0.005
-    assert relative_error(few, many[:MOST_STEPS]) > 0.03
+    assert relative_error(few, many[:MAX_INT4_ROWS]) > 0.03
     assert torch.equal(matrix(x[None, :3]), matrix(x[:3])[None])
-    for n in (3, MOST_STEPS + 1):
+    for n in (3, MAX_INT4_ROWS + 1):
         assert torch.equal(matrix(x.t().contiguous().t()[:n]), matrix(x[:n]))
     assert matrix(x[:0]).shape == (0, 48)
 
 
 @HERE
-@pytest.mark.parametrize("n", range(1, MOST_STEPS + 1))
+@pytest.mark.parametrize("n", range(1, MAX_INT4_ROWS + 1))
 def test_a_row_depends_on_no_other(n: int) -> None:
     matrix = Int4Matrix(randn(160, 6 * GROUP), RmsNorm(randn(6 * GROUP, seed=1), 1e-6))
-    x = randn(MOST_STEPS, 6 * GROUP, seed=2)
+    x = randn(MAX_INT4_ROWS, 6 * GROUP, seed=2)
     rows = torch.cat([matrix(row) for row in x.split(1)])
     assert torch.equal(matrix(x[:n]), rows[:n])
     assert torch.equal(matrix(x[:n].flip(0)), rows[:n].flip(0))
@@ -105,7 +105,7 @@ def test_other_weights_are_refused(weight: Tensor, problem: str) -> None:
 
 def test_where_it_cannot_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     lm_int4.available.cache_clear()
-    monkeypatch.setattr(lm_int4, "packs", lambda: False)
+    monkeypatch.setattr(lm_int4, "packing_is_exact", lambda: False)
     try:
         with pytest.raises(ValueError, match="int4 needs a processor"):
             Int4Matrix(torch.zeros(16, GROUP))

@@ -367,7 +367,7 @@ def test_half_precision_stays_near_and_keeps_the_pitch(
     vocoder: Vocoder, state: dict[str, Tensor], offline: dict[str, Tensor], dtype: torch.dtype, bound_db: float
 ) -> None:
     half = Vocoder.from_state(CONFIG, state, dtype)
-    assert half.dtype == dtype
+    assert half.conv_dtype == dtype
     assert torch.equal(half.f0(offline["mel"]), vocoder.f0(offline["mel"]))
     got = half.decode(offline["mel"], offline["source"], 0, 50)
     assert got.dtype == torch.float32

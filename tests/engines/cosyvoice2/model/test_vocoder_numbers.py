@@ -52,8 +52,9 @@ def test_mixed_rounds_in_the_residual_blocks_alone(
     vocoder: Vocoder, state: dict[str, Tensor], offline: dict[str, Tensor]
 ) -> None:
     mixed, throughout = Vocoder.mixed(CONFIG, state), Vocoder.from_state(CONFIG, state, torch.bfloat16)
-    assert (mixed.dtype, mixed.sums, mixed.wide) == (torch.bfloat16, torch.float32, torch.float32)
-    assert Vocoder.mixed(CONFIG, state, torch.float64).wide == torch.float64
+    assert mixed.conv_dtype == torch.bfloat16
+    assert mixed.residual_dtype == mixed.source_dtype == torch.float32
+    assert Vocoder.mixed(CONFIG, state, torch.float64).source_dtype == torch.float64
     mel, source, want = offline["mel"], offline["source"], offline["audio"]
     assert torch.equal(mixed.f0(mel), vocoder.f0(mel))
     ours: dict[str, Tensor] = {}

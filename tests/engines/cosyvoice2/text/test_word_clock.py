@@ -9,7 +9,7 @@ def test_words_are_placed_in_order_and_before_their_audio() -> None:
         clock = WordClock(text, 0, len(text), 1000, 1.0)
         taken, n = [], 1000
         for i, n_samples in enumerate([5000, 7000, n_last]):
-            clock.heard(n_samples, n + n_samples - 1000 + 3000 * (i < 2), last=i == 2)
+            clock.add_audio(n_samples, n + n_samples - 1000 + 3000 * (i < 2), last=i == 2)
             timings = clock.take(n_samples)
             assert all(n <= timing.start_sample < n + n_samples for timing in timings)
             taken += timings

@@ -63,7 +63,7 @@ ODD = (" ", "\n\t ", "。”你好。", "”", "。", "...", "", "🙂🙂", "²
 @pytest.mark.parametrize("frontend", [True, False])
 def test_the_rules_take_any_text(text: str, frontend: bool) -> None:
     assert all(isinstance(part, str) for part in text_rules.normalize(text, len, frontend))
-    assert isinstance(text_rules.normalize_whole(text, frontend), str)
+    assert isinstance(text_rules.spell(text), str)
 
 
 def test_a_piece_may_have_just_the_largest_length() -> None:

@@ -38,5 +38,5 @@ class FlowBackend(Protocol):
     def step(self, blocks: Sequence[FlowBlock]) -> None:
         """The next Euler step of each block. If a batch of several raises, all blocks are as they were."""
 
-    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
-        """Warm up for up to `n_streams` streams. `look` is called between; what it raises ends the warm-up."""
+    def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
+        """Warm up for up to `n_streams` streams. `check_wanted` is called between; what it raises ends the warm-up."""

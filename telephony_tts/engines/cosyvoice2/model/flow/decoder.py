@@ -26,7 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NO
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader, mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext, EstimatorContext
-from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, int8, packed, packs
+from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, int8, packed, packing_is_exact
 
 NORM_EPS = 1e-5
 KERNEL = 3
@@ -133,7 +133,7 @@ class StepContext(NamedTuple):
     """What the stages of one pass have in common."""
 
     times: Tensor
-    """[n_stages, B or 1, C] of `Estimator.times`"""
+    """[n_stages, B or 1, C] of `Estimator.time_vectors`"""
     past: EstimatorContext
 
 
@@ -171,7 +171,7 @@ class Estimator:
         """The dtype of activations. Keys and values have the dtype of the weights."""
         self.is_packed = False
         """Whether all weights are laid out for a CPU, as `torchscript_step` needs them."""
-        if self.dtype == torch.bfloat16 and self.time_1.weight.device.type == "cpu" and packs():
+        if self.dtype == torch.bfloat16 and self.time_1.weight.device.type == "cpu" and packing_is_exact():
             self.pack()
 
     @property
@@ -190,7 +190,7 @@ class Estimator:
         self.is_packed = True
 
     def quantize(self) -> None:
-        """Turns the expensive products to int8. Activations are float32 from then on.
+        """Converts the expensive products to int8. Activations are float32 from then on.
 
         The first convolution stays: its input holds mels beside noise, and int8 would be too coarse for it. The output
         of attention stays too, because int8 makes it no faster.
@@ -224,7 +224,7 @@ class Estimator:
         e = time_sinusoids(t, self.config.d_in).to(self.time_1.weight.dtype)
         return self.time_2(F.silu(self.time_1(e)))
 
-    def times(self, t: Tensor) -> Tensor:
+    def time_vectors(self, t: Tensor) -> Tensor:
         """t [B] -> [n_stages, B, C]: what each stage's R adds to its activations at that time."""
         temb = F.mish(self.time_embedding(t))
         return torch.stack([stage.resnet.time(temb) for stage in self.stages])
@@ -250,15 +250,21 @@ class FlowDecoder:
     def __init__(self, config: FlowDecoderConfig, take: FlowReader) -> None:
         self.config = config
         self.estimator = Estimator(config, take, "decoder.estimator")
-        self.times = euler_times(config.n_steps)
+        self.euler_times = euler_times(config.n_steps)
         device = self.estimator.time_1.weight.device
         # Each time as a batch of both branches, like the reference. A batch of all ten is rounded differently.
-        each = [self.estimator.times(torch.full((N_BRANCHES,), t, device=device))[:, 0] for t, _ in self.times]
+        times = [torch.full((N_BRANCHES,), t, device=device) for t, _ in self.euler_times]
+        each = [self.estimator.time_vectors(t)[:, 0] for t in times]
         self.stage_times = torch.stack(each, dim=1)
-        """[n_stages, n_steps, C]: `Estimator.times` of every Euler step."""
+        """[n_stages, n_steps, C]: `Estimator.time_vectors` of every Euler step."""
         self.noise = fixed_noise(config.d_mel).to(device)
 
-    def start(self, first_frame: int, n_frames: int) -> Tensor:
+    @property
+    def n_steps(self) -> int:
+        """Euler steps of a block."""
+        return len(self.euler_times)
+
+    def initial_noise(self, first_frame: int, n_frames: int) -> Tensor:
         """x_0 [1, T, 80] float32: the noise of these frames, counted from the prompt's first frame.
 
         Raises ValueError for more frames than there is noise.
@@ -286,7 +292,7 @@ class FlowDecoder:
         features = self._features(x, mu, spk, cond)
         times = self.stage_times[:, k : k + 1]
         v = (velocity or self.estimator.velocity)(features, times, past)
-        return x + self.times[k][1] * self._guided(v)
+        return x + self.euler_times[k][1] * self._guided(v)
 
     def velocity_of_batch(
         self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, k: Tensor, past: EstimatorContext

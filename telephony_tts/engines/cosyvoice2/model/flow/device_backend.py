@@ -54,11 +54,11 @@ class DeviceBackend:
     def __init__(self, encoder: FlowEncoder, decoder: FlowDecoder, n_bytes: int) -> None:
         """`n_bytes` of the device are for the pages of streams and voices."""
         estimator = decoder.estimator
-        n_steps = len(decoder.times)
+        n_steps = decoder.n_steps
         self.pages = PagePool(encoder.layout(), estimator.layout(), n_steps, n_bytes, estimator.time_1.weight)
         self._decoder = decoder
         self._graphs: Graphs | None = None
-        self._step_sizes = sent([dt for _, dt in decoder.times], decoder.noise.device, torch.float32)
+        self._step_sizes = sent([dt for _, dt in decoder.euler_times], decoder.noise.device, torch.float32)
         self._prepared: dict[Bucket, StepInputs] = {}
 
     def take(self, table: PageTable, n_tokens: int, *, is_last: bool) -> tuple[KeptPage, ...]:
@@ -101,7 +101,7 @@ class DeviceBackend:
             block.k += 1
 
     @torch.inference_mode()
-    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
+    def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
         """Record the most frequent batches, if the device records. A warm-up that was broken off can be repeated."""
         if graphs is not self._graphs:
             self._graphs, self._prepared = graphs, {}
@@ -114,7 +114,7 @@ class DeviceBackend:
                     bucket = n, n_frames, n_pages
                     if bucket in self._prepared:
                         continue
-                    look()
+                    check_wanted()
                     if not graphs.records:
                         return
                     inputs = StepInputs(bucket, self._decoder)

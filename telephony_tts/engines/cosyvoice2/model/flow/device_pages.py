@@ -73,7 +73,7 @@ class PassMemory:
         self.kv = [
             like.new_empty(2, heads, n_rows * branches, BLOCK_TOKENS * rate, layout.d_head) for rate in layout.rates
         ]
-        self.contexts = like.new_empty(n_rows, branches, layout.n_context_numbers)
+        self.contexts = like.new_empty(n_rows, branches, layout.n_context_elements)
         for kv in self.kv:
             kv[:, :, ZERO_PAGE * branches : (ZERO_PAGE + 1) * branches] = 0
         self.contexts[ZERO_PAGE] = 0
@@ -118,7 +118,7 @@ class PagePool:
 
 def page_nbytes(encoder: PassLayout, estimator: PassLayout, n_steps: int, element_size: int) -> int:
     """Bytes of one page, which is a second of speech."""
-    return (encoder.n_block_numbers + n_steps * estimator.n_block_numbers) * element_size
+    return (encoder.n_block_elements + n_steps * estimator.n_block_elements) * element_size
 
 
 class EncoderBatch:
@@ -129,22 +129,22 @@ class EncoderBatch:
     """
 
     def __init__(
-        self, memory: PassMemory, pasts: Sequence[Sequence[DevicePage]], news: Sequence[Sequence[DevicePage]]
+        self, memory: PassMemory, pasts: Sequence[Sequence[DevicePage]], new_pages: Sequence[Sequence[DevicePage]]
     ) -> None:
-        """`pasts`: each stream's pages so far; `news`: the pages to be filled, equally many for each stream.
+        """`pasts`: each stream's pages so far; `new_pages`: the pages to be filled, equally many for each stream.
 
         Without new pages nothing is kept: the tokens are the last of their streams.
         """
         self._memory = memory
         longest = max(len(past) for past in pasts)
-        n_new = len(news[0])
+        n_new = len(new_pages[0])
         self.n_past = longest * BLOCK_TOKENS
         numbers = [
             [longest - len(past)]
             + [past[-1].encoder_row if past else ZERO_PAGE]
             + [ZERO_PAGE] * (longest - len(past))
             + [page.encoder_row for page in (*past, *new)]
-            for past, new in zip(pasts, news, strict=True)
+            for past, new in zip(pasts, new_pages, strict=True)
         ]
         n_missing, last, table, new_rows = torch.split(
             sent(numbers, memory.contexts.device), [1, 1, longest, n_new], dim=1

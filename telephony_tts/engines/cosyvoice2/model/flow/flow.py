@@ -22,9 +22,8 @@ which the reference uses for the last block of a sentence.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal, Self
+from typing import Literal, Never, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +34,11 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     BLOCK_TOKENS,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
+    MAX_OPEN_BLOCKS,
     ModelConfig,
 )
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
+from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.backend import FlowBackend
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.device_backend import DeviceBackend
@@ -47,7 +49,6 @@ from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.stream import (
-    MOST_OPEN,
     BlockInput,
     BlockRequest,
     FlowBlock,
@@ -75,7 +76,7 @@ class Flow:
         """
         take = FlowReader(state)
         flow = cls(config, take)
-        take.finish("flow.pt")
+        take.finish(FLOW_FILE)
         if weights == "int8":
             if flow.encoder.tokens.device.type != "cpu":
                 raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
@@ -95,7 +96,7 @@ class Flow:
         or if the device does not have as much memory.
         """
         estimator = self.decoder.estimator
-        n_steps, size = len(self.decoder.times), estimator.time_1.weight.element_size()
+        n_steps, size = self.decoder.n_steps, estimator.time_1.weight.element_size()
         second_nbytes = page_nbytes(self.encoder.layout(), estimator.layout(), n_steps, size)
         if n_bytes < 2 * second_nbytes:
             raise EngineUnavailable(
@@ -110,9 +111,9 @@ class Flow:
                 "(engines.cosyvoice2.flow_memory_mb), or free what other programs hold there"
             ) from error
 
-    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
-        """Warm up for up to `n_streams` streams. `look` is called between; what it raises ends the warm-up."""
-        self.backend.prepare(graphs, n_streams, look)
+    def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
+        """Warm up for up to `n_streams` streams. `check_wanted` is called between; what it raises ends the warm-up."""
+        self.backend.prepare(graphs, n_streams, check_wanted)
 
     @torch.inference_mode()
     def begin_whole(self, prompt_tokens: Tensor, tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
@@ -126,12 +127,12 @@ class Flow:
             raise ValueError("a sentence without tokens has no frames")
         ids = torch.cat([prompt_tokens, tokens], dim=1)
         n_frames = ids.shape[1] * FRAMES_PER_TOKEN
-        x = self.decoder.start(0, n_frames)
+        x = self.decoder.initial_noise(0, n_frames)
         mu = self.encoder.mu(self.encoder.encode(ids, None, WholeSequence()))
         # The condition: the prompt's mel, then zeros (specification 5, step 5).
         cond = F.pad(prompt_mel.to(mu.dtype), (0, 0, 0, n_frames - prompt_mel.shape[1]))
         spk = self.encoder.speaker(embedding)
-        return FlowBlock(x, mu, spk, cond, len(self.decoder.times), past=None, n_hidden=prompt_mel.shape[1])
+        return FlowBlock(x, mu, spk, cond, self.decoder.n_steps, past=None, n_hidden=prompt_mel.shape[1])
 
     @torch.inference_mode()
     def begin_prompt(self, prompt_tokens: Tensor, prompt_mel: Tensor, embedding: Tensor) -> FlowBlock:
@@ -155,7 +156,7 @@ class Flow:
 
     def start(self, prompt: FlowPrompt) -> FlowStream:
         """A new utterance. Nothing is computed and nothing of the prompt is copied."""
-        return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, len(self.decoder.times))
+        return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, self.decoder.n_steps)
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[BlockRequest]) -> list[FlowBlock]:
@@ -175,55 +176,67 @@ class Flow:
         blocks = self._begin([_input_of(request) for request in requests])
         for request, block in zip(requests, blocks, strict=True):
             n_frames = len(request.new) * FRAMES_PER_TOKEN
-            block.follows(
+            block.join_stream(
                 request.stream, block.x.shape[1] - n_frames, len(request.new), is_last=request.ahead is None
             )
         return blocks
 
     @torch.inference_mode()
-    def step(self, blocks: Sequence[FlowBlock]) -> None:
+    def step(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         """One Euler step of each block, wherever it stands.
 
-        If one raises, its stream is finished; the others are as they were, or one step further. Raises ValueError, and
-        does nothing, for a block that is done, has failed or is given twice, and for a block that would overtake the
-        one before it. On a CPU two blocks of one stream may be stepped from two threads at once; a device has one
-        thread.
+        A failed batch is tried again block by block. `on_failure` is called with the index of each block that fails
+        alone, and with its error; without `on_failure`, the first error is raised at the end. The stream of such a
+        block is finished. All other blocks take exactly one step.
+
+        Raises ValueError, and does nothing, for a block that is done or given twice, and for a block that would
+        overtake the one before it. On a CPU two blocks of one stream may be stepped from two threads at once; a device
+        has one thread.
         """
         if len({id(block) for block in blocks}) < len(blocks):
             raise ValueError("a block cannot take two steps at once")
         for block in blocks:
-            if block.done or block.failed:
-                raise ValueError("the block is done" if block.done else "a step of the block has failed")
-            if not block.may_step:
+            if block.done:
+                raise ValueError("the block is done")
+            if not (block.may_step or block.failed):
                 raise ValueError("the block before it has not gone further: step that one first")
-        alone = list(blocks)
-        for batch in self.backend.step_batches(blocks):
-            # A batch that fails has changed nothing. Its blocks then go alone, which shows the one that fails.
-            with contextlib.suppress(Exception):
-                self.backend.step(batch)
-                alone = [block for block in alone if block not in batch]
-                for block in batch:
-                    block.stepped()
-        for block in alone:
-            try:
-                if block.past is None:
-                    self._step_whole(block)
-                else:
-                    self.backend.step([block])
-            except BaseException:
-                block.fail()
-                raise
-            block.stepped()
+        raised: list[Exception] = []
 
-    def _step_whole(self, block: FlowBlock) -> None:
-        block.x = self.decoder.step(block.k, block.x, block.mu, block.spk, block.cond, WholeSequence())
-        block.k += 1
+        def report(block: FlowBlock, error: Exception) -> None:
+            # Before `fail`: the error that another thread then gets for the stream's other block must not come first.
+            if on_failure is not None:
+                on_failure(blocks.index(block), error)
+            elif not raised:
+                raised.append(error)
+            block.fail()
+
+        batches = self.backend.step_batches(blocks)
+        batched = {id(block) for batch in batches for block in batch}
+        batches += [[block] for block in blocks if id(block) not in batched]
+        for batch in batches:
+            isolated(batch, self._step_batch, report)
+        if raised:
+            raise raised.pop()  # popped, so that error and frame do not keep each other alive
+
+    def _step_batch(self, blocks: Sequence[FlowBlock]) -> Sequence[Never]:
+        """If it raises, no block has changed."""
+        if any(block.failed for block in blocks):
+            raise ValueError("a step of the block has failed")
+        if blocks[0].past is None:
+            (block,) = blocks
+            block.x = self.decoder.step(block.k, block.x, block.mu, block.spk, block.cond, WholeSequence())
+            block.k += 1
+        else:
+            self.backend.step(blocks)
+        for block in blocks:
+            block.note_step()
+        return ()
 
     def _begin(self, inputs: Sequence[BlockInput]) -> list[FlowBlock]:
         """Blocks of different streams or voices. Nothing changes before everything is computed."""
         # The noise is counted from the encoder's tokens: the steps of the block before may still be on their way.
         x = [
-            self.decoder.start(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
+            self.decoder.initial_noise(each.table.n_tokens * FRAMES_PER_TOKEN, each.n_tokens * FRAMES_PER_TOKEN)
             for each in inputs
         ]
         new = [self.backend.take(each.table, each.n_tokens, is_last=each.is_last) for each in inputs]
@@ -241,7 +254,7 @@ class Flow:
             mus, conds = self.encoder.mu(self.encoder.encode(ids, ahead, context)), _conditions(batch)
             for row, i in enumerate(members):
                 mu[i], cond[i] = mus[row : row + 1], conds[row : row + 1]
-        blocks, n_steps = [], len(self.decoder.times)
+        blocks, n_steps = [], self.decoder.n_steps
         for i, each in enumerate(inputs):
             k = 0 if each.n_tokens else n_steps
             blocks.append(FlowBlock(x[i], mu[i], each.spk, cond[i], n_steps, each.table.pages, new[i], k))
@@ -252,8 +265,8 @@ class Flow:
 def _check_request(request: BlockRequest) -> None:
     """Raises ValueError if the block cannot come next."""
     stream, n = request.stream, len(request.new)
-    if stream.n_open >= MOST_OPEN and not stream.finished:
-        raise ValueError(f"{MOST_OPEN} blocks of the stream are under way: step the first until it is done")
+    if stream.n_open >= MAX_OPEN_BLOCKS and not stream.finished:
+        raise ValueError(f"{MAX_OPEN_BLOCKS} blocks of the stream are under way: step the first until it is done")
     if stream.finished:
         raise ValueError("the stream is finished")
     if request.ahead is None:

@@ -29,7 +29,7 @@ class HostBackend:
         estimator = decoder.estimator
         weights = estimator.time_1.weight
         self._decoder = decoder
-        self._n_steps = len(decoder.times)
+        self._n_steps = decoder.n_steps
         self._encoder_storage = PassStorage(encoder.layout(), encoder.tokens, encoder.tokens.dtype, ENCODER_PIECE)
         self._step_storage = PassStorage(estimator.layout(), weights, estimator.dtype, STEP_PIECE)
         self.velocity: Velocity = TorchScriptVelocity(estimator) if estimator.is_packed else estimator.velocity
@@ -61,5 +61,5 @@ class HostBackend:
             block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context, self.velocity)
             block.k += 1
 
-    def prepare(self, graphs: Graphs, n_streams: int, look: Callable[[], object]) -> None:
+    def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:
         """A CPU needs no warm-up."""

@@ -8,8 +8,8 @@ Keys and values of a layer lie in pieces, and attention makes one product per pi
 stream's last piece is made anew for every block, with the positions so far copied to its beginning, until it is full.
 Then the next piece begins.
 
-Why a CPU does not use the pool of `device_pages`: a product there copies keys and values that have spare room behind
-them, so a piece has none. Pieces of one block each would cost more products. Either would change the order of sums, and
+A CPU does not use the pool of `device_pages`: its products copy keys and values that are not contiguous, so a piece has
+no spare room. Pieces of one block each would cost more products. Either would change the order of sums, and
 with it the bits of the audio.
 
 When a page grows, the old page and the new one exist side by side, because the steps of the block before may still run.

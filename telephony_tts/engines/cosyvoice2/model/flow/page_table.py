@@ -31,7 +31,7 @@ class KeptPage(Protocol):
 
     @property
     def n_copied(self) -> int:
-        """Tokens at its beginning that are those of the page before, which this page replaces. 0: it replaces none."""
+        """Tokens at its beginning that repeat the page before, which this page replaces. 0 if it replaces none."""
 
 
 class PageTable:
@@ -73,12 +73,12 @@ class PassLayout:
     """Frames and channels of each convolution's left context."""
 
     @property
-    def n_context_numbers(self) -> int:
-        """Numbers of all left contexts of a row."""
+    def n_context_elements(self) -> int:
+        """Elements in all left contexts of a row."""
         return sum(n_left * d for n_left, d in self.contexts)
 
     @property
-    def n_block_numbers(self) -> int:
-        """Numbers that the pass keeps of a block of 25 tokens."""
+    def n_block_elements(self) -> int:
+        """Elements that the pass keeps of a block of 25 tokens."""
         n_positions = BLOCK_TOKENS * sum(self.rates)
-        return self.n_rows * (2 * self.n_heads * self.d_head * n_positions + self.n_context_numbers)
+        return self.n_rows * (2 * self.n_heads * self.d_head * n_positions + self.n_context_elements)

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
-
-MOST_OPEN = 2
-"""Blocks of a stream that may be under way at once. Two lanes can use no more, and each block holds its frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +37,16 @@ class FlowStream:
     n_emitted: int = 0
     """Tokens of the blocks that are done."""
     finished: bool = False
-    """No block can be begun: the last one has been, or a step has failed."""
+    """No further block can begin: the last one has begun, or a step has failed."""
     failed: bool = False
-    """A step has failed. The steps have seen different frames, so the stream cannot go on."""
+    """A step has failed. Its kept keys and values do not match any more, so the stream cannot go on."""
     steps_done: list[int] = field(default_factory=list)
     """Euler steps of each block that was begun. A block takes step k only after the block before has taken it."""
 
     @property
     def n_open(self) -> int:
         """Blocks under way."""
-        return sum(k < self.n_steps for k in self.steps_done[-MOST_OPEN:])
+        return sum(k < self.n_steps for k in self.steps_done[-MAX_OPEN_BLOCKS:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class FlowBlock:
     past: tuple[KeptPage, ...] | None
     """Pages of the tokens before. None: the block is a whole sentence, and all of its frames see all others."""
     new: tuple[KeptPage, ...] = ()
-    """Pages that each step fills. None on a device if the block is the last: nothing will read them."""
+    """Pages that each step fills. Empty on a device for the last block, because nothing will read them."""
     k: int = 0
     n_hidden: int = 0
     """Frames at its beginning that belong to the prompt and are not part of the mel."""
@@ -102,7 +100,7 @@ class FlowBlock:
     """Its number among the stream's blocks."""
     voice: FlowPrompt | None = None
     """The voice that becomes ready when the block is done."""
-    stopped: bool = False
+    step_failed: bool = False
     """A step of it has failed."""
 
     @property
@@ -124,7 +122,7 @@ class FlowBlock:
     @property
     def failed(self) -> bool:
         """It cannot go on."""
-        return self.stopped or (self.stream is not None and self.stream.failed)
+        return self.step_failed or (self.stream is not None and self.stream.failed)
 
     @property
     def may_step(self) -> bool:
@@ -133,7 +131,7 @@ class FlowBlock:
             return False
         return self.stream is None or self.index == 0 or self.stream.steps_done[self.index - 1] > self.k
 
-    def follows(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
+    def join_stream(self, stream: FlowStream, n_hidden: int, n_tokens: int, *, is_last: bool) -> None:
         """Make it the stream's next block: `n_hidden` frames of the prompt, then those of `n_tokens` new tokens."""
         stream.finished = is_last
         stream.tail_tokens = stream.tail_tokens[:, :0]
@@ -141,7 +139,7 @@ class FlowBlock:
         self.index = len(stream.steps_done)
         stream.steps_done.append(self.k)
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Call after each step: tells the stream how far the block is."""
         if self.stream is not None:
             self.stream.steps_done[self.index] = self.k
@@ -153,7 +151,7 @@ class FlowBlock:
 
     def fail(self) -> None:
         """Neither it nor its stream can go on: the steps have seen different frames."""
-        self.stopped = True
+        self.step_failed = True
         if self.stream is not None:
             self.stream.finished = self.stream.failed = True
 

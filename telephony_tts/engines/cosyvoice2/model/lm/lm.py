@@ -25,6 +25,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
 from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
@@ -73,11 +74,11 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 class KvCache:
     """Keys and values of all slots: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
 
-    `lengths[slot]` positions are filled. The host counts them as it feeds the model, so it never asks the device. Who
-    holds which slot is the core's to know (`core.scheduler.Slots`); a slot that nothing holds is empty.
+    `lengths[slot]` positions are filled. The host counts them itself, so it never waits for the device. The core knows
+    which slots are taken (`core.scheduler.Slots`); a free slot is empty.
 
-    The last slot, `idle`, is a scratch slot. A row of a decode step without an utterance names it. So the number of
-    rows, and with it the arithmetic of every other row, stays the same while utterances come and go.
+    The last slot, `scratch_slot`, is for the rows of a decode step that belong to no utterance. So the number of rows,
+    and with it the arithmetic of every other row, stays the same while utterances begin and end.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class KvCache:
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.rotary = rotary_table(max_len, config.d_head, config.rope_theta, self.data.device)
         self.n_slots, self.max_len = n_slots, max_len
-        self.idle = n_slots
+        self.scratch_slot = n_slots
         self.lengths = [0] * n_slots
 
     @torch.inference_mode()
@@ -109,7 +110,7 @@ class KvCache:
 
     def room(self, slot: int, n: int) -> int:
         """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
-        if slot == self.idle:
+        if slot == self.scratch_slot:
             return 0
         if not 0 <= slot < self.n_slots:
             raise ValueError(f"no slot {slot} among {self.n_slots}")
@@ -184,14 +185,14 @@ class LanguageModel:
         tables: Mapping[EmbeddingTable, Tensor],
         layers: Sequence[DecoderLayer],
         norm: Tensor,
-        head_weight: Matrix,
+        head: Matrix,
         head_bias: Tensor,
     ) -> None:
         self.config = config
         self.tables = dict(tables)
         self.layers = tuple(layers)
         self.norm = norm
-        self.head_weight, self.head_bias = head_weight, head_bias
+        self.head, self.head_bias = head, head_bias
 
     @classmethod
     def from_state(
@@ -205,7 +206,7 @@ class LanguageModel:
         """
         reader = StateReader(state, unused=(TEXT_HEAD,))
         model = cls.read(config, reader, weights)
-        reader.finish("llm.pt")
+        reader.finish(LM_FILE)
         return model
 
     @classmethod
@@ -262,7 +263,7 @@ class LanguageModel:
     @property
     def rows_are_exact(self) -> bool:
         """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
-        return isinstance(self.head_weight, Int8Matrix)
+        return isinstance(self.head, Int8Matrix)
 
     def new_cache(self, n_slots: int, max_len: int) -> KvCache:
         return KvCache(self.config, n_slots, max_len, self.dtype, self.device)
@@ -303,9 +304,9 @@ class LanguageModel:
     def decode(self, x: Tensor, slots: Sequence[int], cache: KvCache) -> Tensor:
         """Append x[i] of x [B, D] to `slots[i]`; returns [B, D] after the final norm.
 
-        A padding row names `cache.idle`. Raises EngineError if a slot is full, before anything is written.
+        A padding row names `cache.scratch_slot`. Raises EngineError if a slot is full, before anything is written.
         """
-        busy = [slot for slot in slots if slot != cache.idle]
+        busy = [slot for slot in slots if slot != cache.scratch_slot]
         if len(slots) != x.shape[0] or len(set(busy)) != len(busy):
             raise ValueError(f"{x.shape[0]} rows for slots {list(slots)}: one row for each slot, no slot twice")
         starts = [cache.room(slot, 1) for slot in slots]
@@ -327,7 +328,7 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V] float32."""
-        return self.head_weight(hidden, self.head_bias).float()
+        return self.head(hidden, self.head_bias).float()
 
     def run_layers(self, x: Tensor, rotary: Tensor, attend: Attend) -> Tensor:
         """x [N, D] through all layers and the final norm. `rotary` [2, N, d]: of the N positions."""

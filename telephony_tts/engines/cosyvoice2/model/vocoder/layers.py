@@ -138,7 +138,7 @@ class ResBlock:
 
 
 class VocoderReader(StateReader):
-    """Reads layers and folds weight norm. Each layer gets the number type of its part of the network."""
+    """Reads layers and folds weight norm. Each layer gets the dtype of its part of the network."""
 
     def __init__(
         self,
@@ -156,11 +156,11 @@ class VocoderReader(StateReader):
         self._wide = wide
 
     def normed_conv(self, name: str, shape: tuple[int, int, int]) -> VocoderConv:
-        """A weight-normed convolution in the number type of the sums."""
+        """A weight-normed convolution in the dtype of the residual sums."""
         return _rowwise(*self._folded(name, shape), self._sums)
 
     def conv(self, name: str, shape: tuple[int, int, int], stride: int) -> VocoderConv:
-        """A plain convolution in the number type of the sums."""
+        """A plain convolution in the dtype of the residual sums."""
         return _rowwise(self._float(f"{name}.weight", *shape), self._float(f"{name}.bias", shape[0]), self._sums,
                         stride=stride)  # fmt: skip
 

@@ -7,8 +7,7 @@ several streams as one batch.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, SineState, Vocoder
-
-log = logging.getLogger(__name__)
 
 
 class VocoderStep(Protocol):
@@ -37,8 +35,6 @@ class VocoderStep(Protocol):
 
 
 VocoderSteps = Generator[VocoderStep, Any, Tensor]
-OnFailure = Callable[[int, Exception], None]
-"""Called with the index of a stream that failed and its error, while the error is being handled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +47,7 @@ class PitchStep:
     @property
     def shape(self) -> Hashable:
         # In float32 a batch rounds the pitch differently from a single row, and that moves all later phases.
-        return self.mel.shape[2] if self.vocoder.wide is torch.float64 else id(self)
+        return self.mel.shape[2] if self.vocoder.source_dtype is torch.float64 else id(self)
 
     @classmethod
     def run(cls, steps: Sequence[Self]) -> list[Tensor]:
@@ -154,18 +150,12 @@ def run_steps(
 
 def _run_batch(batch: Sequence[tuple[int, VocoderStep]], results: dict[int, Any], on_failure: OnFailure) -> None:
     """Adds the results of the batch. If the batch fails, each of its steps is tried alone, and reports its failure."""
-    steps = [step for _, step in batch]
-    try:
-        results.update(zip((i for i, _ in batch), type(steps[0]).run(steps), strict=True))
-        return
-    except Exception as error:
-        if len(batch) == 1:
-            on_failure(batch[0][0], error)
-            return
-        log.warning("a vocoder batch of %d streams failed; each stream is tried alone", len(batch), exc_info=True)
-    # Outside the handler: the error there still holds the device memory of the failed batch.
-    for each in batch:
-        _run_batch([each], results, on_failure)
+
+    def run(batch: Sequence[tuple[int, VocoderStep]]) -> list[tuple[int, Any]]:
+        steps = [step for _, step in batch]
+        return list(zip((i for i, _ in batch), type(steps[0]).run(steps), strict=True))
+
+    results.update(isolated(batch, run, lambda each, error: on_failure(each[0], error)))
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

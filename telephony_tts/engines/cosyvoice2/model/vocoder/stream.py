@@ -1,4 +1,4 @@
-"""Mel chunks to audio: the two ways in which the vocoder joins chunks (specification 6.1, and what is wrong with it).
+"""Mel chunks to audio: the two ways in which the vocoder joins chunks (specification 6.1 and its defects).
 
 `ContinuousJoint` (default profile). The audio is that of the whole utterance, whatever the chunks are:
 
@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
+from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
 from telephony_tts.engines.cosyvoice2.model.vocoder.steps import (
     DecodeStep,
-    OnFailure,
     PitchStep,
     RestartedSourceStep,
     SourceStep,
@@ -80,7 +80,7 @@ def push_chunks(
     `lasts` says which chunks end their utterance. The utterances may use different vocoders.
 
     `batched` runs steps of equal shapes as one batch, which equals each stream alone but for rounding in float32. The
-    default is to do so on a GPU only: a CPU gains nothing, and there each stream is the same to the bit in any company.
+    default is to do so on a GPU only: a CPU gains nothing, and its streams must be bit-identical whatever else runs.
 
     Vocoder state cannot be rolled back, so failures are reported per stream: `on_failure` is called for a chunk that is
     refused and for one that fails. Its audio is None, and the audio of the other streams does not change.
@@ -110,9 +110,9 @@ class ContinuousJoint:
         self.hold_frames = hold_frames
         self.vocoder = vocoder
         self._noise = noise
-        self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.wide)
+        self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.source_dtype)
         self._mel_start = 0
-        self._source = torch.zeros(1, 1, 0, device=vocoder.device, dtype=vocoder.wide)
+        self._source = torch.zeros(1, 1, 0, device=vocoder.device, dtype=vocoder.source_dtype)
         """Final source samples from frame `_source_start` on."""
         self._source_start = 0
         self._n_final = 0

@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import VOCODER_FILE
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
     ResBlock,
     UpsampleConv,
@@ -108,17 +109,17 @@ class Vocoder:
         self._forward, self._inverse, self._window2 = _transforms(config.n_fft, layers.pitch_out.weight)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the convolutions in the residual blocks, which take most of the time"""
+    def conv_dtype(self) -> torch.dtype:
+        """Of the convolutions in the residual blocks, which take most of the time."""
         return self._layers.stages[0].source_block.steps[0].conv1.weight.dtype
 
     @property
-    def sums(self) -> torch.dtype:
-        """Of the residual sums and everything else between those convolutions"""
+    def residual_dtype(self) -> torch.dtype:
+        """Of the residual sums and everything else between those convolutions."""
         return self._layers.pre.weight.dtype
 
     @property
-    def wide(self) -> torch.dtype:
+    def source_dtype(self) -> torch.dtype:
         """Of the pitch, the source and the transforms: float32 or float64"""
         return self._layers.pitch_out.weight.dtype
 
@@ -129,7 +130,7 @@ class Vocoder:
     @torch.inference_mode()
     def f0(self, mel: Tensor) -> Tensor:
         """Mel [B, 80, L] -> pitch [B, L] in Hz (specification 6.1)."""
-        x = mel.to(self.wide)
+        x = mel.to(self.source_dtype)
         for layer in self._layers.pitch:
             x = F.elu(F.conv1d(x, layer.weight, layer.bias, padding=F0_KERNEL // 2))
         return self._layers.pitch_out(x.transpose(1, 2))[:, :, 0].abs()
@@ -162,7 +163,7 @@ class Vocoder:
         frames = voiced if state is None else torch.cat([state.voiced, voiced], 1)
         n = cycles.shape[1]
         is_voiced = frames.repeat_interleave(SAMPLES_PER_FRAME, 1)[:, skip : skip + n]
-        phase = (2 * math.pi * cycles.remainder(1.0)).to(self.wide)
+        phase = (2 * math.pi * cycles.remainder(1.0)).to(self.source_dtype)
         sines = self._noisy_sines(phase, is_voiced, noise(SAMPLES_PER_FRAME * first - skip, n))
         return self.mix(sines), SineState(ends[:, -1], voiced[:, -1:])
 
@@ -172,7 +173,7 @@ class Vocoder:
 
         The phase is not reduced to one cycle, so float32 is off by 0.1 rad after half a minute. Kept for parity.
         """
-        harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=self.wide)
+        harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=self.source_dtype)
         step = (f0[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)
         phase = (step.cumsum(1) * 2 * math.pi).transpose(1, 2) * SAMPLES_PER_FRAME
         phase = F.interpolate(phase, scale_factor=float(SAMPLES_PER_FRAME), mode="linear").transpose(1, 2)
@@ -183,7 +184,7 @@ class Vocoder:
         """Phase [B, n, H] in radians, voicing [B, n], standard normal [B, n, H] -> [B, n, H] (specification 6.3)."""
         c = self.config
         std = torch.where(is_voiced, c.noise_std, c.sine_amplitude / 3)
-        return c.sine_amplitude * phase.sin() * is_voiced[:, :, None] + std[:, :, None].to(self.wide) * noise
+        return c.sine_amplitude * phase.sin() * is_voiced[:, :, None] + std[:, :, None].to(self.source_dtype) * noise
 
     @torch.inference_mode()
     def mix(self, sines: Tensor) -> Tensor:
@@ -201,9 +202,9 @@ class Vocoder:
         stages by name, to be compared with the reference.
         """
         needs = spans(self.config, mel.shape[2], first, until)
-        spectrum = self.stft(source).to(self.sums).transpose(1, 2)  # [B, 120 L + 1, 18]
+        spectrum = self.stft(source).to(self.residual_dtype).transpose(1, 2)  # [B, 120 L + 1, 18]
         pre = needs.stages[0].before
-        x = mel[:, :, needs.mel.first : needs.mel.until].to(self.sums).transpose(1, 2)
+        x = mel[:, :, needs.mel.first : needs.mel.until].to(self.residual_dtype).transpose(1, 2)
         x = self._layers.pre(x, *missing(needs.mel, pre, self._layers.pre.reach))
         if trace is not None:
             trace["conv_pre"] = x.transpose(1, 2)
@@ -217,7 +218,7 @@ class Vocoder:
             x = self._blocks(stage, need, x + self._source_part(stage, need, spectrum))
         x = F.leaky_relu(x, LAST_SLOPE)
         post = self._layers.post
-        x = post(x, *missing(needs.stages[-1].out, needs.post, post.reach)).to(self.wide).transpose(1, 2)
+        x = post(x, *missing(needs.stages[-1].out, needs.post, post.reach)).to(self.source_dtype).transpose(1, 2)
         log_magnitude, phase = x.chunk(2, 1)  # [B, 9, n] each
         magnitude, phase = log_magnitude.exp(), phase.sin()
         if trace is not None:
@@ -276,7 +277,7 @@ class Vocoder:
     ) -> Self:
         """Reads `hift.pt` under today's names (specification 2.3); `checkpoint.weights` turns older names into them.
 
-        `dtype` is the number type of the residual blocks' convolutions, by default that of the file. `sums` is that of
+        `dtype` is the dtype of the residual blocks' convolutions, by default that of the file. `sums` is that of
         what lies between them, by default `dtype`. `wide` float64 costs a CPU 4 % and gives the same phase for any
         chunks. In float32 different chunks round the pitch differently. An error of 1e-4 Hz is 0.006 rad in the ninth
         harmonic after a second, which is not audible but is not equal either.
@@ -284,7 +285,7 @@ class Vocoder:
         """
         reader = VocoderReader(state, dtype, sums, wide)
         vocoder = cls(config, cls.read(config, reader))
-        reader.finish("hift.pt")
+        reader.finish(VOCODER_FILE)
         return vocoder
 
     @staticmethod

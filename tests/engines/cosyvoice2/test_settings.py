@@ -1,0 +1,28 @@
+"""The choices that the configuration offers are those that the engine has."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from telephony_tts.config import CosyVoice2Settings
+from telephony_tts.engines.cosyvoice2.profile import PROFILES
+from telephony_tts.engines.cosyvoice2.settings import DTYPES, FLOW_DTYPES, LM_DTYPES, VOCODER_DTYPES
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("dtype", DTYPES),
+        ("lm_dtype", LM_DTYPES),
+        ("flow_dtype", FLOW_DTYPES),
+        ("vocoder_dtype", VOCODER_DTYPES),
+        ("profile", tuple(PROFILES)),
+    ],
+)
+def test_the_configuration_offers_what_the_engine_has(name: str, choices: tuple[str, ...]) -> None:
+    """The configuration must not import the engine, so it lists the choices again."""
+    hint: Any = get_type_hints(CosyVoice2Settings, include_extras=True)[name]
+    (rule,) = get_args(hint)[1:]
+    assert set(rule.choices) == set(choices)
