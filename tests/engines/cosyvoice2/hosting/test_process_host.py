@@ -27,7 +27,7 @@ from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
