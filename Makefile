@@ -21,6 +21,8 @@ DEMO_ARGS   ?=
 
 # Without this a sentence takes twice as long: OpenBLAS threads spin while onnxruntime's threads work.
 export OPENBLAS_NUM_THREADS ?= 1
+# With this set, each of the processes that the tests start would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run model setup check test test-quick soak bench asterisk-demo asterisk-call clean

@@ -25,7 +25,10 @@ from telephony_tts.cli import main
 
 pytestmark = pytest.mark.slow
 
-TONES = ("--set", "engines.default=fake")
+TONES = ("--engine", "fake")
+"""For `say`. Loads no other engine: loading hibari takes longer than all else in a test here."""
+FAKE_FIRST = ("--set", "engines.default=fake")
+"""Without `--engine`, hibari and the engines of the routes are loaded too."""
 
 
 def said(out: Path) -> tuple[str, int, bytes]:
@@ -45,13 +48,17 @@ def program(
 
 @pytest.mark.parametrize(
     ("flags", "codec", "rate_hz"),
-    [((), "ulaw", 8000), (("--codec", "alaw"), "alaw", 8000), (("--codec", "pcm", "--rate", "16000"), "pcm", 16000)],
+    [
+        (FAKE_FIRST, "ulaw", 8000),
+        ((*TONES, "--codec", "alaw"), "alaw", 8000),
+        ((*TONES, "--codec", "pcm", "--rate", "16000"), "pcm", 16000),
+    ],
 )
 def test_say_writes_what_a_caller_would_hear(
     tmp_path: Path, flags: tuple[str, ...], codec: str, rate_hz: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.wav"
-    assert main(["say", "Good morning. All is well.", str(out), *TONES, *flags]) == 0
+    assert main(["say", "Good morning. All is well.", str(out), *flags]) == 0
     assert said(out)[:2] == (codec, rate_hz)
     heard = decoded([said(out)[2]], codec)
     wanted = rendering(["Good morning.", "All is well."], rate_hz)
@@ -90,7 +97,7 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["say", "Hello.", "{out}", "--voice", "nobody", *TONES], 1, ["nobody"]),
+        (["say", "Hello.", "{out}", "--voice", "nobody", *FAKE_FIRST], 1, ["nobody"]),
         (["say", "Hello.", "{out}", "--speed", "9", *TONES], 2, ["--speed: 9.0", "0.5 to 2"]),
         (["say", "Hello.", "{out}", "--codec", "ulaw", "--rate", "16000", *TONES], 2, ["--rate 16000", "--codec pcm"]),
         (["say", "Hello.", "{out}", "--rate", "16000", *TONES], 2, ["--rate 16000 needs --codec pcm", "--pcm is"]),
@@ -116,7 +123,7 @@ def test_say_with_the_embedded_voice_speaks(tmp_path: Path) -> None:
         (["say", "Hello.", "{out}", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
         (["say", "Hello.", "{out}", "--set", "limits.calls"], 2, ["KEY=VALUE"]),
         (["say", "Hello.", "{out}", "--set", "no.such=1"], 2, ["no"]),
-        (["serve", "--port", "99999", *TONES], 2, ["--port: 99999"]),
+        (["serve", "--port", "99999", *FAKE_FIRST], 2, ["--port: 99999"]),
         (["voices", "--model", ""], 2, ["--model: ''"]),
         (["voices", "--config", "{folder}/none.yaml"], 2, ["none.yaml"]),
     ],
@@ -166,9 +173,9 @@ def test_help_is_there_for_every_command(command: list[str], capsys: pytest.Capt
 
 
 def test_voices_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["voices", *TONES]) == 0
+    assert main(["voices", *FAKE_FIRST]) == 0
     assert "fake/tone" in capsys.readouterr().out.splitlines()[0]
-    assert main(["voices", "--json", *TONES]) == 0
+    assert main(["voices", "--json", *FAKE_FIRST]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["engine"] == "fake" and any(row["engine"] == "hibari" for row in rows)
 
@@ -182,14 +189,14 @@ def test_a_reader_that_closes_the_pipe_early_is_not_an_error() -> None:
 
 
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", *TONES, "--set", "server.port=0"]) == 0
+    assert main(["doctor", *FAKE_FIRST, "--set", "server.port=0"]) == 0
     out = capsys.readouterr().out
     assert "websockets" in out and "test speech from fake" in out
     assert all(line.split()[0] in ("ok", "missing", "in", "broken") for line in out.splitlines())
 
 
 def test_doctor_says_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--set", "speech.voice=nobody", *TONES]) == 1
+    assert main(["doctor", "--set", "speech.voice=nobody", *FAKE_FIRST]) == 1
     assert "broken   speech" in capsys.readouterr().out
 
 
@@ -266,7 +273,7 @@ def test_standard_output_that_is_closed_or_full(ends: str, status: str, words: s
 def test_a_port_in_use_is_a_one_line_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        ended = program("serve", "--port", str(port), "--log-level", "error", *TONES)
+        ended = program("serve", "--port", str(port), "--log-level", "error", *FAKE_FIRST)
     told = f"telephony-tts: cannot listen on 127.0.0.1:{port}: Address already in use; try another --port\n"
     assert (ended.returncode, ended.stderr.decode()) == (2, told)
 
@@ -276,7 +283,7 @@ def test_a_server_goes_on_when_its_output_is_closed() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     served = subprocess.Popen(
-        [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *TONES],
+        [sys.executable, "-m", "telephony_tts.cli", "serve", "--port", "0", *FAKE_FIRST],
         stdout=writer, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     os.close(writer)
@@ -298,7 +305,7 @@ def test_a_list_that_cannot_be_written_is_a_one_line_error() -> None:
     """Pinned: a traceback."""
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "telephony_tts.cli", "voices", *TONES],
+            [sys.executable, "-m", "telephony_tts.cli", "voices", *FAKE_FIRST],
             stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
         )  # fmt: skip
     assert ended.returncode == 1

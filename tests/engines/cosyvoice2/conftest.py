@@ -1,20 +1,26 @@
 """The tiny checkpoint that the tests of this folder share; nothing writes to it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pretend_device
 import pytest
 import torch
+from few_steps import CHILD, load_with_few_steps
 from places import Place
 from pretend_device import Pretence
-from speaking import FEW_EULER, REQUESTS, VOICES, Rig, spoken, with_steps
+from speaking import REQUESTS, VOICES, Rig, spoken
 
 from telephony_tts.engines.api import Pcm
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
-from telephony_tts.engines.cosyvoice2.hosting import loading
+from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
+from telephony_tts.engines.cosyvoice2.hosting import loading, process_host
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
+
+FEW_LAYERS: dict[str, Any] = {"res_kernels": (3, 7), "res_dilations": (1, 3)}
+"""For the vocoder: at the official number, its residual layers take most of the time of a tiny model. The tests of the
+vocoder itself and the parity check have more."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,16 +35,19 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    write_random_checkpoint(path)
+    tiny = random_checkpoint.SIZES["tiny"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_checkpoint.SIZES, "tiny", replace(tiny, vocoder=replace(tiny.vocoder, **FEW_LAYERS)))
+        random_checkpoint.write_random_checkpoint(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def few_steps() -> Iterator[None]:
-    """Fewer Euler steps for the engines of a file that run in this process. Their tests do not depend on the number.
-    Engines in a process of their own make all ten."""
+    """Fewer Euler steps for the engines of a file. Its tests do not depend on the number."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_model_directory", lambda *args: with_steps(load_model_directory(*args), FEW_EULER))
+        patch.setattr(loading, "load_model_directory", load_with_few_steps)
+        patch.setattr(process_host, "_CHILD", CHILD)
         yield
 
 

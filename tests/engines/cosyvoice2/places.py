@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speaking import FEW_EULER, ready_voice, with_steps
+from few_steps import FEW_EULER, with_steps
+from speaking import ready_voice
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from few_steps import FEW_EULER, with_steps
 from plain_flow import recomputed
 from reference_vocoder import whole_audio
 from torch import Tensor
 
 from telephony_tts.engines.api import Chunk, Pcm
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
@@ -48,15 +48,6 @@ NEIGHBOUR = "Your parcel left the depot on Tuesday morning."
 N_SLOTS = 3
 UNBOUNDED = AheadLimits(audio_ms=10**9)
 """For tests in which no listener takes audio."""
-FEW_EULER = 4
-"""A first, a last and two between. The official ten would take more than half of the time here, and nothing here
-depends on their number. The tests of the flow and of the started engine use ten."""
-
-
-def with_steps(checkpoint: Checkpoint, n_euler: int) -> Checkpoint:
-    """The checkpoint with `n_euler` steps for each block."""
-    config = checkpoint.config
-    return replace(checkpoint, config=replace(config, flow_decoder=replace(config.flow_decoder, n_steps=n_euler)))
 
 
 def n_empty(cache: KvCache) -> int:

@@ -23,11 +23,12 @@ from speaking import NEIGHBOUR, SENTENCE
 from telephony_tts.engines.api import EngineStats, Utterance
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
+from telephony_tts.engines.cosyvoice2.settings import Timeouts
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, UnknownVoice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 LONG = f"{SENTENCE} {NEIGHBOUR} " * 6
 
@@ -241,4 +242,4 @@ def test_a_checkpoint_that_is_damaged_while_it_is_in_use(
         assert (joined(await speak(engine, Utterance("u", BRIEF.sentence, seed=1))) == alone).all()
 
     with caplog.at_level(logging.INFO):
-        apart(directory, use)
+        apart(directory, use, timeouts=Timeouts(restart_wait_s=0.0))

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from few_steps import FEW_EULER
 from plain_flow import extend, finish, own_bytes, storages
 from reference_vocoder import n_bytes, push
-from speaking import FEW_EULER, Rig, Stepped, live_storages
+from speaking import Rig, Stepped, live_storages
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint

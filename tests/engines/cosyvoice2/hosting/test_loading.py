@@ -23,7 +23,7 @@ from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
 from telephony_tts.errors import EngineError, EngineUnavailable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 INT8 = Precision(lm="int8")
 NETWORKS = ("llm.pt", "flow.pt", "hift.pt")
