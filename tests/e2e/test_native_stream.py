@@ -266,6 +266,7 @@ def test_heard_text_is_what_the_caller_heard() -> None:
     run(main)
 
 
+@pytest.mark.alone
 def test_fifty_bots_leave_nothing_behind() -> None:
     async def main() -> None:
         async with serving() as rig:
