@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import parity
-import parity_flow
-import parity_lm
 import pytest
 import torch
 from make_golden import Maker, Recipe
@@ -106,9 +103,8 @@ def golden(directories: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @torch.inference_mode()
-def rows_of(directory: Path, part: ModuleType = parity) -> list[Row]:
-    """Of all stages, or of one part of them."""
-    return list(part.check_golden(directory))
+def rows_of(directory: Path) -> list[Row]:
+    return list(parity.check_golden(directory))
 
 
 def missed(rows: list[Row]) -> list[str]:
@@ -158,10 +154,10 @@ def test_a_choice_that_rounding_decides_is_left_to_the_reference(golden: Path) -
     arrays["zero_shot_tokens"] = np.append(arrays["zero_shot_tokens"][:6], second)
     arrays["zero_shot_margin"] = arrays["zero_shot_margin"][:7].copy()
     np.savez(golden / "llm_greedy.npz", **arrays)
-    assert missed(rows_of(golden, parity_lm)) == ["lm greedy zero_shot"]
+    assert missed(rows_of(golden)) == ["lm greedy zero_shot"]
     arrays["zero_shot_margin"][6] = 1e-5
     np.savez(golden / "llm_greedy.npz", **arrays)
-    (name,) = [name for name in missed(rows_of(golden, parity_lm)) if "zero_shot" in name]
+    (name,) = [name for name in missed(rows_of(golden)) if "zero_shot" in name]
     assert name == "lm greedy zero_shot, 1 ties left to the reference"
 
 
@@ -275,7 +271,7 @@ def test_a_corrupted_velocity_misses(golden: Path, name: str) -> None:
     arrays[name][0, -1, -1] += 1e-3
     arrays[name][1, -1, -1] += 1
     np.savez(golden / "flow_estimator.npz", **arrays)
-    assert missed(rows_of(golden, parity_flow)) == [f"flow estimator {name}"]
+    assert missed(rows_of(golden)) == [f"flow estimator {name}"]
 
 
 def test_corrupted_texts_ids_schedules_and_settings_miss(golden: Path) -> None:
@@ -301,7 +297,7 @@ def test_a_wrong_weight_is_seen(golden: Path) -> None:
     state = torch.load(golden / "tiny_llm.pt", weights_only=True)
     state["llm.model.model.norm.weight"][3] += 0.1
     torch.save(state, golden / "tiny_llm.pt")
-    assert {"lm hidden", "lm logits"} <= set(missed(rows_of(golden, parity_lm)))
+    assert {"lm hidden", "lm logits"} <= set(missed(rows_of(golden)))
 
 
 # ------------------------------------------------------------- what is missing or broken
@@ -331,7 +327,7 @@ def test_an_array_that_is_missing_is_skipped(golden: Path) -> None:
         arrays = dict(file)
     del arrays["after_lookahead"]
     np.savez(golden / "flow_encoder.npz", **arrays)
-    rows = rows_of(golden, parity_flow)
+    rows = rows_of(golden)
     assert missed(rows) == []
     assert skipped(rows)["flow encoder after_lookahead"] == "flow_encoder.npz has no after_lookahead"
 

@@ -25,9 +25,9 @@ from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, Un
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_steps")]
 
 
-def test_it_keeps_the_contract(model_dir: Path) -> None:
-    """With two workers. An engine in a process keeps it with one, see test_process_host."""
-    assert_keeps_the_contract(lambda: CosyVoice2Engine(model_dir, n_workers=2, limits=FEW_SLOTS), BRIEF)
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_it_keeps_the_contract(model_dir: Path, n_workers: int) -> None:
+    assert_keeps_the_contract(lambda: CosyVoice2Engine(model_dir, n_workers=n_workers, limits=FEW_SLOTS), BRIEF)
 
 
 def test_two_workers_and_many_deadlines_change_no_sample(model_dir: Path) -> None:

@@ -65,9 +65,10 @@ def started(model_dir: Path, use: Callable[[CosyVoice2Engine], Awaitable[Any]], 
 
 
 def test_it_keeps_the_contract(model_dir: Path) -> None:
-    """With one worker. An engine in this process keeps it with two, see test_service."""
     before = children()
-    assert_keeps_the_contract(lambda: CosyVoice2Engine(model_dir, isolation="process", limits=FEW_SLOTS), BRIEF)
+    assert_keeps_the_contract(
+        lambda: CosyVoice2Engine(model_dir, n_workers=2, isolation="process", limits=FEW_SLOTS), BRIEF
+    )
     assert children() == before
 
 
