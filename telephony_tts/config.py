@@ -59,7 +59,7 @@ class CosyVoice2Settings:
     threads: Annotated[int, Between(1, 256)] = 1
     device: Annotated[str, DEVICE] = "cpu"
     dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
-    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8", "int4"))] = None
+    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
     flow_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
     vocoder_dtype: Annotated[str | None, OneOf(("float32", "float16", "mixed"))] = None
     isolation: Annotated[str, OneOf(("process", "thread"))] = "process"
@@ -73,7 +73,7 @@ class CosyVoice2Settings:
 
     def conflicts(self) -> Iterator[str]:
         for name, dtype in (("lm_dtype", self.lm_dtype), ("flow_dtype", self.flow_dtype)):
-            if dtype in ("int8", "int4") and self.device != "cpu":
+            if dtype == "int8" and self.device != "cpu":
                 yield f"{name}: {dtype} is for device cpu; on {self.device} leave it null, or take float16 or bfloat16"
 
 

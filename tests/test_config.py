@@ -217,16 +217,16 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("server: [1]", "server: [1] is not a section; expected the keys host, port"),
         ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),
         ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),
-        ("engines: {cosyvoice2: {device: cuda, lm_dtype: int4}}", "engines.cosyvoice2.lm_dtype: int4 is for"),
+        ("engines: {cosyvoice2: {device: cuda, lm_dtype: int8}}", "engines.cosyvoice2.lm_dtype: int8 is for"),
         ("engines: {cosyvoice2: {device: cuda, flow_dtype: int8}}", "engines.cosyvoice2.flow_dtype: int8 is for"),
         *(
             (f"engines: {{cosyvoice2: {{device: '{device}'}}}}", f"engines.cosyvoice2.device: '{device}' is wrong; "
              "expected cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
             for device in ("gpu", "CUDA", "cuda:", "cuda:-1", "cuda:01", "cuda:100", "cpu:0", "mps")
         ),
-        ("lm_dtype: int4", 'lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? Allowed here: server, '),
-        ("engines: {lm_dtype: int4}", 'engines.lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? '),
-        ("cosyvoice2: {lm_dtype: int4}", 'cosyvoice2: unknown key. Did you mean "engines.cosyvoice2"? '),
+        ("lm_dtype: int8", 'lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? Allowed here: server, '),
+        ("engines: {lm_dtype: int8}", 'engines.lm_dtype: unknown key. Did you mean "engines.cosyvoice2.lm_dtype"? '),
+        ("cosyvoice2: {lm_dtype: int8}", 'cosyvoice2: unknown key. Did you mean "engines.cosyvoice2"? '),
         ("ahead_ms: 1", 'ahead_ms: unknown key. Did you mean "speech.ahead_ms" or "engines.cosyvoice2.ahead_ms"? '),
         ("workers: 1", 'workers: unknown key. Did you mean "engines.hibari.workers", "engines.espeak.workers" or "eng'),
         ("speech: {voices: a}", 'speech.voices: unknown key. Did you mean "voice"? '),

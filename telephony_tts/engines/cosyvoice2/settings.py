@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 
 DTYPES = ("float32", "float16", "bfloat16")
-INT8, INT4, MIXED = "int8", "int4", "mixed"
-LM_DTYPES = (*DTYPES, INT8, INT4)
-FLOW_DTYPES = (*DTYPES, INT8)
+INT8: Final = "int8"
+MIXED: Final = "mixed"
+LM_DTYPES = FLOW_DTYPES = (*DTYPES, INT8)
 VOCODER_DTYPES = ("float32", "float16", MIXED)
-"""Precisions of each network. int8, int4: integer weights, on a CPU. mixed: the vocoder's large convolutions in
+"""Precisions of each network. int8: integer weights, on a CPU. mixed: the vocoder's large convolutions in
 bfloat16, all sums in float32."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPr
 from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.settings import INT4, INT8, MIXED, Precision
+from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
@@ -118,13 +118,12 @@ class SpeechModel:
 
         config = checkpoint.config
         hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are
-        if precision.lm == INT8 or precision.lm == INT4:
-            weights: Literal["int8", "int4"] = "int4" if precision.lm == INT4 else "int8"
-            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=weights)
+        if precision.lm == INT8:
+            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=INT8)
         else:
             lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, precision.lm))
         if precision.flow == INT8:
-            flow = Flow.from_state(config, moved(checkpoint.flow, "bfloat16"), weights="int8")
+            flow = Flow.from_state(config, moved(checkpoint.flow, "float32"), weights=INT8)
         else:
             flow = Flow.from_state(config, moved(checkpoint.flow, precision.flow))
         if precision.vocoder == MIXED:

@@ -1,40 +1,22 @@
-"""Linear maps that several networks use: in the checkpoint's precision, packed for oneDNN, or in int8 for a CPU.
+"""Linear maps that several networks use: in the checkpoint's precision, or in int8 for a CPU.
 
-    Linear          the weights as they are
-    PackedLinear    bfloat16, laid out for oneDNN once instead of at each product
-    Int8Linear      weights and activations in int8, sums exact
+    Linear       the weights as they are
+    Int8Linear   weights in int8, activations in 8 or 15 bits, sums exact
 
 An int8 product sums whole numbers exactly. Its result therefore depends neither on the number of rows nor on the
-processor. All else is elementwise. So a row's result is bit-identical in any batch.
+processor. All else is computed row by row. So a row's result is bit-identical in any batch.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable
+import ctypes
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
-
-PACKED_FOR = 2 * BLOCK_FRAMES
-"""Rows that the packed layout is chosen for: both guidance branches of a block."""
-SMALLEST_SCALE = 1e-30
-"""Rows and channels are divided by their largest value. A smaller one counts as this, so that zeros stay zeros."""
-LARGEST_WEIGHT = 127
-LARGEST_ACTIVATION = 63
-"""Activations are unsigned bytes with zero point 64, so the sum of two products fits 16 bits. Processors without VNNI
-add products in pairs of that width."""
-_BYTE_ZERO = 64
-_TILE_BYTES = 600_000
-_MOST_SINGLE_ROWS = 16
-
-IntegerProduct = Callable[[Tensor], Tensor]
-"""float32 [M, K] of whole numbers within 63 -> [M, N]: multiplied exactly by the integer weights, then scaled."""
+from telephony_tts.engines.cosyvoice2.kernels.library import LAYER_NORM, NO_NORM, RMS_NORM, Map, functions
 
 
 class LinearMap(Protocol):
@@ -54,153 +36,98 @@ class Linear(NamedTuple):
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-class PackedLinear:
-    """Weights of bfloat16 in oneDNN's own layout, which it otherwise makes at each product.
+class LayerNorm(NamedTuple):
+    """Layer norm over channels."""
 
-    A product of few rows takes a third of the time. The bits are those of `Linear`, in any batch.
-    """
-
-    def __init__(self, linear: Linear) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, PACKED_FOR)
-        self.bias = linear.bias
-
-    def unpacked(self) -> Linear:
-        return Linear(self.weight.to_dense(), self.bias)
+    weight: Tensor
+    bias: Tensor
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., K] of any float dtype -> [..., N] bfloat16"""
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.to(torch.bfloat16), self.weight, self.bias, "none", [], ""
-        )
-        return y
+        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
 
 
-@functools.cache
-def packing_is_exact() -> bool:
-    """Whether packed weights give the bits of plain ones on this processor with this PyTorch."""
-    g = torch.Generator().manual_seed(0)
-    linear = Linear(torch.randn(48, 32, generator=g).bfloat16(), torch.randn(48, generator=g).bfloat16())
-    x = torch.randn(2, 7, 32, generator=g).bfloat16()
-    try:
-        return torch.equal(PackedLinear(linear)(x), linear(x))
-    except (AttributeError, RuntimeError):
-        return False
+class RmsNorm(NamedTuple):
+    """Division by the root mean square over channels, then times `weight` [K]."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., K]; the root mean square is computed in float32."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
 
 class Int8Linear:
-    """Weights rounded to int8 with a scale per output channel; activations with a scale per row. Gives float32.
+    """Weights on a CPU, rounded to int8 with a scale per output; activations are rounded with a scale per row.
 
-    A row's result depends on no other row, because its scale is its own and sums of integers are exact.
+    One call of `kernels.cpp` does all: the norm before the map, rounding, products, scales, bias, GELU. Takes and gives
+    float32. A row that is not finite gives no finite value; other rows are not affected.
     """
 
-    def __init__(self, linear: Linear) -> None:
-        integers, scale = quantized(linear.weight.float())
-        self._product = fastest_product()(integers, scale)
-        self._bias = None if linear.bias is None else linear.bias.float()
+    def __init__(
+        self,
+        linear: Linear,
+        norm: LayerNorm | RmsNorm | Tensor | None = None,
+        *,
+        in_15_bits: bool = False,
+        gelu: bool = False,
+    ) -> None:
+        """`norm`: what precedes the map; a tensor [K] only multiplies. `in_15_bits`: the rest of the rounding of each
+        activation is a second byte, which doubles the products. Raises ValueError for weights that are not float32 on
+        a CPU, RuntimeError if int8 is not available here (`kernels.library.problem`)."""
+        if linear.weight.dtype is not torch.float32 or linear.weight.device.type != "cpu":
+            of = f"{linear.weight.dtype} on {linear.weight.device}"
+            raise ValueError(f"int8 weights are made of float32 on the CPU, not of {of}")
+        library = functions()
+        weight = linear.weight.contiguous()
+        self.n, self.k = weight.shape
+        panel = library.panel_outputs()
+        n_padded = -(-self.n // panel) * panel
+        self.weights = torch.empty(n_padded * -(-self.k // 4) * 4, dtype=torch.uint8)
+        self.scale, self.bias = torch.empty(n_padded), torch.zeros(n_padded)
+        if linear.bias is not None:
+            self.bias[: self.n] = linear.bias
+        library.pack(weight.data_ptr(), self.n, self.k, self.weights.data_ptr(), self.scale.data_ptr())
+        self._norm_weight = self._norm_bias = None
+        kind, eps = NO_NORM, 0.0
+        if isinstance(norm, Tensor):
+            self._norm_weight = norm.float().contiguous()
+        elif norm is not None:
+            self._norm_weight, eps = norm.weight.float().contiguous(), norm.eps
+            kind = RMS_NORM
+            if isinstance(norm, LayerNorm):
+                self._norm_bias, kind = norm.bias.float().contiguous(), LAYER_NORM
+        self._map = Map(
+            self.weights.data_ptr(),
+            self.scale.data_ptr(),
+            self.bias.data_ptr(),
+            None if self._norm_weight is None else self._norm_weight.data_ptr(),
+            None if self._norm_bias is None else self._norm_bias.data_ptr(),
+            self.n,
+            self.k,
+            kind,
+            eps,
+            in_15_bits,
+            gelu,
+        )
+        self._address = ctypes.addressof(self._map)
+        self._run = library.linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., K] of any float dtype -> [..., N] float32"""
-        rows = x.reshape(-1, x.shape[-1]).float()
-        scale = rows.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST_SCALE).div_(LARGEST_ACTIVATION)
-        y = self._product((rows / scale).round_()).mul_(scale)
-        if self._bias is not None:
-            y += self._bias
-        return y.view(*x.shape[:-1], -1)
+    def __call__(self, x: Tensor, add_to: Tensor | None = None) -> Tensor:
+        """[..., K] of any float dtype -> [..., N] float32. With `add_to`, a contiguous float32 [..., N], the result is
+        added to that instead, and it is returned."""
+        rows = x.to(torch.float32).contiguous()
+        y = rows.new_empty(*x.shape[:-1], self.n) if add_to is None else add_to
+        n_rows = rows.numel() // self.k
+        self._run(self._address, rows.data_ptr(), self.k, 0, n_rows, 1, y.data_ptr(), self.n, 0, add_to is not None)
+        return y
 
-
-def packed(linear: LinearMap) -> LinearMap:
-    """A `Linear` becomes packed; any other map is returned as it is."""
-    return PackedLinear(linear) if isinstance(linear, Linear) else linear
-
-
-def int8(linear: LinearMap) -> LinearMap:
-    """A `Linear`, packed or not, becomes int8; any other map is returned as it is."""
-    if isinstance(linear, PackedLinear):
-        linear = linear.unpacked()
-    return Int8Linear(linear) if isinstance(linear, Linear) else linear
-
-
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [N, K] -> int8 [N, K] within 127, and the scale of each row, float32 [N]."""
-    scale = weight.abs().amax(dim=1).clamp_(min=SMALLEST_SCALE) / LARGEST_WEIGHT
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
-
-
-class FbgemmProduct:
-    """By FBGEMM, from weights in its layout: few rows cost about as much as reading the weights.
-
-    FBGEMM takes rows as bytes. The rows are whole numbers already, so a scale of 1 with zero point 64 rounds nothing.
-    """
-
-    def __init__(self, integers: Tensor, scale: Tensor) -> None:
-        zeros = torch.zeros(len(integers), dtype=torch.int64)
-        with warnings.catch_warnings():
-            # Deprecated. Once PyTorch removes it, `fastest_product` takes another product.
-            warnings.simplefilter("ignore")
-            tensor = torch._make_per_channel_quantized_tensor(integers, scale.double(), zeros, 0)
-            self._packed = torch.ops.quantized.linear_prepack(tensor, None)
-        self._run = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        product: Tensor = self._run(rows, 1.0, _BYTE_ZERO, self._packed)
-        return product
-
-
-class OneDnnProduct:
-    """By oneDNN, from weights in their plain layout: fast for one row and for many, slow for a few.
-
-    Exact with VNNI only. A few rows are multiplied one by one with a tile of the matrix, which stays in the
-    processor's cache meanwhile.
-    """
-
-    def __init__(self, integers: Tensor, scale: Tensor) -> None:
-        self._scale = scale
-        self._whole = integers.t()
-        n_rows = max(1, _TILE_BYTES // integers.shape[1])
-        self._tiles = [tile.t() for tile in torch.split(integers, n_rows)]
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        whole = rows.to(torch.int8)
-        if len(whole) > _MOST_SINGLE_ROWS:
-            return torch._int_mm(whole, self._whole).float().mul_(self._scale)
-        sums = torch.empty(len(whole), len(self._scale), dtype=torch.int32)
-        singles, start = torch.split(whole, 1), 0
-        for tile in self._tiles:
-            end = start + tile.shape[1]
-            for row, into in zip(singles, torch.split(sums[:, start:end], 1), strict=True):
-                torch._int_mm(row, tile, out=into)
-            start = end
-        return sums.float().mul_(self._scale)
-
-
-class Float64Product:
-    """In float64, which holds every possible sum exactly: slow, and exact on every processor."""
-
-    def __init__(self, integers: Tensor, scale: Tensor) -> None:
-        self._integers, self._scale = integers, scale
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        finite = rows.nan_to_num(0.0, 0.0, 0.0)
-        return F.linear(finite.double(), self._integers.double()).float().mul_(self._scale)
-
-
-@functools.cache
-def fastest_product() -> Callable[[Tensor, Tensor], IntegerProduct]:
-    """The first kind of product that is exact here. Some processors saturate sums of two products at 16 bits."""
-    return next(kind for kind in (FbgemmProduct, OneDnnProduct, Float64Product) if is_exact(kind))
-
-
-def is_exact(kind: Callable[[Tensor, Tensor], IntegerProduct]) -> bool:
-    """Whether this PyTorch has `kind` and it gets the largest sums right, for one row and for many."""
-    generator = torch.Generator().manual_seed(0)
-    integers = torch.randint(-LARGEST_WEIGHT, LARGEST_WEIGHT + 1, (48, 320), dtype=torch.int8, generator=generator)
-    integers[:8], integers[8:16] = LARGEST_WEIGHT, -LARGEST_WEIGHT
-    scale = torch.rand(48, generator=generator)
-    rows = torch.randint(-LARGEST_ACTIVATION, LARGEST_ACTIVATION + 1, (40, 320), generator=generator).float()
-    rows[:4], rows[4:8] = LARGEST_ACTIVATION, -LARGEST_ACTIVATION
-    expected = Float64Product(integers, scale)(rows)
-    try:
-        product = kind(integers, scale)
-        return all(torch.equal(product(rows[:n]), expected[:n]) for n in (1, 2, 10, 40))
-    except (AttributeError, RuntimeError):
-        return False
+    def of_windows(self, x: Tensor, n_steps: int) -> Tensor:
+        """The map of each `n_steps` neighbours: contiguous float32 [B, T, K / n_steps] -> [B, T - n_steps + 1, N]."""
+        n_batch, n, d = x.shape
+        n_out = n - n_steps + 1
+        y = x.new_empty(n_batch, n_out, self.n)
+        self._run(self._address, x.data_ptr(), d, n * d, n_out, n_batch, y.data_ptr(), self.n, n_out * self.n, False)
+        return y

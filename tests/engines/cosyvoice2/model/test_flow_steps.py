@@ -16,13 +16,10 @@ from speaking import live_storages
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
-from telephony_tts.engines.cosyvoice2.model.flow import attention as flow_attention
 from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, block_mask
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.host_backend import HostBackend
-from telephony_tts.engines.cosyvoice2.model.flow.layers import mish, quick_mish
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock
-from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
 
 pytestmark = pytest.mark.slow
 
@@ -259,54 +256,23 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
     return (scores.softmax(dim=-1) @ v.double()).transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize(("size", "shifts"), [(1.0, 0), (2.0, 0), (8.0, 1)])
+@pytest.mark.parametrize("size", [1.0, 2.0, 8.0])
 @pytest.mark.parametrize("masked", [False, True])
-def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(
-    size: float, shifts: int, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Huge scores need the maximum subtracted, small ones do not. Both ways are the same function."""
+def test_bfloat16_attention_is_right_for_small_and_for_huge_scores(size: float, masked: bool) -> None:
     g = torch.Generator().manual_seed(1)
     q, k, v = ((torch.randn(2, 3, n, 16, generator=g) * s).bfloat16() for n, s in ((70, size), (130, size), (130, 1)))
-    calls, shifted = [], flow_attention.shifted
-    monkeypatch.setattr(flow_attention, "shifted", lambda *args: (calls.append(1), shifted(*args))[1])
     mask = block_mask(60, 70, 50, q.device) if masked else None
     ours = attend(q, [(k[:, :, :40], v[:, :, :40]), (k[:, :, 40:], v[:, :, 40:])], mask)
     wanted = exact_attention(q, k, v, mask)
     difference = (ours.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
     # A score is rounded to 1/256 of its size: a score of 64 by a quarter.
     assert difference <= 0.01 * size**2
-    assert torch.isfinite(ours).all() and len(calls) == shifts
+    assert torch.isfinite(ours).all()
 
 
 def test_attention_on_non_finite_numbers_is_non_finite() -> None:
     q = torch.full((1, 1, 2, 4), torch.nan, dtype=torch.bfloat16)
     assert attend(q, [(q, q)], None).isnan().all()
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.02)])
-def test_mish_is_mish(dtype: torch.dtype, most: float) -> None:
-    x = torch.cat([torch.linspace(-40, 40, 4001, dtype=torch.float64), torch.tensor([1e4, -1e4])])
-    x = x.to(dtype)
-    wide = x.double()
-    wanted = wide * torch.nn.functional.softplus(wide, threshold=700).tanh()
-    for ours in (mish(x), quick_mish(x)):
-        assert (ours.double() - wanted).abs().div(wanted.abs() + 0.1).max() <= most
-
-
-def test_an_int8_row_does_not_depend_on_other_rows() -> None:
-    g = torch.Generator().manual_seed(1)
-    linear = Linear(torch.randn(40, 64, generator=g) / 8, torch.randn(40, generator=g))
-    int8, x = Int8Linear(linear), torch.randn(3, 20, 64, generator=g)
-    x[0, 0] *= 1000
-    x[1, 1] = 0
-    y = int8(x)
-    assert torch.equal(y[1, 1], linear.bias) and y.dtype == torch.float32
-    for row in range(20):
-        assert torch.equal(int8(x[2:, row : row + 1]), y[2:, row : row + 1])
-    wanted = linear(x)
-    each = (y - wanted).square().mean(dim=-1).sqrt() / (wanted - linear.bias).square().mean(dim=-1).sqrt().clamp(1e-9)
-    # Rounding to 1/254 of the largest of 64 values, a third of which is their size; twice, the weights and the row.
-    assert 0.005 <= float(each.mean()) <= 0.015 and float(each.max()) <= 0.025
 
 
 def test_int8_stays_near() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,19 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NOISE_FRAMES, FlowDecoderConfig
-from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader, mish, quick_mish
+from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Conv, Int8ConvBlock, Int8TransformerBlock
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext, EstimatorContext
-from telephony_tts.engines.cosyvoice2.model.linear import LinearMap, int8, packed, packing_is_exact
 
 NORM_EPS = 1e-5
 KERNEL = 3
 N_BRANCHES = 2
 """Guidance branches, in this order: with text and voice, and without."""
 NOISE_SEED = 0
-
-Velocity = Callable[[Tensor, Tensor, EstimatorContext], Tensor]
-"""What `Estimator.velocity` computes: features, times, context -> velocity."""
 
 
 def fixed_noise(d_mel: int) -> Tensor:
@@ -70,17 +67,13 @@ class CausalConvBlock:
     def __init__(self, take: FlowReader, key: str, d_in: int, d_out: int, slot: int) -> None:
         self.conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
         self.norm = take.norm(f"{key}.block.2", d_out, NORM_EPS)
-        self.activation = mish
         self.slot = slot
 
-    def quantize(self, *, conv: bool) -> None:
-        """Activations become float32. With `conv` the convolution becomes int8."""
-        self.norm, self.activation = self.norm.to(torch.float32), quick_mish
-        if conv:
-            self.conv.quantize()
+    def quantized(self, *, in_15_bits: bool = False) -> Int8ConvBlock:
+        return Int8ConvBlock(self.conv, self.norm, self.slot, in_15_bits=in_15_bits)
 
     def __call__(self, x: Tensor, context: ConvolutionContext) -> Tensor:
-        return self.activation(self.norm(self.conv.causal(x, context, self.slot)))
+        return F.mish(self.norm(self.conv.causal(x, context, self.slot)))
 
 
 class ResnetBlock:
@@ -89,14 +82,21 @@ class ResnetBlock:
     def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, slot: int) -> None:
         d = config.n_channels
         self.time = take.linear(f"{key}.mlp.1", d, config.d_time)
-        self.block_1 = CausalConvBlock(take, f"{key}.block1", d_in, d, slot)
-        self.block_2 = CausalConvBlock(take, f"{key}.block2", d, d, slot + 1)
-        self.skip = take.conv(f"{key}.res_conv", d, d_in, 1)
+        self.block_1: CausalConvBlock | Int8ConvBlock = CausalConvBlock(take, f"{key}.block1", d_in, d, slot)
+        self.block_2: CausalConvBlock | Int8ConvBlock = CausalConvBlock(take, f"{key}.block2", d, d, slot + 1)
+        self.skip: FlowConv | Int8Conv = take.conv(f"{key}.res_conv", d, d_in, 1)
 
     def __call__(self, x: Tensor, time: Tensor, context: ConvolutionContext) -> Tensor:
         """x [B, T, C_in], time [B or 1, C], which is Linear(Mish(temb)) -> [B, T, C]"""
         h = self.block_1(x, context).add_(time[:, None])
         return self.block_2(h, context).add_(self.skip(x))
+
+    def quantize(self, *, in_15_bits: bool) -> None:
+        """`in_15_bits`: the activations of the two maps that read x."""
+        assert isinstance(self.block_1, CausalConvBlock) and isinstance(self.block_2, CausalConvBlock)
+        assert isinstance(self.skip, FlowConv)
+        self.block_1, self.block_2 = self.block_1.quantized(in_15_bits=in_15_bits), self.block_2.quantized()
+        self.skip = Int8Conv(self.skip, in_15_bits=in_15_bits)
 
 
 class TransformerBlock:
@@ -105,28 +105,20 @@ class TransformerBlock:
     def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str) -> None:
         d, d_attention = config.n_channels, config.n_heads * config.d_head
         self.norm_1 = take.norm(f"{key}.norm1", d, NORM_EPS)
-        qkv = take.stacked_linear([f"{key}.attn1.to_{name}" for name in "qkv"], d_attention, d, bias=False)
-        self.qkv: LinearMap = qkv
-        self.dtype = qkv.weight.dtype
-        """The dtype of queries, keys and values."""
-        self.out: LinearMap = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
+        self.qkv = take.stacked_linear([f"{key}.attn1.to_{name}" for name in "qkv"], d_attention, d, bias=False)
+        self.out = take.linear(f"{key}.attn1.to_out.0", d, d_attention)
         self.norm_3 = take.norm(f"{key}.norm3", d, NORM_EPS)
-        self.ff_1: LinearMap = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
-        self.ff_2: LinearMap = take.linear(f"{key}.ff.net.2", d, 4 * d)
+        self.ff_1 = take.linear(f"{key}.ff.net.0.proj", 4 * d, d)
+        self.ff_2 = take.linear(f"{key}.ff.net.2", d, 4 * d)
 
     def __call__(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Changes and returns x."""
-        x += self.out(attend(self.qkv(self.norm_1(x)).to(self.dtype)))
+        x += self.out(attend(self.qkv(self.norm_1(x))))
         x += self.ff_2(F.gelu(self.ff_1(self.norm_3(x))))
         return x
 
-    def quantize(self) -> None:
-        """Products become int8, except the output of attention. Norms become float32."""
-        self.norm_1, self.norm_3 = self.norm_1.to(torch.float32), self.norm_3.to(torch.float32)
-        self.qkv, self.ff_1, self.ff_2 = (int8(part) for part in (self.qkv, self.ff_1, self.ff_2))
-
-    def pack(self) -> None:
-        self.qkv, self.out, self.ff_1, self.ff_2 = map(packed, (self.qkv, self.out, self.ff_1, self.ff_2))
+    def quantized(self) -> Int8TransformerBlock:
+        return Int8TransformerBlock((self.norm_1, self.norm_3), (self.qkv, self.out, self.ff_1, self.ff_2))
 
 
 class StepContext(NamedTuple):
@@ -143,7 +135,13 @@ class EstimatorStage:
     def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, index: int) -> None:
         self.index, self.n_heads = index, config.n_heads
         self.resnet = ResnetBlock(config, take, f"{key}.0", d_in, slot=2 * index)
-        self.transformers = [TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)]
+        self.transformers: Sequence[TransformerBlock | Int8TransformerBlock] = [
+            TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)
+        ]
+
+    def quantize(self, *, in_15_bits: bool = False) -> None:
+        self.resnet.quantize(in_15_bits=in_15_bits)
+        self.transformers = [each.quantized() for each in self.transformers if isinstance(each, TransformerBlock)]
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         x = self.resnet(x, context.times[self.index], context.past)
@@ -160,51 +158,36 @@ class Estimator:
         self.time_1 = take.linear(f"{key}.time_mlp.linear_1", config.d_time, config.d_in)
         self.time_2 = take.linear(f"{key}.time_mlp.linear_2", config.d_time, config.d_time)
         self.down = EstimatorStage(config, take, f"{key}.down_blocks.0", config.d_in, 0)
-        self.down_conv = take.conv(f"{key}.down_blocks.0.2", d, d, KERNEL)
+        self.down_conv: FlowConv | Int8Conv = take.conv(f"{key}.down_blocks.0.2", d, d, KERNEL)
         self.mid = [EstimatorStage(config, take, f"{key}.mid_blocks.{i}", d, i + 1) for i in range(config.n_mid_stages)]
         self.up = EstimatorStage(config, take, f"{key}.up_blocks.0", 2 * d, self.n_stages - 1)
-        self.up_conv = take.conv(f"{key}.up_blocks.0.2", d, d, KERNEL)
+        self.up_conv: FlowConv | Int8Conv = take.conv(f"{key}.up_blocks.0.2", d, d, KERNEL)
         self.slot_down, self.slot_up, slot_final = (2 * self.n_stages + i for i in range(3))
-        self.final = CausalConvBlock(take, f"{key}.final_block", d, d, slot_final)
-        self.projection = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
+        self.final: CausalConvBlock | Int8ConvBlock = CausalConvBlock(take, f"{key}.final_block", d, d, slot_final)
+        self.projection: FlowConv | Int8Conv = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
         self.dtype = self.time_1.weight.dtype
-        """The dtype of activations. Keys and values have the dtype of the weights."""
-        self.is_packed = False
-        """Whether all weights are laid out for a CPU, as `torchscript_step` needs them."""
-        if self.dtype == torch.bfloat16 and self.time_1.weight.device.type == "cpu" and packing_is_exact():
-            self.pack()
+        """The dtype of activations."""
+        self.is_int8 = False
 
     @property
     def stages(self) -> list[EstimatorStage]:
         return [self.down, *self.mid, self.up]
 
-    def pack(self) -> None:
-        """Lays the weights out for products on a CPU in bfloat16."""
-        for conv in (self.down_conv, self.up_conv, self.final.conv, self.projection):
-            conv.pack()
-        for stage in self.stages:
-            for conv in (stage.resnet.block_1.conv, stage.resnet.block_2.conv, stage.resnet.skip):
-                conv.pack()
-            for layer in stage.transformers:
-                layer.pack()
-        self.is_packed = True
-
     def quantize(self) -> None:
-        """Converts the expensive products to int8. Activations are float32 from then on.
+        """Converts all maps but those of the time to int8, on a CPU. Activations are float32 from then on.
 
-        The first convolution stays: its input holds mels beside noise, and int8 would be too coarse for it. The output
-        of attention stays too, because int8 makes it no faster.
+        The first convolution's input holds mels beside noise, and the last maps make the velocity. They take few
+        products, so their activations have 15 bits.
         """
-        self.dtype = torch.float32
-        self.is_packed = False
+        assert isinstance(self.down_conv, FlowConv) and isinstance(self.up_conv, FlowConv)
+        assert isinstance(self.final, CausalConvBlock) and isinstance(self.projection, FlowConv)
         for stage in self.stages:
-            resnet = stage.resnet
-            resnet.block_1.quantize(conv=stage is not self.down)
-            resnet.block_2.quantize(conv=True)
-            if stage is not self.down:
-                resnet.skip.quantize()
-            for layer in stage.transformers:
-                layer.quantize()
+            stage.quantize(in_15_bits=stage is self.down)
+        self.down_conv, self.up_conv, self.projection = (
+            Int8Conv(conv, in_15_bits=True) for conv in (self.down_conv, self.up_conv, self.projection)
+        )
+        self.final = self.final.quantized(in_15_bits=True)
+        self.dtype, self.is_int8 = torch.float32, True
 
     def layout(self) -> PassLayout:
         """What a pass keeps of a stream."""
@@ -281,17 +264,15 @@ class FlowDecoder:
         spk: Tensor,
         cond: Tensor,
         past: EstimatorContext,
-        velocity: Velocity | None = None,
     ) -> Tensor:
         """Euler step k = 0..9 of one stream -> the next x.
 
         x [1, T, 80] float32; mu, cond [1, T, 80], spk [1, 80] in the weights' dtype. x stays float32 under
-        half-precision weights, so that it is not rounded ten times on its way. `velocity`: by default
-        `Estimator.velocity`.
+        half-precision weights, so that it is not rounded ten times on its way.
         """
         features = self._features(x, mu, spk, cond)
         times = self.stage_times[:, k : k + 1]
-        v = (velocity or self.estimator.velocity)(features, times, past)
+        v = self.estimator.velocity(features, times, past)
         return x + self.euler_times[k][1] * self._guided(v)
 
     def velocity_of_batch(

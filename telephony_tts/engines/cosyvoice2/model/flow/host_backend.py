@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import cast
 
-from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder, Velocity
+from telephony_tts.engines.cosyvoice2.model.flow.decoder import FlowDecoder
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import FlowEncoder
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import (
     ENCODER_PIECE,
@@ -15,10 +15,10 @@ from telephony_tts.engines.cosyvoice2.model.flow.host_pages import (
     PassStorage,
     next_page,
 )
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockInput, FlowBlock
-from telephony_tts.engines.cosyvoice2.model.flow.torchscript_step import TorchScriptVelocity
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 
 
@@ -32,8 +32,7 @@ class HostBackend:
         self._n_steps = decoder.n_steps
         self._encoder_storage = PassStorage(encoder.layout(), encoder.tokens, encoder.tokens.dtype, ENCODER_PIECE)
         self._step_storage = PassStorage(estimator.layout(), weights, estimator.dtype, STEP_PIECE)
-        self.velocity: Velocity = TorchScriptVelocity(estimator) if estimator.is_packed else estimator.velocity
-        """How a step computes the velocity, of blocks that have a past."""
+        self._step_pass = Int8Pass if estimator.is_int8 else HostPass
 
     def take(self, table: PageTable, n_tokens: int, *, is_last: bool) -> tuple[KeptPage, ...]:
         return (next_page(table, n_tokens, self._n_steps),) if n_tokens else ()
@@ -57,8 +56,8 @@ class HostBackend:
             k = block.k
             past, (page,) = cast("tuple[HostPage, ...]", block.past), cast("tuple[HostPage]", block.new)
             sizes = sum(each.n_tokens for each in past), page.n_copied, page.n_tokens - page.n_copied
-            context = HostPass(self._step_storage, [each.steps[k] for each in past], page.steps[k], sizes)
-            block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context, self.velocity)
+            context = self._step_pass(self._step_storage, [each.steps[k] for each in past], page.steps[k], sizes)
+            block.x = self._decoder.step(k, block.x, block.mu, block.spk, block.cond, context)
             block.k += 1
 
     def prepare(self, graphs: Graphs, n_streams: int, check_wanted: Callable[[], object]) -> None:

@@ -19,6 +19,7 @@ But every layer's positions are in memory once: the old page then refers to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, FRAMES_P
 from telephony_tts.engines.cosyvoice2.model.flow.attention import Piece, attend, block_mask, split_heads
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable, PassLayout
 
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Piece
+
 ENCODER_PIECE, STEP_PIECE = 100, 200
 """Positions of a full piece, for the layers of the encoder and of the estimator."""
 
@@ -34,13 +38,15 @@ ENCODER_PIECE, STEP_PIECE = 100, 200
 class PassRecord:
     """What one pass of a network kept. Empty until the pass is done."""
 
-    __slots__ = ("contexts", "kv")
+    __slots__ = ("contexts", "int8", "kv")
 
     def __init__(self) -> None:
         self.kv: list[list[Tensor]] = []
         """For each attention layer, pieces of keys and values [2, B, H, T, D], oldest first."""
         self.contexts: list[Tensor] = []
         """For each convolution, the left context [B, n_left, C] of the tokens that follow."""
+        self.int8: tuple[Int8Piece, ...] = ()
+        """In place of `kv` in an estimator in int8 (`int8_pages`)."""
 
 
 class HostPage:
@@ -107,11 +113,8 @@ class HostPass:
             self._masks[rate] = block_mask(self.n_past * rate, n, BLOCK_TOKENS * rate, device)
         return self._masks[rate]
 
-    def reserve(self, layer: int) -> list[Tensor]:
-        """Room for the new positions of a layer; called once for each layer, in their order.
-
-        -> [2, B, H, T, D] of all positions, oldest first. The caller writes the new ones to the end of the last.
-        """
+    def append(self, layer: int, k: Tensor, v: Tensor) -> list[Piece]:
+        """Called once for each layer, in their order."""
         n_new = self._n_new * self._storage.layout.rates[layer]
         own = [] if self._replaced is None else self._replaced.kv[layer]
         if own and own[-1].shape[3] + n_new <= self._storage.piece:
@@ -122,13 +125,10 @@ class HostPass:
         else:
             piece = self._storage.new_piece(n_new)
         self._kv.append([*own, piece])
-        return [*(piece for record in self._shared for piece in record.kv[layer]), *self._kv[-1]]
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> list[Piece]:
-        pieces = self.reserve(layer)
-        keys, values = pieces[-1][:, :, :, -k.shape[2] :].unbind(0)
+        keys, values = piece[:, :, :, -n_new:].unbind(0)
         keys.copy_(k)
         values.copy_(v)
+        pieces = [*(piece for record in self._shared for piece in record.kv[layer]), *self._kv[-1]]
         return [(piece[0], piece[1]) for piece in pieces]
 
     def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:

@@ -26,8 +26,8 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
-from telephony_tts.engines.cosyvoice2.model.lm.int4 import Int4Matrix
-from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix, RmsNorm, rms_norm
+from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import StateReader
 from telephony_tts.errors import EngineError
@@ -195,14 +195,11 @@ class LanguageModel:
         self.head, self.head_bias = head, head_bias
 
     @classmethod
-    def from_state(
-        cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8", "int4"] | None = None
-    ) -> Self:
+    def from_state(cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8"] | None = None) -> Self:
         """Reads `llm.pt`, in the dtype and on the device of its tensors. Raises ValueError that names every tensor that
         is missing, unexpected or of another shape (specification 2.1).
 
-        `weights`: "int8" rounds all matrices but the embeddings; it needs float32 on a CPU, or raises ValueError.
-        "int4" rounds them to 4 bits, except the head, which becomes int8: the drawn ids depend directly on it.
+        `weights`: "int8" rounds all matrices but the embeddings; it needs a CPU, or raises ValueError.
         """
         reader = StateReader(state, unused=(TEXT_HEAD,))
         model = cls.read(config, reader, weights)
@@ -210,16 +207,13 @@ class LanguageModel:
         return model
 
     @classmethod
-    def read(cls, config: LmConfig, reader: StateReader, weights: Literal["int8", "int4"] | None = None) -> Self:
+    def read(cls, config: LmConfig, reader: StateReader, weights: Literal["int8"] | None = None) -> Self:
         """`from_state` without the final check of the reader. Raises ValueError for head counts that do not fit."""
-        if weights not in (None, "int8", "int4"):
-            raise ValueError(f"weights can be int8, int4 or None, not {weights}")
+        if weights not in (None, "int8"):
+            raise ValueError(f"weights can be int8 or None, not {weights}")
         if config.n_heads * config.d_head != config.d_model or config.n_heads % config.n_kv_heads:
             raise ValueError(f"{config.n_heads} heads of {config.n_kv_heads} key heads do not divide {config.d_model}")
-        matrix: type[Int4Matrix | Int8Matrix | FloatMatrix] = FloatMatrix
-        if weights is not None:
-            matrix = Int4Matrix if weights == "int4" else Int8Matrix
-        head = FloatMatrix if weights is None else Int8Matrix
+        matrix: type[Int8Matrix | FloatMatrix] = FloatMatrix if weights is None else Int8Matrix
         d, d_ff, d_q, d_kv = config.d_model, config.d_ff, config.d_model, config.n_kv_heads * config.d_head
 
         def layer(i: int) -> DecoderLayer:
@@ -248,7 +242,7 @@ class LanguageModel:
             tables,
             [layer(i) for i in range(config.n_layers)],
             reader(BODY + "norm.weight", d),
-            head(reader("llm_decoder.weight", N_SPEECH_ROWS, d)),
+            matrix(reader("llm_decoder.weight", N_SPEECH_ROWS, d)),
             reader("llm_decoder.bias", N_SPEECH_ROWS),
         )
 
@@ -341,4 +335,4 @@ class LanguageModel:
             x = x + layer.out(attend(i, q, kv))
             gate, up = layer.gate_up(x).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate).mul_(up))
-        return rms_norm(x, self.norm, size.norm_eps)
+        return RmsNorm(self.norm, size.norm_eps)(x)

@@ -1,0 +1,241 @@
+"""Builds and loads `kernels.cpp`: int8 products for a CPU, which run without PyTorch's operations.
+
+The library is built once for each level of instructions, by the machine's own compiler, in two seconds. `make model`
+builds it, and the engine does at its start if it is missing. It is kept beside this file, or in the user's cache
+directory if this file's directory is read-only.
+
+    avx512vnni   512 bits, VNNI: Intel since Ice Lake, AMD since Zen 4
+    avxvnni      256 bits, VNNI: Intel since Alder Lake
+    avx2         256 bits, products in 16 bits: as fast as float32 and a quarter of the memory
+    generic      no special instructions: slower than float32
+
+All levels give the same integer sums. The environment variable TELEPHONY_TTS_KERNELS names a level to use instead of
+the best one; "off" uses none. Without a library there is no int8, and the engine computes in float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
+OFF = "off"
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
+_AVX2 = ("-mavx2", "-mfma")
+LEVELS: Mapping[str, tuple[str, ...]] = {
+    "avx512vnni": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    "avxvnni": (*_AVX2, "-mavxvnni"),
+    "avx2": _AVX2,
+    "generic": (),
+}
+"""Compiler flags of each level, best level first."""
+CPU_FLAGS: Mapping[str, frozenset[str]] = {
+    "avx512vnni": frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+    "avxvnni": frozenset({"avx2", "fma", "avx_vnni"}),
+    "avx2": frozenset({"avx2", "fma"}),
+    "generic": frozenset(),
+}
+"""What /proc/cpuinfo must list for each level."""
+BUILD_TIMEOUT_S = 120.0
+INSTALL_COMPILER = "install a C++ compiler (apt install g++, or pip install ziglang)"
+
+
+class Map(ctypes.Structure):
+    """`struct Map` of kernels.cpp: a linear map."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("norm_weight", ctypes.c_void_p),
+        ("norm_bias", ctypes.c_void_p),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("norm", ctypes.c_int),
+        ("eps", ctypes.c_float),
+        ("with_low", ctypes.c_int),
+        ("with_gelu", ctypes.c_int),
+    )
+
+
+class Piece(ctypes.Structure):
+    """`struct Piece` of kernels.cpp: keys and values of consecutive positions."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("capacity", ctypes.c_int), ("n", ctypes.c_int))
+
+
+NO_NORM, LAYER_NORM, RMS_NORM = range(3)
+"""`enum Norm` of kernels.cpp"""
+
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
+_ARGUMENTS = {
+    "pack": (_POINTER, _INT, _INT, _POINTER, _POINTER),
+    "linear": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER, _LONG, _LONG, _INT),
+    "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
+    "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The loaded library, or the reason why there is none."""
+
+    functions: ctypes.CDLL | None
+    level: str
+    """A key of LEVELS; "off" without a library."""
+    problem: str | None
+    """Why there is no library, and what to do about it."""
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """Loads the library, and builds it first if it is missing. The result is kept for the life of the process."""
+    level = os.environ.get(LEVEL_VARIABLE) or best_level(cpu_flags())
+    if level == OFF:
+        return Kernels(None, OFF, f"the environment variable {LEVEL_VARIABLE} is {OFF}")
+    if level not in LEVELS:
+        return Kernels(None, OFF, f"{LEVEL_VARIABLE} is {level!r}; expected {', '.join(LEVELS)} or {OFF}")
+    if not CPU_FLAGS[level] <= cpu_flags():
+        return Kernels(None, OFF, f"{LEVEL_VARIABLE} is {level}, which this CPU does not have")
+    problem = f"nothing could be written to {' or '.join(map(str, _directories()))}"
+    for directory in _directories():
+        path = directory / _file_name(level)
+        for attempt in range(2):
+            try:
+                if not path.exists():
+                    build(level, directory)
+                return Kernels(_opened(path), level, None)
+            except subprocess.SubprocessError as error:
+                return Kernels(None, OFF, str(error))
+            except OSError as error:
+                # A file that was damaged is built again, once.
+                problem = f"{path} cannot be used: {error}"
+                if attempt == 0:
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError:
+                        break
+    return Kernels(None, OFF, problem)
+
+
+def available() -> bool:
+    """Whether int8 products can be used."""
+    return kernels().functions is not None
+
+
+def problem() -> str | None:
+    """Why int8 products cannot be used, and what to do; None if they can."""
+    return kernels().problem
+
+
+def level() -> str:
+    """The instructions in use: a key of LEVELS, or "off"."""
+    return kernels().level
+
+
+def functions() -> ctypes.CDLL:
+    """The library. Raises RuntimeError if there is none."""
+    loaded = kernels()
+    if loaded.functions is None:
+        raise RuntimeError(f"int8 is not available: {loaded.problem}")
+    return loaded.functions
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What /proc/cpuinfo lists; empty on other systems and other processors."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def best_level(flags: frozenset[str]) -> str:
+    return next(name for name, needed in CPU_FLAGS.items() if needed <= flags)
+
+
+def compilers() -> Iterator[list[str]]:
+    """Commands that compile C++, the preferred one first."""
+    if chosen := os.environ.get("CXX"):
+        yield shlex.split(chosen)
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            yield [path]
+    if find_spec("ziglang") is not None:
+        yield [sys.executable, "-m", "ziglang", "c++"]
+
+
+def build(level: str, directory: Path) -> Path:
+    """Compiles the library for a level into a directory. The file appears when it is complete.
+
+    Raises OSError if the directory cannot be written, subprocess.SubprocessError if no compiler does it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / _file_name(level)
+    failures = []
+    with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as building:
+        for compiler in compilers():
+            made = Path(building) / path.name
+            command = [*compiler, *FLAGS, *LEVELS[level], str(SOURCE), "-o", str(made)]
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+            except (OSError, subprocess.SubprocessError) as error:
+                lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+                failures.append(f"{shlex.join(compiler)}: {lines[0] if lines else error}")
+                continue
+            made.replace(path)
+            log.info("built the int8 kernels for %s with %s", level, shlex.join(compiler))
+            return path
+    tried = f"no compiler could build it ({'; '.join(failures)})" if failures else "no C++ compiler was found"
+    raise subprocess.SubprocessError(f"{tried}; {INSTALL_COMPILER}")
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """Raises OSError for a file that is no such library."""
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise OSError(f"no function {name}") from error
+        function.argtypes, function.restype = arguments, None
+    library.bytes_per_position.restype = _LONG
+    return library
+
+
+def _file_name(level: str) -> str:
+    """With a digest of what it is made of, so that a library of another version is never loaded."""
+    made_of = "\0".join([SOURCE.read_text(), *FLAGS, *LEVELS[level]])
+    return f"kernels-{level}-{platform.machine()}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+
+
+def _directories() -> list[Path]:
+    """Where the library may be, the preferred place first."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return [Path(__file__).parent / "built", cache / "telephony-tts"]
+
+
+if __name__ == "__main__":
+    loaded = kernels()
+    print(f"int8 kernels: {loaded.problem or loaded.level}")
+    sys.exit(loaded.functions is None)

@@ -1,0 +1,61 @@
+"""The estimator's layers in int8 on a CPU (`model.linear.Int8Linear`). Activations are float32 between them.
+
+Each map is one call, together with the norm before it, and with the GELU or the residual sum after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.kernels.library import functions
+from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
+
+
+class Int8Conv:
+    """`FlowConv` in int8."""
+
+    def __init__(self, conv: FlowConv, *, in_15_bits: bool = False) -> None:
+        self.kernel = conv.kernel
+        self._windows = Int8Linear(conv.windows(), in_15_bits=in_15_bits)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, T, C_in] -> [B, T - kernel + 1, C_out]"""
+        return self._windows.of_windows(x.float().contiguous(), self.kernel)
+
+    def causal(self, x: Tensor, context: ConvolutionContext, slot: int) -> Tensor:
+        """x [B, T, C_in] -> [B, T, C_out], behind the left context number `slot` of the stream."""
+        return self(context.continued(x, slot, self.kernel - 1))
+
+
+class Int8ConvBlock:
+    """`CausalConvBlock` in int8: convolution, then LayerNorm and Mish in one call."""
+
+    def __init__(self, conv: FlowConv, norm: LayerNorm, slot: int, *, in_15_bits: bool = False) -> None:
+        self.conv, self.slot = Int8Conv(conv, in_15_bits=in_15_bits), slot
+        self._norm = LayerNorm(norm.weight.float().contiguous(), norm.bias.float().contiguous(), norm.eps)
+
+    def __call__(self, x: Tensor, context: ConvolutionContext) -> Tensor:
+        y = self.conv.causal(x, context, self.slot)
+        weight, bias, eps = self._norm
+        d = y.shape[-1]
+        functions().norm_mish(y.data_ptr(), y.numel() // d, d, weight.data_ptr(), bias.data_ptr(), eps)
+        return y
+
+
+class Int8TransformerBlock:
+    """`TransformerBlock` in int8: x += MHA(LN(x)); x += FF(LN(x)) on contiguous float32 [B, T, C]."""
+
+    def __init__(self, norms: tuple[LayerNorm, LayerNorm], maps: tuple[Linear, Linear, Linear, Linear]) -> None:
+        """`norms` before attention and before the feed-forward maps; `maps`: qkv, out, ff_1, ff_2."""
+        qkv, out, ff_1, ff_2 = maps
+        self.qkv, self.out = Int8Linear(qkv, norms[0]), Int8Linear(out)
+        self.ff_1, self.ff_2 = Int8Linear(ff_1, norms[1], gelu=True), Int8Linear(ff_2)
+
+    def __call__(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Changes and returns x."""
+        self.out(attend(self.qkv(x)), add_to=x)
+        return self.ff_2(self.ff_1(x), add_to=x)

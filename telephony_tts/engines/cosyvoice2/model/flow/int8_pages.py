@@ -1,0 +1,70 @@
+"""Keys and values of the estimator in int8 on a CPU: each position has a scale for each head (`kernels.cpp`).
+
+They lie in pieces. A block's keys and values are written behind those of the block before, as long as the piece has
+room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its own length.
+Memory of a piece that was never written to takes no room in the machine's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.kernels.library import Piece, functions
+from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
+from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass, PassRecord, PassStorage
+from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Piece:
+    """The first `n` positions of a piece, in all layers of one Euler step."""
+
+    memory: Tensor
+    capacity: int
+    n: int
+
+    @classmethod
+    def empty(cls, layout: PassLayout, n_positions: int) -> Int8Piece:
+        """A piece with room for `n_positions` or a few more."""
+        library = functions()
+        step = library.key_step()
+        capacity = -(-n_positions // step) * step
+        n_heads = len(layout.rates) * layout.n_rows * layout.n_heads
+        n_bytes = n_heads * capacity * library.bytes_per_position(layout.d_head)
+        return cls(torch.empty(n_bytes, dtype=torch.uint8), capacity, 0)
+
+
+class Int8Pass(HostPass):
+    """One pass of the estimator over the next tokens of one stream."""
+
+    def __init__(
+        self, storage: PassStorage, past: Sequence[PassRecord], new: PassRecord, sizes: tuple[int, int, int]
+    ) -> None:
+        super().__init__(storage, past, new, sizes)
+        layout = storage.layout
+        n_new = self._n_new * layout.rates[0]
+        shared = [piece for record in self._shared for piece in record.int8]
+        own = [] if self._replaced is None else list(self._replaced.int8)
+        if not own or own[-1].n + n_new > own[-1].capacity:
+            own.append(Int8Piece.empty(layout, max(n_new, storage.piece) if past else n_new))
+        pieces = [*shared, *own]
+        self._own = [*own[:-1], replace(own[-1], n=own[-1].n + n_new)]
+        self._pieces = (Piece * len(pieces))(*(Piece(each.memory.data_ptr(), each.capacity, each.n) for each in pieces))
+        self._run = functions().attend
+
+    def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
+        n_rows, n, d = qkv.shape
+        out = qkv.new_empty(n_rows, n, d // 3)
+        address = ctypes.addressof(self._pieces)
+        d_head, n_pieces = d // 3 // n_heads, len(self._pieces)
+        self._run(qkv.data_ptr(), n_rows, n, n_heads, d_head, layer, BLOCK_FRAMES, address, n_pieces, out.data_ptr())
+        return out
+
+    def commit(self) -> None:
+        super().commit()
+        self._new.int8 = tuple(self._own)

@@ -1,0 +1,147 @@
+"""The int8 kernels: they are built when they are missing, and every way to have none gives a reason."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from telephony_tts.engines.cosyvoice2.kernels import library
+from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, OFF, best_level
+
+XEON = frozenset(["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx_vnni"])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory for the library; nothing is loaded yet."""
+    monkeypatch.setattr(library, "_directories", lambda: [tmp_path / "first", tmp_path / "second"])
+    monkeypatch.delenv(library.LEVEL_VARIABLE, raising=False)
+    library.kernels.cache_clear()
+    yield tmp_path
+    library.kernels.cache_clear()
+
+
+def compiler(directory: Path, body: str) -> str:
+    """A program that takes the compiler's place."""
+    path = directory / "compiler"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_the_library_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library.available() and library.problem() is None
+    assert library.level() == best_level(library.cpu_flags())
+    (built,) = (home / "first").iterdir()
+    library.kernels.cache_clear()
+    monkeypatch.setattr(library, "compilers", lambda: iter(()))
+    assert library.available()
+    assert list((home / "first").iterdir()) == [built]
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        (XEON, "avx512vnni"),
+        (XEON - {"avx512_vnni"}, "avxvnni"),
+        (XEON - {"avx512_vnni", "avx_vnni"}, "avx2"),
+        (frozenset({"sse4_2"}), "generic"),
+        (frozenset(), "generic"),
+    ],
+)
+def test_the_level_is_the_best_that_the_cpu_has(flags: frozenset[str], level: str) -> None:
+    assert best_level(flags) == level
+
+
+def test_a_level_can_be_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.LEVEL_VARIABLE, "generic")
+    assert library.level() == "generic"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [(OFF, "TELEPHONY_TTS_KERNELS is off"), ("sse", "'sse'; expected avx512vnni, avxvnni, avx2, generic or off")],
+)
+def test_no_level_or_a_wrong_one_is_no_library(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    monkeypatch.setenv(library.LEVEL_VARIABLE, name)
+    assert not library.available() and library.level() == OFF
+    assert reason in str(library.problem())
+    with pytest.raises(RuntimeError, match="int8 is not available"):
+        library.functions()
+
+
+def test_a_level_that_the_cpu_lacks_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.LEVEL_VARIABLE, "avx512vnni")
+    monkeypatch.setattr(library, "cpu_flags", lambda: CPU_FLAGS["avx2"])
+    assert "avx512vnni, which this CPU does not have" in str(library.problem())
+
+
+def test_without_a_compiler_the_reason_says_what_to_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "compilers", lambda: iter(()))
+    assert str(library.problem()).startswith("no C++ compiler was found; install a C++ compiler (apt install g++")
+
+
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = compiler(home, "echo 'cannot execute cc1plus' >&2; echo half >\"$(eval echo \\${$#})\"; exit 1")
+    monkeypatch.setattr(library, "compilers", lambda: iter([[failing]]))
+    assert f"no compiler could build it ({failing}: cannot execute cc1plus)" in str(library.problem())
+    assert list((home / "first").iterdir()) == []
+
+
+def test_the_next_compiler_is_tried(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = next(library.compilers())
+    monkeypatch.setattr(library, "compilers", lambda: iter([[compiler(home, "exit 1")], working]))
+    assert library.available()
+
+
+def test_the_compiler_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "ccache g++-14")
+    assert next(library.compilers()) == ["ccache", "g++-14"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF and then nothing"])
+def test_a_damaged_library_is_built_again(home: Path, content: bytes) -> None:
+    (home / "first").mkdir()
+    path = home / "first" / library._file_name(best_level(library.cpu_flags()))
+    path.write_bytes(content)
+    assert library.available()
+    assert path.stat().st_size > 1000
+
+
+def test_a_library_of_another_version_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = library._file_name("generic")
+    source = home / "kernels.cpp"
+    shutil.copy(library.SOURCE, source)
+    source.write_text(source.read_text() + "\n// another version\n")
+    monkeypatch.setattr(library, "SOURCE", source)
+    assert library._file_name("generic") != name
+
+
+def test_a_directory_that_cannot_be_written_is_left_for_the_next(home: Path) -> None:
+    (home / "first").write_text("a file, where the directory should be")
+    assert library.available()
+    assert len(list((home / "second").iterdir())) == 1
+
+
+def test_nowhere_to_write_is_a_reason(home: Path) -> None:
+    for name in ("first", "second"):
+        (home / name).write_text("")
+    assert str(home / "second") in str(library.problem())
+
+
+def test_the_command_builds_and_tells(home: Path) -> None:
+    command = [sys.executable, "-m", library.__name__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"int8 kernels: {best_level(library.cpu_flags())}\n"
+
+
+def test_every_level_has_flags_for_the_compiler_and_for_the_cpu() -> None:
+    assert list(LEVELS) == list(CPU_FLAGS)
