@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from telephony_tts.clock import monotonic_ns
+from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
@@ -332,6 +333,8 @@ class Core:
                 self.slots.release(job.stream.end_piece())
             job.is_releasing = False
             if job.is_over:
+                if job.error is not None:
+                    self._give_out(job, [], self._now_ns())
                 del self._jobs[job.key]
                 self.tell(job.key, UtteranceEnded(job.error))
             self._changed.notify_all()
@@ -363,12 +366,28 @@ class Core:
                 if pcms[0] is None:
                     job.fail(EngineError(NON_FINITE))
                     continue
-                for chunk in job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last):
-                    job.record_audio(len(chunk.pcm), now_ns)
-                    self.counters.count_audio(len(chunk.pcm) / SAMPLE_RATE_HZ)
-                    self.tell(job.key, chunk)
+                is_first = job.is_new and not job.first_audio
+                chunks = job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last)
+                job.n_made += len(pcms[0])
+                self.counters.count_audio(len(pcms[0]) / SAMPLE_RATE_HZ)
+                if is_first:
+                    job.first_audio = chunks
+                else:
+                    self._give_out(job, chunks, now_ns)
+            for job in self._jobs.values():
+                if job.first_audio and not job.is_over:
+                    per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
+                    if job.may_be_heard(job.pending_work(*per), self.counters.costs):
+                        self._give_out(job, [], now_ns)
             self.counters.add("steps")
             self._changed.notify_all()
+
+    def _give_out(self, job: Job, chunks: Sequence[Chunk], now_ns: int) -> None:
+        """Tell of audio, first of that which was held back."""
+        held, job.first_audio = job.first_audio, []
+        for chunk in (*held, *chunks):
+            job.record_audio(len(chunk.pcm), now_ns)
+            self.tell(job.key, chunk)
 
     def _queue_mels(self, job: Job) -> None:
         """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
-from telephony_tts.engines.cosyvoice2.core.scheduler import Need, PendingWork, Stage, due_after_ns
+from telephony_tts.engines.api import Chunk
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Need, PendingWork, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
 from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS, SAMPLE_RATE_HZ, TOKENS_PER_S
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
+NEXT_AUDIO_MARGIN = 1.15
+"""The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
 
 
@@ -39,7 +43,9 @@ class Job:
     dry_ns: int | None = None
     """When the audio made so far ends for the listener. None before the first audio."""
     n_made: int = 0
-    """Samples given out."""
+    """Samples made."""
+    first_audio: list[Chunk] = field(default_factory=list)
+    """Its first audio, while it is held back (`may_be_heard`)."""
     n_taken: int = 0
     """Samples that the listener has taken."""
     blocks: list[OpenBlock] = field(default_factory=list)
@@ -96,7 +102,7 @@ class Job:
 
         None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
         piece = self.stream.piece
-        if self.is_new or self.is_over or piece is None or piece.is_over:
+        if (self.is_new and not self.first_audio) or self.is_over or piece is None or piece.is_over:
             return None
         if piece.n_mel_blocks:
             return PendingWork(self.due_ns, (0, 0, 0, 1))
@@ -108,12 +114,24 @@ class Job:
             return None
         return PendingWork(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
+    def may_be_heard(self, work: PendingWork | None, costs: Mapping[Stage, BatchCost]) -> bool:
+        """Whether its first audio lasts until the next comes, so that its listener hears no gap.
+
+        `work`: until the next audio, None if there is none to wait for. `costs`: recent prices of batches.
+        """
+        if work is None:
+            return True
+        needed_ns = sum(
+            n * costs.get(stage, BatchCost()).batch_ns for stage, n in zip(Stage, work.n_batches, strict=True)
+        )
+        n_samples = sum(len(chunk.pcm) for chunk in self.first_audio)
+        return needed_ns * NEXT_AUDIO_MARGIN <= due_after_ns(0, n_samples, SAMPLE_RATE_HZ)
+
     def record_audio(self, n_samples: int, now_ns: int) -> None:
         """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
         this stream would have priority over all later ones."""
         begin_ns = max(self.deadline_ns if self.dry_ns is None else self.dry_ns, now_ns)
         self.dry_ns = due_after_ns(begin_ns, n_samples, SAMPLE_RATE_HZ)
-        self.n_made += n_samples
 
     def fail(self, error: Exception) -> None:
         """End it with an error. A job that is over keeps its first error, or none."""

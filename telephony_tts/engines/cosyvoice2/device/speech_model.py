@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,6 +15,7 @@ from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPrompt
 from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
+from telephony_tts.engines.cosyvoice2.model.state import TakenTensors
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
@@ -67,23 +68,6 @@ class PromptBuild:
         return SpeakerPrompt(ids, speech, self.flow_block.prompt(), self.flow_tokens, self.flow_mel, self.embedding)
 
 
-class _InterruptibleTensors(Mapping[str, Tensor]):
-    """Tensors by name. `check_wanted` is called before each read and ends the loading by raising."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], check_wanted: Callable[[], object]) -> None:
-        self._tensors, self._check_wanted = tensors, check_wanted
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._check_wanted()
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
 class SpeechModel:
     """After loading, only the cache and the sampler's state of each slot change."""
 
@@ -106,15 +90,14 @@ class SpeechModel:
         check_wanted: Callable[[], object] = lambda: None,
     ) -> Self:
         """`flow_memory_mb`: memory of an accelerator for what the flow keeps; None is a share of the free memory.
-        `check_wanted` is called before each tensor; what it raises ends the loading.
+        `check_wanted` is called before each tensor; what it raises ends the loading. The states of `checkpoint` are
+        emptied.
 
         Raises ValueError for a precision that the device does not have, EngineUnavailable if the memory does not
         suffice."""
 
-        def moved(state: dict[str, Tensor], to: str) -> Mapping[str, Tensor]:
-            read = _InterruptibleTensors(state, check_wanted)
-            there = {name: tensor.to(device, getattr(torch, to)) for name, tensor in read.items()}
-            return _InterruptibleTensors(there, check_wanted)
+        def moved(state: dict[str, Tensor], to: str) -> TakenTensors:
+            return TakenTensors(state, device, getattr(torch, to), check_wanted)
 
         config = checkpoint.config
         hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are

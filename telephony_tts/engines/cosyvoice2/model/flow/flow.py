@@ -22,7 +22,7 @@ which the reference uses for the last block of a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Never, Self
 
 import torch
@@ -56,6 +56,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.stream import (
     FlowStream,
 )
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
+from telephony_tts.engines.cosyvoice2.model.state import State
 from telephony_tts.errors import EngineUnavailable
 
 Weights = Literal["float", "int8"]
@@ -69,7 +70,7 @@ class Flow:
         """A CPU's. Call `use_device_pages` on any other device."""
 
     @classmethod
-    def from_state(cls, config: ModelConfig, state: Mapping[str, Tensor], weights: Weights = "float") -> Self:
+    def from_state(cls, config: ModelConfig, state: State, weights: Weights = "float") -> Self:
         """Reads the keys of `flow.pt` (specification 2.2); ValueError lists all missing, unexpected or mis-shaped.
 
         `weights`: "int8" multiplies most of the estimator in int8, on a CPU; keys and values keep the state's dtype.

@@ -29,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
-from telephony_tts.engines.cosyvoice2.model.state import StateReader
+from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
 from telephony_tts.errors import EngineError
 
 BODY = "llm.model.model."
@@ -195,7 +195,7 @@ class LanguageModel:
         self.head, self.head_bias = head, head_bias
 
     @classmethod
-    def from_state(cls, config: LmConfig, state: Mapping[str, Tensor], weights: Literal["int8"] | None = None) -> Self:
+    def from_state(cls, config: LmConfig, state: State, weights: Literal["int8"] | None = None) -> Self:
         """Reads `llm.pt`, in the dtype and on the device of its tensors. Raises ValueError that names every tensor that
         is missing, unexpected or of another shape (specification 2.1).
 

@@ -6,7 +6,6 @@ product without a transpose before or after it, and a range of columns is a view
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.state import StateReader
+from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import block_reach
 
 WEIGHT_G, WEIGHT_V = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
@@ -142,7 +141,7 @@ class VocoderReader(StateReader):
 
     def __init__(
         self,
-        state: Mapping[str, Tensor],
+        state: State,
         dtype: torch.dtype | None = None,
         sums: torch.dtype | None = None,
         wide: torch.dtype = torch.float32,

@@ -29,7 +29,7 @@ as much.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,6 +39,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import VOCODER_FILE
+from telephony_tts.engines.cosyvoice2.model.state import State
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
     ResBlock,
     UpsampleConv,
@@ -262,7 +263,7 @@ class Vocoder:
         return (audio[:, 0, half:-half]) / weight[:, 0, half:-half]
 
     @classmethod
-    def mixed(cls, config: VocoderConfig, state: Mapping[str, Tensor], wide: torch.dtype = torch.float32) -> Self:
+    def mixed(cls, config: VocoderConfig, state: State, wide: torch.dtype = torch.float32) -> Self:
         """`from_state` with the residual blocks' convolutions in bfloat16 and the rest in float32. See the module."""
         return cls.from_state(config, state, torch.bfloat16, wide, torch.float32)
 
@@ -270,7 +271,7 @@ class Vocoder:
     def from_state(
         cls,
         config: VocoderConfig,
-        state: Mapping[str, Tensor],
+        state: State,
         dtype: torch.dtype | None = None,
         wide: torch.dtype = torch.float32,
         sums: torch.dtype | None = None,

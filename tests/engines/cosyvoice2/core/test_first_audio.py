@@ -1,0 +1,115 @@
+"""First audio is held back until it lasts for as long as the next audio needs: no gap follows the first sounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from speaking import SENTENCE, Rig, Stepped
+
+from telephony_tts.clock import NS_PER_MS
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
+from telephony_tts.engines.cosyvoice2.text.prompting import Request
+
+pytestmark = pytest.mark.slow
+
+
+STEP_MS = 200
+
+
+class FixedPrices(dict[Stage, BatchCost]):
+    """Prices that no measurement changes."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def stepped(rig: Rig, **ms: float) -> Stepped:
+    """A core on which a batch of a stage takes so many milliseconds."""
+    made = Stepped(rig)
+    prices = {Stage[name.upper()]: BatchCost(cost * NS_PER_MS, cost * NS_PER_MS) for name, cost in ms.items()}
+    made.core.counters.costs = FixedPrices(prices)
+    return made
+
+
+def made_ms(it: Stepped, key: int) -> float:
+    """Audio that is made, whether or not it was given out."""
+    job = it.core._jobs.get(key)
+    return job.n_made / 24.0 if job is not None else sum(len(chunk.pcm) for chunk in it.heard[key]) / 24.0
+
+
+def test_audio_that_lasts_is_given_out_at_once(rig: Rig) -> None:
+    it = stepped(rig, flow=1)
+    key = it.say(Request(SENTENCE))
+    while not made_ms(it, key):
+        assert it.core.step()
+    assert it.heard[key]
+
+
+def test_audio_waits_until_the_rest_of_the_next_is_shorter(rig: Rig) -> None:
+    it = stepped(rig, flow=STEP_MS)
+    key = it.say(Request(SENTENCE))
+    while not it.heard[key]:
+        assert it.core.step()
+    job = it.core._jobs[key]
+    heard_ms = sum(len(chunk.pcm) for chunk in it.heard[key]) / 24.0
+    flow_block = job.blocks[0].flow_block
+    assert flow_block is not None
+    left_ms = (flow_block.n_steps - flow_block.k) * 1.15 * STEP_MS
+    assert 0 < left_ms <= heard_ms < left_ms + 1.15 * STEP_MS
+
+
+def test_audio_waits_for_the_next_if_that_takes_long_and_no_longer(rig: Rig) -> None:
+    it = stepped(rig, vocode=60_000)
+    key = it.say(Request(SENTENCE))
+    first_ms = 0.0
+    while not it.heard[key]:
+        first_ms = first_ms or made_ms(it, key)
+        assert it.core.step()
+    assert sum(len(chunk.pcm) for chunk in it.heard[key]) / 24.0 > first_ms > 0
+
+
+def test_nothing_is_lost_or_changed_by_waiting(rig: Rig) -> None:
+    slow, quick = stepped(rig, vocode=60_000), stepped(rig)
+    audio = []
+    for it in (slow, quick):
+        key = it.say(Request(SENTENCE, 5))
+        it.run()
+        assert it.ended[key].error is None
+        audio.append(it.pcm(key))
+    assert np.array_equal(*audio)
+
+
+def test_audio_of_a_turn_that_is_heard_already_does_not_wait(rig: Rig) -> None:
+    it = stepped(rig, vocode=60_000)
+    key = it.say(Request(SENTENCE), follows=True)
+    while not made_ms(it, key):
+        assert it.core.step()
+    assert it.heard[key]
+
+
+def test_a_cancelled_utterance_gives_nothing_out(rig: Rig) -> None:
+    it = stepped(rig, vocode=60_000)
+    key = it.say(Request(SENTENCE))
+    while not made_ms(it, key):
+        assert it.core.step()
+    it.cancel(key)
+    it.run()
+    assert it.ended[key].error is None and not it.heard[key]
+
+
+def test_a_failed_utterance_gives_out_what_was_made(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = stepped(rig, vocode=60_000)
+    key = it.say(Request(SENTENCE))
+    while not made_ms(it, key):
+        assert it.core.step()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(rig.runner, "step_blocks", broken)
+    monkeypatch.setattr(rig.runner, "decode", broken)
+    it.run()
+    assert "broken" in str(it.ended[key].error)
+    assert it.heard[key]
