@@ -1,7 +1,12 @@
-"""Ways to compute one Euler step of the flow on a CPU, with one thread: time and error of each."""
+"""Ways to compute one Euler step of the flow on a CPU, with one thread: time and error of each.
+
+Times are processor time of the thread, so that other work on the machine adds only what it does to caches and memory.
+Paths are timed in turn. Errors are relative to float32, for random weights at full size.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import pathlib
@@ -33,9 +38,9 @@ _EXAMPLES = """examples:
   python benchmarks/flow_paths.py --list
 """
 PAST_FRAMES = 200
-N_BLOCKS = 6
-"""The stream's length. The fifth block is timed; the sixth shows that the caches hold what the fifth has made."""
-TIMED = PAST_FRAMES // BLOCK_FRAMES
+N_BLOCKS = PAST_FRAMES // BLOCK_FRAMES + 1
+"""The stream's length in blocks. The last block is timed; all of them are compared."""
+LAST = N_BLOCKS - 1
 BASE = "float32"
 
 
@@ -160,13 +165,13 @@ class Stream:
         return cls(flow, flow.begin_whole(tokens[:, :n_prompt], tokens[:, n_prompt:], mel, embedding))
 
     def step(self, path: Path, block: int, k: int, x: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, float]:
-        """-> the next x, the velocity of both branches, seconds of the path"""
+        """-> the next x, the velocity of both branches, seconds of processor time of the path"""
         frames, seen = slice(block * BLOCK_FRAMES, (block + 1) * BLOCK_FRAMES), dict[str, Any]()
 
         def velocity(features: Tensor, times: Tensor, _: object) -> Tensor:
-            begun = time.perf_counter()
+            begun = time.thread_time()
             seen["v"] = path(k, features, times[:, 0], keep=keep)
-            seen["seconds"] = time.perf_counter() - begun
+            seen["seconds"] = time.thread_time() - begun
             v: Tensor = seen["v"]
             return v
 
@@ -186,22 +191,17 @@ class Trial:
     path: Path
     build_s: float
     memory_mib: float
-    slowest_s: float = 0.0
-    """The slowest step before the timed ones: a path may compile in it."""
+    compile_s: float = 0.0
+    """Of the first step after the past that is timed."""
     mels: list[Tensor] = field(default_factory=list)
-    timed_x: list[Tensor] = field(default_factory=list)
-    """x before each step of the timed block"""
     velocities: list[Tensor] = field(default_factory=list)
-    """of the timed block, from the x of the base"""
+    """of the last block, all from the x of the base"""
     step_ms: list[float] = field(default_factory=list)
 
     def compute_block(self, stream: Stream, block: int) -> None:
         x = stream.noise(block)
         for k in range(stream.flow.decoder.n_steps):
-            if block == TIMED:
-                self.timed_x.append(x)
-            x, _, seconds = stream.step(self.path, block, k, x, keep=True)
-            self.slowest_s = max(self.slowest_s, seconds)
+            x = stream.step(self.path, block, k, x, keep=True)[0]
         self.mels.append(x)
 
 
@@ -212,6 +212,7 @@ def main() -> None:
         help=f"regular expressions of names (default %(default)s); {BASE} is always measured",
     )  # fmt: skip
     flags.add_argument("--list", action="store_true", help="print the names of all paths and end")
+    flags.add_argument("--mid-stages", type=int, help="of the estimator, of its own width (default: all)")
     flags.add_argument("--rounds", type=int, default=5, help="rounds of ten steps for each path (default %(default)s)")
     flags.add_argument("--seed", type=int, default=1, help="of tokens, voice and weights (default %(default)s)")
     chosen = flags.parse_args()
@@ -221,17 +222,21 @@ def main() -> None:
     names = [name for name in PATHS if name == BASE or any(re.fullmatch(word, name) for word in chosen.paths)]
     torch.set_num_threads(1)
     config = SIZES["tiny" if chosen.quick else "full"]
+    if chosen.mid_stages:
+        config = dataclasses.replace(
+            config, flow_decoder=dataclasses.replace(config.flow_decoder, n_mid_stages=chosen.mid_stages)
+        )
     model = Model(config, random_state(FLOW_FILE, checkpoint_shapes(config)[FLOW_FILE], chosen.seed))
     with torch.inference_mode():
         results = measure(model, names, 1 if chosen.quick else chosen.rounds, chosen.seed)
     base = results[0]["median_ms"]
     report.table(
         f"one Euler step of {BLOCK_FRAMES} frames x 2 after {PAST_FRAMES}, one thread",
-        ("path", "min ms", "median ms", "of base", "velocity dB", "mel dB", "build s", "slowest s", "MiB"),
+        ("path", "min ms", "median ms", "of base", "velocity dB", "mel dB", "build s", "first s", "MiB"),
         [
             (
                 r["path"], r["min_ms"], r["median_ms"], r["median_ms"] / base, r["velocity_db"], r["mel_db"],
-                r["build_s"], r["slowest_step_s"], r["memory_mib"],
+                r["build_s"], r["first_step_s"], r["memory_mib"],
             )
             for r in results
         ],
@@ -244,42 +249,37 @@ def measure(model: Model, names: Sequence[str], n_rounds: int, seed: int) -> lis
     stream = Stream.random(model, seed)
     trials: list[Trial] = []
     for name in names:
-        before, begun = _resident_mib(), time.perf_counter()
         try:
-            path = PATHS[name](model)
-            trial = Trial(name, path, time.perf_counter() - begun, _resident_mib() - before)
-            for block in range(TIMED):
-                trial.compute_block(stream, block)
-            _, _, seconds = stream.step(path, TIMED, 0, stream.noise(TIMED), keep=False)
-            trial.slowest_s = max(trial.slowest_s, seconds)
-            trials.append(trial)
-            print(f"  {name}: made in {trial.build_s:.1f} s, slowest step {trial.slowest_s:.1f} s", flush=True)
+            trials.append(_begun(name, model, stream))
         except Exception as error:
             if name == BASE:
                 raise
             print(f"  {name}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+    xs = [stream.noise(LAST)]
+    for k in range(stream.flow.decoder.n_steps):
+        xs.append(stream.step(trials[0].path, LAST, k, xs[k], keep=False)[0])
     for _ in range(n_rounds):
         for trial in trials:
-            x = stream.noise(TIMED)
-            for k in range(stream.flow.decoder.n_steps):
-                x, _, seconds = stream.step(trial.path, TIMED, k, x, keep=False)
-                trial.step_ms.append(1e3 * seconds)
+            steps = [stream.step(trial.path, LAST, k, x, keep=False) for k, x in enumerate(xs[:-1])]
+            trial.velocities = [v for _, v, _ in steps]
+            trial.step_ms += [1e3 * seconds for _, _, seconds in steps]
     for trial in trials:
-        for block in range(TIMED, N_BLOCKS):
-            if block == TIMED:
-                for k, x in enumerate(trials[0].timed_x or _positions(trials[0], stream)):
-                    trial.velocities.append(stream.step(trial.path, TIMED, k, x, keep=False)[1])
-            trial.compute_block(stream, block)
+        trial.compute_block(stream, LAST)
     return [_figures(trial, trials[0]) for trial in trials]
 
 
-def _positions(base: Trial, stream: Stream) -> list[Tensor]:
-    """x before each step of the timed block, as the base computes it."""
-    x, xs = stream.noise(TIMED), []
-    for k in range(stream.flow.decoder.n_steps):
-        xs.append(x)
-        x = stream.step(base.path, TIMED, k, x, keep=False)[0]
-    return xs
+def _begun(name: str, model: Model, stream: Stream) -> Trial:
+    """The path has computed all blocks but the last, and has been tried with that."""
+    before, begun = _resident_mib(), time.perf_counter()
+    path = PATHS[name](model)
+    trial = Trial(name, path, time.perf_counter() - begun, _resident_mib() - before)
+    for block in range(LAST):
+        trial.compute_block(stream, block)
+    begun = time.perf_counter()
+    stream.step(path, LAST, 0, stream.noise(LAST), keep=False)
+    trial.compile_s = time.perf_counter() - begun
+    print(f"  {name}: made in {trial.build_s:.1f} s, first step {trial.compile_s:.1f} s", flush=True)
+    return trial
 
 
 def _figures(trial: Trial, base: Trial) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _figures(trial: Trial, base: Trial) -> dict[str, Any]:
         "velocity_db": None if is_base else _distance_db(trial.velocities, base.velocities),
         "mel_db": None if is_base else _distance_db(trial.mels, base.mels),
         "build_s": round(trial.build_s, 2),
-        "slowest_step_s": round(trial.slowest_s, 2),
+        "first_step_s": round(trial.compile_s, 2),
         "memory_mib": round(trial.memory_mib),
     }
 
