@@ -33,8 +33,8 @@ from telephony_tts.engines.cosyvoice2.model.flow.host_pages import STEP_PIECE, H
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 
 _EXAMPLES = """examples:
-  taskset -c 1 python benchmarks/flow_paths.py                        what the server can use
-  taskset -c 1 python benchmarks/flow_paths.py --paths 'onnx.*' 'inductor.*' float32
+  python benchmarks/flow_paths.py                        what the server can use
+  python benchmarks/flow_paths.py --paths 'onnx.*' 'inductor.*' float32
   python benchmarks/flow_paths.py --list
 """
 PAST_FRAMES = 200
