@@ -30,11 +30,12 @@ from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import Estimator
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import STEP_PIECE, HostPass, PassRecord, PassStorage
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 
 _EXAMPLES = """examples:
   python benchmarks/flow_paths.py                        what the server can use
-  python benchmarks/flow_paths.py --paths 'onnx.*' 'inductor.*' float32
+  python benchmarks/flow_paths.py --paths 'onnx dynamic, joined' int8
   python benchmarks/flow_paths.py --list
 """
 PAST_FRAMES = 200
@@ -67,24 +68,18 @@ class Model:
         return self.config.flow_decoder.n_steps, BLOCK_FRAMES, N_BLOCKS * BLOCK_FRAMES
 
 
-class _WithoutAttention(HostPass):
-    def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
-        self.reserve(layer)
-        return qkv.chunk(3, dim=-1)[2]
-
-
 class EnginePath:
     """What the server computes: `Flow` on a CPU."""
 
-    def __init__(self, model: Model, dtype: torch.dtype, weights: Any = "float", attention: bool = True) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype, weights: Any = "float") -> None:
         state = {name: value.to(dtype) for name, value in model.state.items()}
         flow = Flow.from_state(model.config, state, weights)
         estimator: Estimator = flow.decoder.estimator
         self._dtype = estimator.dtype
-        self._velocity = flow.backend.velocity  # type: ignore[attr-defined]
+        self._velocity = estimator.velocity
         self._storage = PassStorage(estimator.layout(), estimator.time_1.weight, estimator.dtype, STEP_PIECE)
         self._past: list[tuple[PassRecord, int] | None] = [None] * flow.decoder.n_steps
-        self._pass = HostPass if attention else _WithoutAttention
+        self._pass = Int8Pass if estimator.is_int8 else HostPass
 
     def __call__(self, k: int, features: Tensor, times: Tensor, *, keep: bool) -> Tensor:
         new, past = PassRecord(), self._past[k]
@@ -103,19 +98,10 @@ def _onnx(model: Model, **options: Any) -> Path:
     return OnnxPath(weights, GraphOptions(**options), model.sizes)
 
 
-def _inductor(model: Model, **options: Any) -> Path:
-    from harness.flow_inductor import InductorPath
-
-    return InductorPath(EstimatorWeights.of(model.config.flow_decoder, model.state), model.sizes, **options)
-
-
 PATHS: dict[str, Callable[[Model], Path]] = {
     BASE: functools.partial(EnginePath, dtype=torch.float32),
-    "float32, no attention": functools.partial(EnginePath, dtype=torch.float32, attention=False),
     "bfloat16": functools.partial(EnginePath, dtype=torch.bfloat16),
-    "int8": functools.partial(EnginePath, dtype=torch.bfloat16, weights="int8"),
-    "int8, no attention": functools.partial(EnginePath, dtype=torch.bfloat16, weights="int8", attention=False),
-    "int8 and float32": functools.partial(EnginePath, dtype=torch.float32, weights="int8"),
+    "int8": functools.partial(EnginePath, dtype=torch.float32, weights="int8"),
     **{
         f"onnx {products}, {attention}": functools.partial(_onnx, products=products, attention=attention)
         for products in ("float32", "dynamic", "shared", "blocks")
@@ -124,25 +110,6 @@ PATHS: dict[str, Callable[[Model], Path]] = {
     },
     "onnx dynamic, in_place, skip_norm": functools.partial(_onnx, products="dynamic", skip_norm=True),
     "onnx blocks of 64, in_place": functools.partial(_onnx, products="blocks", block_size=64),
-    **{
-        f"inductor {name}": functools.partial(_inductor, **options)
-        for name, options in {
-            "float32": {},
-            "float32, no attention": {"attention": "none"},
-            "float32, sdpa": {"attention": "sdpa"},
-            "float32, tuned": {"tuned": True},
-            "bfloat16": {"products": "bfloat16"},
-            "bfloat16, no attention": {"products": "bfloat16", "attention": "none"},
-            "bfloat16, sdpa": {"products": "bfloat16", "attention": "sdpa"},
-            "bfloat16, tuned": {"products": "bfloat16", "tuned": True},
-            "int8": {"products": "int8"},
-            "int8, no attention": {"products": "int8", "attention": "none"},
-            "int8, tuned": {"products": "int8", "tuned": True},
-            "int8, bfloat16 attention": {"products": "int8", "half_attention": True},
-            "qlinear": {"products": "qlinear"},
-            "qlinear, bfloat16 attention": {"products": "qlinear", "half_attention": True},
-        }.items()
-    },
 }
 """To add a path, add a line: what makes it from a `Model`."""
 
@@ -176,8 +143,10 @@ class Stream:
             return v
 
         mu, cond = self.whole.mu[:, frames], self.whole.cond[:, frames]
-        after = self.flow.decoder.step(k, x, mu, self.whole.spk, cond, None, velocity)  # type: ignore[arg-type]
-        return after, seen["v"], seen["seconds"]
+        decoder = self.flow.decoder
+        features = decoder._features(x, mu, self.whole.spk, cond)
+        v = velocity(features, decoder.stage_times[:, k : k + 1], None)
+        return x + decoder.euler_times[k][1] * decoder._guided(v), v, seen["seconds"]
 
     def noise(self, block: int) -> Tensor:
         return self.whole.x[:, block * BLOCK_FRAMES : (block + 1) * BLOCK_FRAMES]

@@ -9,6 +9,7 @@
 //
 // The 128 is taken out afterwards: sum(a * (w + 128)) - 128 * sum(a) = sum(a * w).
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -247,6 +248,7 @@ extern "C" {
 
 struct Map {
     const uint8_t* weights;    // [N / kPanel][K / 4][kPanel][4]
+    const uint8_t* low;        // the rest of each rounding in steps of scale / 254; null: weights have 8 bits, not 15
     const float* scale;        // [N, rounded up to kPanel]
     const float* bias;         // the same; zeros without one
     const float* norm_weight;  // [K] or null: without it nothing precedes the product
@@ -254,24 +256,28 @@ struct Map {
     int n, k;
     int norm;
     float eps;
-    int with_low;              // activations in 15 bits instead of 8: twice the products
+    int with_low;              // activations in 15 bits instead of 8
     int with_gelu;
 };
 
 int panel_outputs() { return kPanel; }
 int key_step() { return kKeyStep; }
 
-// float32 [n, k] -> `weights` and `scale` of a Map: rounded to int8 with a scale per output. A weight that is not finite
-// makes its output not finite.
-void pack(const float* from, int n, int k, uint8_t* weights, float* scale) {
+// float32 [n, k] -> `weights`, `low` (unless null) and `scale` of a Map: rounded with a scale per output. A weight that is
+// not finite makes its output not finite.
+void pack(const float* from, int n, int k, uint8_t* weights, uint8_t* low, float* scale) {
     const int k4 = round_up(k, 4) / 4;
-    memset(weights, 128, (size_t)round_up(n, kPanel) * k4 * 4);
-    std::vector<int8_t> row(4 * k4);
+    std::vector<int8_t> row(4 * k4), rest(4 * k4);
     for (int j = 0; j < round_up(n, kPanel); j++) {
-        if (j >= n) { scale[j] = 0; continue; }
-        scale[j] = quantize(from + (long)j * k, k, row.data()).scale;
-        uint8_t* to = weights + (long)(j / kPanel) * k4 * kPanel * 4 + j % kPanel * 4;
-        for (int i = 0; i < k4; i++) store(to + (long)i * kPanel * 4, load<uint32_t>(&row[4 * i]) ^ 0x80808080u);
+        int32_t unused;
+        scale[j] = 0;
+        if (j < n) scale[j] = quantize(from + (long)j * k, k, row.data(), low ? rest.data() : nullptr, &unused).scale;
+        else std::fill(row.begin(), row.end(), 0), std::fill(rest.begin(), rest.end(), 0);
+        const long at = (long)(j / kPanel) * k4 * kPanel * 4 + j % kPanel * 4;
+        for (int i = 0; i < k4; i++) {
+            store(weights + at + (long)i * kPanel * 4, load<uint32_t>(&row[4 * i]) ^ 0x80808080u);
+            if (low) store(low + at + (long)i * kPanel * 4, load<uint32_t>(&rest[4 * i]) ^ 0x80808080u);
+        }
     }
 }
 
@@ -299,20 +305,23 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
         for (int j = k; j < kp; j++) { q[j] = 0; if (low) q_low[j] = 0; }
     }
     constexpr Layout kPacked{4 * kPanel, 4 * kLanes};
-    int32_t sums[kRows * kPanel], low_sums[kRows * kPanel];
+    int32_t sums[kRows * kPanel], low_sums[kRows * kPanel], low_weight_sums[kRows * kPanel];
     for (int column = 0; column < map->n; column += kPanel) {
         const uint8_t* panel = map->weights + (long)column * kp;
+        const uint8_t* low_panel = map->low ? map->low + (long)column * kp : nullptr;
         const int n = map->n - column < kPanel ? map->n - column : kPanel;
         for (int i = 0; i < n_rows; i += kRows) {
             const int r = n_rows - i < kRows ? n_rows - i : kRows;
             tiles<kVectors>(r, high + (long)i * kp, kp, panel, kPacked, kp / 4, sums, kPanel);
             if (low) tiles<kVectors>(r, low + (long)i * kp, kp, panel, kPacked, kp / 4, low_sums, kPanel);
+            if (low_panel) tiles<kVectors>(r, high + (long)i * kp, kp, low_panel, kPacked, kp / 4, low_weight_sums, kPanel);
             for (int j = 0; j < r; j++) {
                 float out[kPanel];
                 const Row& row = rows[i + j];
                 for (int v = 0; v < kPanel; v += kLanes) {
                     Floats z = to_floats(load<Ints>(sums + j * kPanel + v) - 128 * row.total);
                     if (low) z += to_floats(load<Ints>(low_sums + j * kPanel + v) - 128 * low_totals[i + j]) * (1 / 254.0f);
+                    if (low_panel) z += to_floats(load<Ints>(low_weight_sums + j * kPanel + v) - 128 * row.total) * (1 / 254.0f);
                     z = z * (row.scale * load<Floats>(map->scale + column + v)) + load<Floats>(map->bias + column + v);
                     if (map->with_gelu) z = gelu(z);
                     store(out + v, z);

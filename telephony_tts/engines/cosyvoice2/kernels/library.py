@@ -61,6 +61,7 @@ class Map(ctypes.Structure):
 
     _fields_ = (
         ("weights", ctypes.c_void_p),
+        ("low", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("norm_weight", ctypes.c_void_p),
@@ -85,7 +86,7 @@ NO_NORM, LAYER_NORM, RMS_NORM = range(3)
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
 _ARGUMENTS = {
-    "pack": (_POINTER, _INT, _INT, _POINTER, _POINTER),
+    "pack": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "linear": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER, _LONG, _LONG, _INT),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),

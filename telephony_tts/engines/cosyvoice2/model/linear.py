@@ -1,7 +1,7 @@
 """Linear maps that several networks use: in the checkpoint's precision, or in int8 for a CPU.
 
     Linear       the weights as they are
-    Int8Linear   weights in int8, activations in 8 or 15 bits, sums exact
+    Int8Linear   weights and activations in 8 bits, or in 15 bits as two bytes; sums exact
 
 An int8 product sums whole numbers exactly. Its result therefore depends neither on the number of rows nor on the
 processor. All else is computed row by row. So a row's result is bit-identical in any batch.
@@ -72,10 +72,11 @@ class Int8Linear:
         norm: LayerNorm | RmsNorm | Tensor | None = None,
         *,
         in_15_bits: bool = False,
+        weights_in_15_bits: bool = False,
         gelu: bool = False,
     ) -> None:
         """`norm`: what precedes the map; a tensor [K] only multiplies. `in_15_bits`: the rest of the rounding of each
-        activation is a second byte, which doubles the products. Raises ValueError for weights that are not float32 on
+        activation is a second byte; each of the two doubles the products of the first bytes. Raises ValueError for weights that are not float32 on
         a CPU, RuntimeError if int8 is not available here (`kernels.library.problem`)."""
         if linear.weight.dtype is not torch.float32 or linear.weight.device.type != "cpu":
             of = f"{linear.weight.dtype} on {linear.weight.device}"
@@ -86,10 +87,12 @@ class Int8Linear:
         panel = library.panel_outputs()
         n_padded = -(-self.n // panel) * panel
         self.weights = torch.empty(n_padded * -(-self.k // 4) * 4, dtype=torch.uint8)
+        self._low = torch.empty_like(self.weights) if weights_in_15_bits else None
+        low = None if self._low is None else self._low.data_ptr()
         self.scale, self.bias = torch.empty(n_padded), torch.zeros(n_padded)
         if linear.bias is not None:
             self.bias[: self.n] = linear.bias
-        library.pack(weight.data_ptr(), self.n, self.k, self.weights.data_ptr(), self.scale.data_ptr())
+        library.pack(weight.data_ptr(), self.n, self.k, self.weights.data_ptr(), low, self.scale.data_ptr())
         self._norm_weight = self._norm_bias = None
         kind, eps = NO_NORM, 0.0
         if isinstance(norm, Tensor):
@@ -101,6 +104,7 @@ class Int8Linear:
                 self._norm_bias, kind = norm.bias.float().contiguous(), LAYER_NORM
         self._map = Map(
             self.weights.data_ptr(),
+            low,
             self.scale.data_ptr(),
             self.bias.data_ptr(),
             None if self._norm_weight is None else self._norm_weight.data_ptr(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,23 @@ class FixedPrices(dict[Stage, BatchCost]):
         pass
 
 
-def stepped(rig: Rig, **ms: float) -> Stepped:
-    """A core on which a batch of a stage takes so many milliseconds."""
-    made = Stepped(rig)
-    prices = {Stage[name.upper()]: BatchCost(cost * NS_PER_MS, cost * NS_PER_MS) for name, cost in ms.items()}
-    made.core.counters.costs = FixedPrices(prices)
-    return made
+@pytest.fixture
+def stepped(rig: Rig) -> Iterator[Callable[..., Stepped]]:
+    """Makes cores on which a batch of a stage takes so many milliseconds. Their utterances end with the test."""
+    cores: list[Stepped] = []
+
+    def make(**ms: float) -> Stepped:
+        it = Stepped(rig)
+        prices = {Stage[name.upper()]: BatchCost(cost * NS_PER_MS, cost * NS_PER_MS) for name, cost in ms.items()}
+        it.core.counters.costs = FixedPrices(prices)
+        cores.append(it)
+        return it
+
+    yield make
+    for it in cores:
+        for key in it.heard:
+            it.cancel(key)
+        it.run()
 
 
 def made_ms(it: Stepped, key: int) -> float:
@@ -39,16 +51,16 @@ def made_ms(it: Stepped, key: int) -> float:
     return job.n_made / 24.0 if job is not None else sum(len(chunk.pcm) for chunk in it.heard[key]) / 24.0
 
 
-def test_audio_that_lasts_is_given_out_at_once(rig: Rig) -> None:
-    it = stepped(rig, flow=1)
+def test_audio_that_lasts_is_given_out_at_once(stepped: Callable[..., Stepped]) -> None:
+    it = stepped(flow=1)
     key = it.say(Request(SENTENCE))
     while not made_ms(it, key):
         assert it.core.step()
     assert it.heard[key]
 
 
-def test_audio_waits_until_the_rest_of_the_next_is_shorter(rig: Rig) -> None:
-    it = stepped(rig, flow=STEP_MS)
+def test_audio_waits_until_the_rest_of_the_next_is_shorter(stepped: Callable[..., Stepped]) -> None:
+    it = stepped(flow=STEP_MS)
     key = it.say(Request(SENTENCE))
     while not it.heard[key]:
         assert it.core.step()
@@ -60,8 +72,8 @@ def test_audio_waits_until_the_rest_of_the_next_is_shorter(rig: Rig) -> None:
     assert 0 < left_ms <= heard_ms < left_ms + 1.15 * STEP_MS
 
 
-def test_audio_waits_for_the_next_if_that_takes_long_and_no_longer(rig: Rig) -> None:
-    it = stepped(rig, vocode=60_000)
+def test_audio_waits_for_the_next_if_that_takes_long_and_no_longer(stepped: Callable[..., Stepped]) -> None:
+    it = stepped(vocode=60_000)
     key = it.say(Request(SENTENCE))
     first_ms = 0.0
     while not it.heard[key]:
@@ -70,27 +82,26 @@ def test_audio_waits_for_the_next_if_that_takes_long_and_no_longer(rig: Rig) -> 
     assert sum(len(chunk.pcm) for chunk in it.heard[key]) / 24.0 > first_ms > 0
 
 
-def test_nothing_is_lost_or_changed_by_waiting(rig: Rig) -> None:
-    slow, quick = stepped(rig, vocode=60_000), stepped(rig)
+def test_nothing_is_lost_or_changed_by_waiting(stepped: Callable[..., Stepped]) -> None:
     audio = []
-    for it in (slow, quick):
-        key = it.say(Request(SENTENCE, 5))
+    for it in (stepped(vocode=60_000), stepped()):
+        key = it.say(Request(SENTENCE, seed=5))
         it.run()
         assert it.ended[key].error is None
         audio.append(it.pcm(key))
     assert np.array_equal(*audio)
 
 
-def test_audio_of_a_turn_that_is_heard_already_does_not_wait(rig: Rig) -> None:
-    it = stepped(rig, vocode=60_000)
+def test_audio_of_a_turn_that_is_heard_already_does_not_wait(stepped: Callable[..., Stepped]) -> None:
+    it = stepped(vocode=60_000)
     key = it.say(Request(SENTENCE), follows=True)
     while not made_ms(it, key):
         assert it.core.step()
     assert it.heard[key]
 
 
-def test_a_cancelled_utterance_gives_nothing_out(rig: Rig) -> None:
-    it = stepped(rig, vocode=60_000)
+def test_a_cancelled_utterance_gives_nothing_out(stepped: Callable[..., Stepped]) -> None:
+    it = stepped(vocode=60_000)
     key = it.say(Request(SENTENCE))
     while not made_ms(it, key):
         assert it.core.step()
@@ -99,8 +110,10 @@ def test_a_cancelled_utterance_gives_nothing_out(rig: Rig) -> None:
     assert it.ended[key].error is None and not it.heard[key]
 
 
-def test_a_failed_utterance_gives_out_what_was_made(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    it = stepped(rig, vocode=60_000)
+def test_a_failed_utterance_gives_out_what_was_made(
+    rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stepped(vocode=60_000)
     key = it.say(Request(SENTENCE))
     while not made_ms(it, key):
         assert it.core.step()

@@ -72,6 +72,15 @@ def test_rows_of_8_and_of_15_bits_have_the_error_of_their_rounding() -> None:
     assert error(Int8Linear(Linear(weight, None), in_15_bits=True)(x), wanted) < 4e-5
 
 
+def test_weights_of_8_and_of_15_bits_have_the_error_of_their_rounding() -> None:
+    weight, x = randn(100, 300, seed=2), whole_rows(20, 300, 127, seed=1)
+    wanted = x @ weight.t()
+    assert 1e-3 < error(Int8Linear(Linear(weight, None))(x), wanted) < 0.01
+    assert error(Int8Linear(Linear(weight, None), weights_in_15_bits=True)(x), wanted) < 4e-5
+    both = Int8Linear(Linear(weight, None), in_15_bits=True, weights_in_15_bits=True)
+    assert error(both(randn(20, 300)), randn(20, 300) @ weight.t()) < 8e-5
+
+
 def test_weights_have_a_scale_per_output() -> None:
     weight = randn(40, 64, seed=1) * torch.logspace(-6, 6, 40)[:, None]
     x = randn(9, 64, seed=2)
