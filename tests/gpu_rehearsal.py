@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "engines" / "cosyvoice2"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "engines" / "cosyvoice2"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gpu_check
 
@@ -29,6 +28,8 @@ def _pretend() -> None:
     from gpu.trace import Event
 
     from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
+    from telephony_tts.engines.cosyvoice2.device import speech_model
+    from telephony_tts.engines.cosyvoice2.model.flow import device_backend
     from telephony_tts.engines.cosyvoice2.model.graphs import Record, Work
 
     torch.set_num_threads(1)
@@ -36,6 +37,9 @@ def _pretend() -> None:
     vocoder = replace(tiny.vocoder, res_kernels=(3, 7), res_dilations=(1, 3))
     random_checkpoint.SIZES["tiny"] = replace(tiny, vocoder=vocoder)
     side.load_model_directory = load_with_few_steps  # type: ignore[attr-defined]
+    # Fewer shapes to record.
+    speech_model.MAX_POSITIONS = 512
+    device_backend.PREPARED_PAGES = (8,)  # type: ignore[assignment]
 
     class PretendedGpu(devices.CpuDevice):
         name = "pretend:0"

@@ -160,7 +160,8 @@ def write_document(check: Check) -> None:
     """The rows so far in the form of `bench engine --json`, for `bench plot`."""
     rows = rows_of(check.run.results.units(check.run.part))
     if rows:
-        settings: dict[str, Any] = {"model": f"random {check.size}", "device": check.device.engine_device, "dtype": check.dtype}
+        settings: dict[str, Any] = {"model": f"random {check.size}", "dtype": check.dtype}
+        settings |= {"device": check.device.engine_device}
         settings |= {"seconds": subject.random_seconds(check.plan.seconds), "slots": check.plan.slots}
         write_result(
             check.out / f"loads-{check.dtype}.json",
