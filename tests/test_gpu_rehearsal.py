@@ -26,8 +26,8 @@ FIRST = "environment,equality,steps-float16,loads-float16"
 
 def rehearse(out: Path, weights: Path, *flags: str, device: str = "pretend") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tests" / "gpu_rehearsal.py"), "--device", device, "--size", "tiny"]
-    command += ["--plan", "quick", "--out", str(out), "--weights", str(weights), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command += ["--plan", "quick", "--out", str(out), "--weights", str(weights), "--budget-s", "900", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")

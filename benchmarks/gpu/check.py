@@ -28,7 +28,7 @@ class CheckPlan:
     traced_s: float = 1.6
     seconds: float = 4.0
     """Speech of a turn under load."""
-    closed: tuple[tuple[int, int], ...] = ((1, 8), (8, 3), (32, 2), (64, 2), (2, 4), (4, 3), (16, 2))
+    closed: tuple[tuple[int, int], ...] = ((1, 6), (8, 3), (32, 2), (64, 2), (2, 3), (4, 2), (16, 2))
     """Callers and turns of each, those with a target first."""
     open_rates: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     open_turns: int = 2

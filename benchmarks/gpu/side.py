@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow, TokenBlo
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, N_MELS, N_SPEECH_TOKENS
+from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
@@ -141,14 +141,21 @@ class StageWork:
         self._side, self.n = side, n
         self._runner = side.runner
         prompt, model = side.prompt(), side.model
-        self.tracks = [side.open(slot, 40 + slot) for slot in range(n)]
+        self.tracks: list[Track] = []
         text = model.tokenizer.encode(random_text(text_seconds))
         self._feed = LmFeed(whole_prompt(prompt.transcript_ids, text, prompt.speech_tokens))
-        n_left = prompt.n_flow_tokens
-        self._block_tokens = [DEFAULT.block_tokens(0, n_left), BLOCK_TOKENS]
-        self._blocks: list[Any] = []
+        self._block_tokens: list[int] = []
+        self._blocks: list[FlowBlock] = []
         random = torch.Generator().manual_seed(1)
         self._mel = torch.randn(1, N_MELS, 2 * BLOCK_TOKENS, generator=random).to(model.device) - 5
+
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin all utterances anew. A second of speech of 64 takes 7 GB of the flow's memory in float16."""
+        self.tracks, self._blocks = [], []
+        self.tracks = [self._side.open(slot, 40 + slot) for slot in range(self.n)]
+        self._block_tokens = [DEFAULT.block_tokens(0, self._side.prompt().n_flow_tokens), BLOCK_TOKENS]
 
     def prefill(self) -> None:
         """The prompts of all, from the start."""

@@ -20,6 +20,8 @@ STAGES = ("prefill", "decode", "begin", "step_blocks", "vocode")
 """The runner's methods that are marked in the trace."""
 WARM = 2
 """Runs before a stage is timed."""
+BLOCKS = 3
+"""Blocks of an utterance, each a second of speech, before a new one begins."""
 
 
 def run(check: Check) -> None:
@@ -95,6 +97,8 @@ def _times(side: ModelSide, n: int, repeats: int) -> dict[str, Any]:
     device, work = side.device, StageWork(side, n)
     times: dict[str, list[float]] = {stage: [] for stage, _, _ in _stages_of(work)}
     for i in range(WARM + repeats):
+        if i % BLOCKS == 0:
+            work.renew()
         for stage, compute, n_times in _stages_of(work):
             for _ in range(n_times):
                 device.synchronize()
