@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gpu.parts import Part, run_parts
 from gpu.result_file import PartRun, ResultFile
@@ -105,30 +104,22 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = (sys.execut
 
 def run_part(chosen: argparse.Namespace, results: ResultFile, tell: Callable[[str], None]) -> int:
     """One part, in this process; 1 if a unit of it failed."""
-    # The process that runs the parts does not import PyTorch.
-    from gpu import devices, environment, equality, loads, steps
-    from gpu.check import PLANS, Check
-
     name, _, dtype = chosen.part.partition("-")
-    work: dict[str, Callable[[Any], None]] = {
-        "environment": environment.run,
-        "equality": equality.run_tiny,
-        "stages": equality.run_stages,
-        "steps": steps.run,
-        "loads": loads.run,
-    }
     run = PartRun(results, chosen.part, tell)
     with run.unit("whole part") as found:
-        check = Check(
-            run,
-            devices.make_device(chosen.device),
-            chosen.size,
-            chosen.weights,
-            PLANS[chosen.plan],
-            chosen.out,
-            dtype or "float32",
-        )
-        work[name](check)
+        # The process that runs the parts does not import PyTorch.
+        from gpu import devices, environment, equality, loads, steps
+        from gpu.check import PLANS, Check
+
+        work: dict[str, Callable[[Check], None]] = {
+            "environment": environment.run,
+            "equality": equality.run_tiny,
+            "stages": equality.run_stages,
+            "steps": steps.run,
+            "loads": loads.run,
+        }
+        device, plan = devices.make_device(chosen.device), PLANS[chosen.plan]
+        work[name](Check(run, device, chosen.size, chosen.weights, plan, chosen.out, dtype or "float32"))
         found({"failed": list(run.failed)})
     return 1 if run.failed else 0
 

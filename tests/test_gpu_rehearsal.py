@@ -134,12 +134,21 @@ def parts_of(*scripts: str, limit_s: float = 20.0, least_s: float = 0.0) -> tupl
     return parts, lambda part: [sys.executable, "-c", scripts[int(part.name)]]
 
 
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status  # killed, and not yet forgotten
+
+
 def test_a_part_that_fails_overruns_or_crashes_does_not_stop_the_rest(tmp_path: Path) -> None:
     results = ResultFile(tmp_path / "r.jsonl")
     told: list[str] = []
     # The second one also has a child, as an engine's process is, and takes no notice of the request to end.
-    child = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
-    stubborn = f"{child}; import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    pid_file = tmp_path / "pid"
+    child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    stubborn = f"{child}; open({str(pid_file)!r}, 'w').write(str(child.pid)); import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     parts, command = parts_of("raise SystemExit(3)", stubborn, "import os; os.abort()", "pass", limit_s=2.0)
     begun_s = time.monotonic()
     assert not run_parts(parts, command, results, 60.0, told.append)
@@ -147,6 +156,7 @@ def test_a_part_that_fails_overruns_or_crashes_does_not_stop_the_rest(tmp_path: 
     statuses = [results.statuses()[str(n)]["status"] for n in range(4)]
     assert statuses == ["failed", "overran", "failed", "done"]
     assert [line for line in told if "part 2 of 4, 1: overran after" in line]
+    assert not is_running(int(pid_file.read_text()))
     # What failed is tried again, what is done is not.
     parts, command = parts_of("pass", "pass", "pass", "raise SystemExit(1)")
     assert run_parts(parts, command, results, 60.0, told.append)
