@@ -148,7 +148,9 @@ def test_a_part_that_fails_overruns_or_crashes_does_not_stop_the_rest(tmp_path: 
     # The second one also has a child, as an engine's process is, and takes no notice of the request to end.
     pid_file = tmp_path / "pid"
     child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    stubborn = f"{child}; open({str(pid_file)!r}, 'w').write(str(child.pid)); import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    write = f"open({str(pid_file)!r}, 'w').write(str(child.pid))"
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    stubborn = f"{child}; {write}; {ignore}"
     parts, command = parts_of("raise SystemExit(3)", stubborn, "import os; os.abort()", "pass", limit_s=2.0)
     begun_s = time.monotonic()
     assert not run_parts(parts, command, results, 60.0, told.append)
