@@ -22,7 +22,7 @@ from gpu import devices, summary, trace
 from gpu.check import PLANS
 from gpu.loads import most
 from gpu.result_file import PartRun, ResultFile
-from gpu.side import level_db
+from gpu.side import LeastWork, level_db
 from gpu_check import PARTS
 
 # ------------------------------------------------------------------------------- the file of results
@@ -184,6 +184,13 @@ def test_a_distance_is_a_level_below_the_signal() -> None:
     assert level_db(signal * float("nan"), signal) == float("inf"), "not a number is no small distance"
 
 
+def test_the_floor_is_the_longer_of_computing_and_reading() -> None:
+    work = LeastWork(lm_weights=400_000_000, flow_weights=70_000_000, flow_flop_per_frame=3e8, bytes_per_weight=2)
+    few, many = (work.floor_ms(n, 800e12, 4e12) for n in (1, 1000))
+    assert few == {"decode": 0.2, "flow step": 0.035}, "reading 800 MB and 140 MB at 4 TB/s"
+    assert many == {"decode": 1.0, "flow step": 18.75}, "800 GFLOP and 15 TFLOP at 800 TFLOP/s"
+
+
 # --------------------------------------------------------------------------------------- capacity
 
 
@@ -240,6 +247,10 @@ def results(tmp_path: Path) -> ResultFile:
     for unit, each in loads.items():
         found.append({"part": "loads-float16", "unit": unit, "row": each})
     found.append({"part": "loads-float16", "unit": "rate 50", "error": "EngineError: a | b"})
+    times = {"ms": {"decode": 1.234, "vocode": 5.0}, "floor_ms": {"decode": 0.2}}
+    found.append({"part": "steps-float16", "unit": "times 8", **times})
+    profile = {"kernels": 512.2, "busy_ms": 0.9, "idle_share": 0.25}
+    found.append({"part": "steps-float16", "unit": "kernels 8", "stages": {"decode": profile}})
     found.append({"part": "equality", "unit": "tokens", "n": 100, "n_equal_from_start": 40, "ok": False})
     found.append({"part": "equality", "unit": "mel", "distance_db": -95.0, "bound_db": -80.0, "ok": True})
     found.append({"part": "loads-float16", "status": "overran", "seconds": 270.0})
@@ -261,6 +272,9 @@ def test_the_page_has_the_targets_beside_what_was_measured(results: ResultFile) 
         "| loads-float16 | overran | 270 s | rate 50: EngineError: a / b |",
         "| loads-bfloat16 | skipped | 0 s | – |",
         "| stages | not begun | 0 s | – |",
+        "| one step, for | 8, ms (floor) | 8: kernels | 8: busy ms | 8: idle share |",
+        "| decode | 1.23 (0.2) | 512 | 0.9 | 0.25 |",
+        "| vocode | 5 | – | – | – |",
         "| callers 100 | 50 | 80 | 5 | 1 | 3 | 3 | no |",
     ):
         assert line in lines, line

@@ -45,7 +45,7 @@ def _ceilings(check: Check) -> dict[str, Any]:
     for dtype in (torch.float16, torch.bfloat16):
         a, b = (torch.randn(n, n).to(device.name, dtype) for _ in range(2))
         seconds = _seconds(device.synchronize, partial(torch.mm, a, b))
-        found[f"{str(dtype).removeprefix('torch.')}_tflop_per_s"] = round(2 * n**3 / seconds / 1e12, 1)
+        found[f"{str(dtype).removeprefix('torch.')}_tflop_per_s"] = round(2 * n**3 / seconds / 1e12, 4)
     data = torch.randn(n * n * (16 if is_gpu else 1)).to(device.name)
     copy = torch.empty_like(data)
     seconds = _seconds(device.synchronize, lambda: copy.copy_(data))

@@ -133,7 +133,8 @@ def run_stages(check: Check) -> None:
 
 
 def _logits(side: ModelSide, tokens: list[int], device: CheckedDevice) -> Tensor:
-    """[n, V] float32 on the CPU: after the prompt and after each of these ids, as the device computes them."""
+    """[n, 6561] float32 on the CPU, of the speech ids: after the prompt and after each of these ids, as the device
+    computes them. Stop ids are left out: the random model never draws them, because their logits are far below."""
     lm, cache, prompt = side.model.lm, side.model.cache, side.prompt()
     cache.clear(0)
     segments = whole_prompt(prompt.transcript_ids, side.model.tokenizer.encode(random_text(2.4)), prompt.speech_tokens)
@@ -141,7 +142,7 @@ def _logits(side: ModelSide, tokens: list[int], device: CheckedDevice) -> Tensor
         rows = [lm.logits(lm.extend(lm.embed(segments), 0, cache)[-1:])]
         for each in tokens:
             rows.append(lm.logits(lm.decode(lm.embed_speech(torch.tensor([each])), [0], cache)))
-        return torch.cat(rows).float()
+        return torch.cat(rows)[:, :N_SPEECH_TOKENS]
     there = side.model.device
     rows = [lm.logits(extend_batch(lm, cache, [0], [segments]))]
     span = cache.lengths[0] + len(tokens) + 1
@@ -150,4 +151,4 @@ def _logits(side: ModelSide, tokens: list[int], device: CheckedDevice) -> Tensor
         ids, at = (torch.tensor([n]).to(there) for n in (each, cache.lengths[0]))
         rows.append(lm.logits(lm.decode_at(lm.embed_speech(ids), slots, at, span, cache)))
         cache.lengths[0] += 1
-    return torch.cat(rows).float().cpu()
+    return torch.cat(rows)[:, :N_SPEECH_TOKENS].cpu()

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from harness.synthesis import LinearWork
 from torch import Tensor
 
 from gpu.devices import CheckedDevice, CountedRecorder
 from telephony_tts.bench.subject import random_text, random_voice
 from telephony_tts.engines.api import Chunk, Pcm
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import Event, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.requests import DecodeRow, TokenBlock
 from telephony_tts.engines.cosyvoice2.device.runner import Runner, Track
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, SpeechModel
-from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS, N_MELS, N_SPEECH_TOKENS
+from telephony_tts.engines.cosyvoice2.model.config import (
+    BLOCK_FRAMES,
+    BLOCK_TOKENS,
+    LOOKAHEAD_TOKENS,
+    N_MELS,
+    N_SPEECH_TOKENS,
+)
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT
@@ -35,6 +43,41 @@ SPEECH_ID = 5
 """Any speech id: the work does not depend on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeastWork:
+    """What a step computes and reads at least: the linear layers. Attention and all that lies between come on top."""
+
+    lm_weights: int
+    flow_weights: int
+    flow_flop_per_frame: float
+    """Of one Euler step, both guidance branches."""
+    bytes_per_weight: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, bytes_per_weight: int) -> LeastWork:
+        def n_weights(state: Mapping[str, Tensor], begin: str, without: tuple[str, ...] = ()) -> int:
+            names = [name for name in state if name.startswith(begin) and not any(word in name for word in without)]
+            return sum(state[name].numel() for name in names if state[name].dim() > 1)
+
+        return cls(
+            n_weights(checkpoint.lm, "", ("embed", "lm_head")),
+            n_weights(checkpoint.flow, "decoder.estimator."),
+            2 * LinearWork.of(checkpoint.flow).per_frame_and_pass,
+            bytes_per_weight,
+        )
+
+    def floor_ms(self, n: int, flop_per_s: float, bytes_per_s: float) -> dict[str, float]:
+        """The shortest times of a decode step and of an Euler step of a block of 50 frames, for n utterances."""
+
+        def ms(flop: float, weights: int) -> float:
+            return round(1000 * max(flop / flop_per_s, weights * self.bytes_per_weight / bytes_per_s), 4)
+
+        return {
+            "decode": ms(2.0 * n * self.lm_weights, self.lm_weights),
+            "flow step": ms(n * BLOCK_FRAMES * self.flow_flop_per_frame, self.flow_weights),
+        }
+
+
 class ModelSide:
     """Create and use it within `device.computing()`."""
 
@@ -45,6 +88,7 @@ class ModelSide:
         assert checkpoint.spk2info is not None
         self.device = device
         self.features = read_spk2info(checkpoint.spk2info)[0]
+        self.work = LeastWork.of(checkpoint, torch.finfo(getattr(torch, precision.flow)).bits // 8)
         self.model = SpeechModel.load(checkpoint, device=device.name, precision=precision, n_slots=n_slots)
         record = device.recorder()
         self.recorded = None if record is None else CountedRecorder(record)

@@ -39,6 +39,7 @@ def run(check: Check) -> None:
                 check.run.tell(f"times of {n} at once")
                 with check.run.unit(f"times {n}") as found:
                     found(_times(side, n, plan.repeats))
+                    found(_floor(side, n, check))
         device.profiled(lambda: None)  # the first profile of a process takes seconds
         for n in plan.profiled_rows:
             if check.run.wants(f"kernels {n}"):
@@ -110,6 +111,15 @@ def _times(side: ModelSide, n: int, repeats: int) -> dict[str, Any]:
     medians = {stage: statistics.median(values) for stage, values in times.items()}
     medians["decode"] /= work.n_ids
     return {"ms": {stage: round(ms, 3) for stage, ms in medians.items()}, "ids_in_a_call": work.n_ids}
+
+
+def _floor(side: ModelSide, n: int, check: Check) -> dict[str, Any]:
+    """The least times that follow from what the device was measured to multiply and copy."""
+    ceilings = check.run.results.result("environment", "ceilings")
+    if ceilings is None:
+        return {}
+    products, copies = ceilings[f"{check.dtype}_tflop_per_s"] * 1e12, ceilings["copy_gb_per_s"] * 1e9
+    return {"floor_ms": side.work.floor_ms(n, products, copies)} if products and copies else {}
 
 
 def _kernels(side: ModelSide, n: int) -> dict[str, Any]:

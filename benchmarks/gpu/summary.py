@@ -196,17 +196,19 @@ def _steps(results: ResultFile, dtype: str) -> str:
             f"- trace of {traced['utterances']} utterances: {traced['kernels']} {traced['counts']}, device busy "
             f"{_cell(traced['busy_ms'])} ms, idle {_cell(traced['idle_share'])} of the time"
         )
-    timed = {name.removeprefix("times "): line["ms"] for name, line in units.items() if "ms" in line}
+    timed = {name.removeprefix("times "): line for name, line in units.items() if "ms" in line}
     kernels = {name.removeprefix("kernels "): line for name, line in units.items() if name.startswith("kernels ")}
     profiled = {n: line["stages"] for n, line in kernels.items() if "stages" in line}
     if timed:
-        header = ["one step, for", *(f"{n}, ms" for n in timed)]
+        header = ["one step, for", *(f"{n}, ms (floor)" for n in timed)]
         header += [f"{n}: {what}" for n in profiled for what in ("kernels", "busy ms", "idle share")]
         rows = []
-        for stage in next(iter(timed.values())):
+        for stage in next(iter(timed.values()))["ms"]:
             of = [profiled[n].get(stage, {}) for n in profiled]
             cells = [each.get(key) for each in of for key in ("kernels", "busy_ms", "idle_share")]
-            rows.append([stage, *(_cell(ms[stage]) for ms in timed.values()), *map(_cell, cells)])
+            rows.append([stage, *(_time(line, stage) for line in timed.values()), *map(_cell, cells)])
+        if any("floor_ms" in line for line in timed.values()):
+            lines.append("- floor: the linear layers' products and weights at the measured ceilings, without attention")
         lines += ["", _table(header, rows)]
     if traced.get("stages"):
         keys = ("stage", "calls", "kernels", "host_ms", "device_ms")
@@ -225,6 +227,11 @@ def _distance(line: Line) -> str:
 
 def _miss(line: Line) -> str:
     return "" if line.get("ok", True) else " **MISS**"
+
+
+def _time(line: Line, stage: str) -> str:
+    floor_ms = line.get("floor_ms", {}).get(stage)
+    return _cell(line["ms"][stage]) + ("" if floor_ms is None else f" ({_cell(floor_ms)})")
 
 
 def _cell(value: object) -> str:
