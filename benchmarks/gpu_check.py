@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu.parts import Part, run_parts
+from gpu.parts import CheckPart, run_parts
 from gpu.result_file import PartRun, ResultFile
 
 EXAMPLES = """examples:
@@ -31,13 +31,13 @@ EXAMPLES = """examples:
   python benchmarks/gpu_check.py --device cpu --size tiny --plan quick --out gpu-tiny    a rehearsal of a minute
 """
 PARTS = (
-    Part("environment", "the machine and the weights", 90, 5),
-    Part("equality", "the tiny engine against the CPU", 60, 10),
-    Part("steps-float16", "graphs, waits, kernels and times of each stage", 90, 25),
-    Part("loads-float16", "first audio and capacity", 300, 60),
-    Part("loads-bfloat16", "first audio and capacity", 200, 60),
-    Part("stages", "each network against float32 on the CPU", 90, 30),
-    Part("steps-bfloat16", "graphs, waits, kernels and times of each stage", 90, 25),
+    CheckPart("environment", "the machine and the weights", 90, 5),
+    CheckPart("equality", "the tiny engine against the CPU", 60, 10),
+    CheckPart("steps-float16", "graphs, waits, kernels and times of each stage", 90, 25),
+    CheckPart("loads-float16", "first audio and capacity", 300, 60),
+    CheckPart("loads-bfloat16", "first audio and capacity", 200, 60),
+    CheckPart("stages", "each network against float32 on the CPU", 90, 30),
+    CheckPart("steps-bfloat16", "graphs, waits, kernels and times of each stage", 90, 25),
 )
 """By worth. Limits in seconds: the whole takes longer than a default budget, and a second call does the rest."""
 BUDGET_S = 480.0

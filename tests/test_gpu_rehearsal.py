@@ -14,7 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-from gpu.parts import Part, run_parts
+from gpu.parts import CheckPart, run_parts
 from gpu.result_file import ResultFile
 
 pytestmark = pytest.mark.slow
@@ -129,8 +129,8 @@ def test_a_machine_without_a_gpu_gives_a_page_with_the_reason(tmp_path: Path) ->
 # ------------------------------------------------------------------- parts that go wrong
 
 
-def parts_of(*scripts: str, limit_s: float = 20.0, least_s: float = 0.0) -> tuple[list[Part], Any]:
-    parts = [Part(str(n), "a test", limit_s, least_s) for n in range(len(scripts))]
+def parts_of(*scripts: str, limit_s: float = 20.0, least_s: float = 0.0) -> tuple[list[CheckPart], Any]:
+    parts = [CheckPart(str(n), "a test", limit_s, least_s) for n in range(len(scripts))]
     return parts, lambda part: [sys.executable, "-c", scripts[int(part.name)]]
 
 

@@ -43,10 +43,10 @@ def _ceilings(check: Check) -> dict[str, Any]:
     n = 8192 if is_gpu else 64
     found: dict[str, Any] = {"n": n}
     for dtype in (torch.float16, torch.bfloat16):
-        a, b = (torch.randn(n, n).to(device.name, dtype) for _ in range(2))
+        a, b = (torch.randn(n, n, device=device.name).to(dtype) for _ in range(2))
         seconds = _seconds(device.synchronize, partial(torch.mm, a, b))
         found[f"{str(dtype).removeprefix('torch.')}_tflop_per_s"] = round(2 * n**3 / seconds / 1e12, 4)
-    data = torch.randn(n * n * (16 if is_gpu else 1)).to(device.name)
+    data = torch.randn(n * n * (16 if is_gpu else 1), device=device.name)
     copy = torch.empty_like(data)
     seconds = _seconds(device.synchronize, lambda: copy.copy_(data))
     found["copy_gb_per_s"] = round(2 * data.numel() * data.element_size() / seconds / 1e9, 1)

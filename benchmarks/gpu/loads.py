@@ -65,7 +65,7 @@ async def _measure(check: Check, settings: config.Config) -> None:
     if "start" in part.failed:
         await engine.close()
         return
-    measured = Measured(check, engine, say)
+    measured = LoadRows(check, engine, say)
     try:
         for n, n_turns in plan.closed:
             await measured.row(f"closed {n}", Load(n, n_turns, seconds))
@@ -87,7 +87,7 @@ async def _measure(check: Check, settings: config.Config) -> None:
         await engine.close()
 
 
-class Measured:
+class LoadRows:
     """The loads of a part, each measured once."""
 
     def __init__(self, check: Check, engine: Engine, say: Callable[[int, int], Utterance]) -> None:

@@ -20,7 +20,7 @@ GRACE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckPart:
     name: str
     what: str
     limit_s: float
@@ -29,8 +29,8 @@ class Part:
 
 
 def run_parts(
-    parts: Sequence[Part],
-    command: Callable[[Part], Sequence[str]],
+    parts: Sequence[CheckPart],
+    command: Callable[[CheckPart], Sequence[str]],
     results: ResultFile,
     budget_s: float,
     tell: Callable[[str], None],

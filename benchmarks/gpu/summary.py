@@ -19,7 +19,7 @@ CHART, PAGE = "first_audio.png", "summary.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GpuTarget:
     """A figure to reach on one H200, in the better of the two precisions."""
 
     what: str
@@ -61,11 +61,11 @@ def _highest(units: Rows, kinds: tuple[str, ...], key: str) -> float | None:
 
 
 TARGETS = (
-    Target("audible first audio alone, p50", 60, "ms", _of_row("closed 1", "audible_ms_p50")),
-    Target("audible first audio, 8 together, p95", 90, "ms", _of_row("closed 8", "audible_ms_p95")),
-    Target("audible first audio, 32 together, p95", 120, "ms", _of_row("closed 32", "audible_ms_p95")),
-    Target("audible first audio, 64 together, p95", 150, "ms", _of_row("closed 64", "audible_ms_p95")),
-    Target("callers without a gap", 200, "callers", most_callers, is_least=True),
+    GpuTarget("audible first audio alone, p50", 60, "ms", _of_row("closed 1", "audible_ms_p50")),
+    GpuTarget("audible first audio, 8 together, p95", 90, "ms", _of_row("closed 8", "audible_ms_p95")),
+    GpuTarget("audible first audio, 32 together, p95", 120, "ms", _of_row("closed 32", "audible_ms_p95")),
+    GpuTarget("audible first audio, 64 together, p95", 150, "ms", _of_row("closed 64", "audible_ms_p95")),
+    GpuTarget("callers without a gap", 200, "callers", most_callers, is_least=True),
 )
 
 
