@@ -244,6 +244,7 @@ def results(tmp_path: Path) -> ResultFile:
         "rate 32": row(concurrency=128, arrivals_per_s=32.0, holds=False),
     }  # fmt: skip
     found.append({"part": "environment", "unit": "machine", "gpu": "NVIDIA H200", "memory_mib": 143771, "cpu": "Xeon"})
+    found.append({"part": "loads-float16", "unit": "start", "slots": 256, "seconds": 4.0})
     for unit, each in loads.items():
         found.append({"part": "loads-float16", "unit": unit, "row": each})
     found.append({"part": "loads-float16", "unit": "rate 50", "error": "EngineError: a | b"})
@@ -260,7 +261,8 @@ def results(tmp_path: Path) -> ResultFile:
 
 def test_the_page_has_the_targets_beside_what_was_measured(results: ResultFile) -> None:
     page = summary.page(results, [part.name for part in PARTS])
-    assert page.startswith("# GPU check: NVIDIA H200\n") and "Commit abc1234" in page
+    assert page.startswith("# GPU check: NVIDIA H200\n")
+    assert "Commit abc1234, full size, random weights, turns of 4 s, 256 slots." in page
     lines = page.splitlines()
     for line in (
         "| audible first audio alone, p50 | ≤ 60 ms | 61 | – | no |",

@@ -104,9 +104,11 @@ def _head(results: ResultFile) -> str:
     title = f"# GPU check: {machine.get('gpu') or about.get('device', '?')}"
     if about.get("plan") != "whole" or about.get("size") != "full":
         title += " (a rehearsal: its figures mean nothing)"
+    starts = [start for dtype in DTYPES if (start := results.result(f"loads-{dtype}", "start")) is not None]
+    turns = f", turns of {starts[0]['seconds']:g} s, {starts[0]['slots']} slots" if starts else ""
     lines = [
-        f"Commit {about.get('commit', '?')}, {about.get('size', '?')} size, random weights, closed loop: all callers "
-        "begin at once. A load holds if no turn failed and no listener heard a gap of any length.",
+        f"Commit {about.get('commit', '?')}, {about.get('size', '?')} size, random weights{turns}. Closed loop: all "
+        "callers begin at once. A load holds if no turn failed and no listener heard a gap of any length.",
         f"- GPU: {machine.get('gpu')}, {machine.get('memory_mib', '?')} MiB, driver {smi.get('driver_version', '?')}, "
         f"PCIe {smi.get('pcie.link.gen.current', '?')} x{smi.get('pcie.link.width.current', '?')}, "
         f"CUDA {machine.get('cuda', '?')}, architectures {' '.join(machine.get('architectures', [])) or '?'}",
