@@ -147,8 +147,10 @@ def test_a_gpu_is_asked_with_functions_that_exist(monkeypatch: pytest.MonkeyPatc
     cuda.get_arch_list.return_value = ["sm_90"]
     cuda.get_device_properties.return_value.total_memory = 140 << 30
     monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(devices.os, "environ", {})  # it sets what the profiler needs
     monkeypatch.setattr(devices, "_nvidia_smi", lambda index: {"driver_version": "580", "index": str(index)})
     device = devices.make_device("cuda:1")
+    assert devices.os.environ["TEARDOWN_CUPTI"] == "0"
     assert device.used_mib() == 1024
     about = device.describe()
     assert (about["memory_mib"], about["capability"]) == (140 << 10, [9, 0])

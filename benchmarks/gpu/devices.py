@@ -88,6 +88,10 @@ class CudaDevice:
     def __init__(self, name: str) -> None:
         self.name = self.engine_device = name
         self._device = torch.device(name if ":" in name else f"{name}:0")
+        # Between two profiles the profiler would be torn down, and then crash where there are graphs (a defect of
+        # CUPTI, for which PyTorch itself does the same with its own graphs).
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
 
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self._device)
