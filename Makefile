@@ -18,6 +18,15 @@ PYTEST_ARGS ?=
 PROCESSES   ?= 2
 EXTENSION   ?= 700
 DEMO_ARGS   ?=
+# make gpu-check: how long it may take, where its results are, and the Python that runs it. A machine without a network
+# takes the packages that its Python lacks from a folder of wheels, which make gpu-wheels fills elsewhere.
+GPU_BUDGET_S ?= 480
+GPU_OUT      ?= gpu-check
+GPU_ARGS     ?=
+GPU_PYTHON   ?= $(BIN)/python
+GPU_WHEELS   ?= .gpu
+GPU_LACKS    ?= soxr>=0.5 websockets>=17,<18
+GPU_VERSION  ?= 3.12
 
 # Without this a sentence takes twice as long: OpenBLAS threads spin while onnxruntime's threads work.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -25,7 +34,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run model setup check test test-quick soak bench asterisk-demo asterisk-call clean
+.PHONY: help run model setup check test test-quick soak bench gpu-check gpu-wheels asterisk-demo asterisk-call clean
 
 help:
 	@echo "make run     start the server on 127.0.0.1:8080   (SERVE_ARGS='--port 9000' adds flags)"
@@ -36,6 +45,8 @@ help:
 	@echo "make test-quick   check, then the tests without sockets, processes and clocks: three minutes"
 	@echo "make soak    the long repetitions of some tests: many minutes"
 	@echo "make bench   the benchmarks, results in benchmarks/results"
+	@echo "make gpu-check   what a GPU gives, on one page, in 8 minutes   (GPU_BUDGET_S=300 GPU_OUT=dir; again: go on)"
+	@echo "make gpu-wheels  fill .gpu with the packages that a GPU machine without a network lacks"
 	@echo "make asterisk-demo   a real Asterisk, the server and a bot to call; make asterisk-call calls it"
 	@echo "make clean   remove what was installed and built here"
 
@@ -63,13 +74,30 @@ test-quick: check
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest --only soak $(PYTEST_ARGS)
 
-# schedule.py is left out: it measures nothing, but computes a schedule from costs that its user enters.
-BENCHMARKS := $(filter-out benchmarks/schedule.py,$(wildcard benchmarks/*.py))
+# schedule.py is left out: it measures nothing, but computes a schedule from costs that its user enters. gpu_check.py
+# has a target of its own.
+BENCHMARKS := $(filter-out benchmarks/schedule.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
 
 bench: $(VENV)/.installed-dev
 	@set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 	@echo "== bench engine"; $(BIN)/telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full \
 	  --concurrency 1,2 --turns 2 --json benchmarks/results/callers.json
+
+# Another Python than that of this directory must have the packages of [cosyvoice] but for those of GPU_WHEELS.
+gpu-check: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed-cosyvoice2)
+	@site=; if [ "$(GPU_PYTHON)" != "$(BIN)/python" ]; then \
+	  site=$$(mktemp -d) && $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir \
+	    --target "$$site" $(GPU_WHEELS)/*.whl || exit; \
+	fi; \
+	PYTHONPATH="$$site:." PYTHONUNBUFFERED=1 $(GPU_PYTHON) benchmarks/gpu_check.py --out "$(GPU_OUT)" \
+	  --budget-s $(GPU_BUDGET_S) $(GPU_ARGS)
+
+gpu-wheels: $(BIN)/python
+	@mkdir -p $(GPU_WHEELS)
+	@$(PIP) download --quiet --no-deps --only-binary=:all: --python-version $(GPU_VERSION) --implementation cp \
+	  $(foreach n,2_28 2_27 2_17,--platform manylinux_$(n)_x86_64) --platform manylinux2014_x86_64 \
+	  --platform manylinux1_x86_64 --dest $(GPU_WHEELS) $(foreach package,$(GPU_LACKS),'$(package)')
+	@ls -l $(GPU_WHEELS)
 
 asterisk-demo: $(VENV)/.installed
 	@exec $(BIN)/python examples/asterisk_demo/demo.py $(DEMO_ARGS)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,20 @@ ENGINE_EXAMPLES = """examples:
   telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
   telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
   telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
+  telephony-tts bench engine --random full --device cuda --dtype float16 --arrivals-per-s 1,5,10,20 --turns 2
   telephony-tts bench plot l20.json -o l20.png
 
 The engine runs as in the server, but without sockets. A real model speaks English and Chinese sentences of about
 --seconds. A random model makes noise, which takes the same time; its speech is a multiple of 0.8 seconds long. With
 --config the engine has the slots of that file, and further callers wait. In the closed loop all callers begin at once,
 and each begins its next turn when it has heard the one before. In the open loop turns begin at random times, one every
-seconds / concurrency on average. A caller takes the next chunk when a second of audio is left to hear, as a call does,
+seconds / concurrency on average, or --arrivals-per-s of them a second; there are --turns of them for each caller who
+then speaks on average. A caller takes the next chunk when a second of audio is left to hear, as a call does,
 unless --no-pacing is given.
 
   first audio   from the request to the first chunk
+  audible       from the request until the listener hears the first 5 ms above -45 dBFS: silence in front counts
+  IQR           the range of the middle half of the values: p75 - p25
   RTF           from the request to the last chunk, divided by the length of the speech. It includes the pauses of paced
                 callers, so it is an upper bound. The engine's own RTF is that of --no-pacing --concurrency 1
   audio s/s     seconds of speech made per second for all callers together
@@ -112,7 +116,13 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
         "--prompt-seconds", metavar="S", type=float, default=3.5,
         help="with --random: length of the voice's recording (%(default)s)",
     )
-    flags.add_argument("--mode", choices=("closed", "open", "both"), default="closed", help="the loop (%(default)s)")
+    flags.add_argument(
+        "--mode", choices=("closed", "open", "both"), help="the loop (default closed; with --arrivals-per-s open)"
+    )
+    flags.add_argument(
+        "--arrivals-per-s", metavar="R,R,...",
+        help="of the open loop: turns that begin in a second, in place of the rates that follow from --concurrency",
+    )
     flags.add_argument("--turns", metavar="N", type=int, default=4, help="turns of each caller (%(default)s)")
     flags.add_argument("--no-pacing", action="store_true", help="take audio as fast as it comes: throughput and RTF")
     flags.add_argument("--cancel-every", metavar="S", type=float, help="cancel one turn every S seconds")
@@ -174,15 +184,21 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
         raise ConfigError("--keep goes with --random")
     if arguments.voice is not None and arguments.random is not None:
         raise ConfigError("--voice goes with --model; the voice of a random model follows from --prompt-seconds")
-    modes = ("closed", "open") if arguments.mode == "both" else (arguments.mode,)
-    return [
-        Load(
-            n, arguments.turns, arguments.seconds, is_open=mode == "open", paced=not arguments.no_pacing,
-            cancel_every_s=arguments.cancel_every, seed=arguments.seed,
-        )
-        for mode in modes
-        for n in concurrencies(arguments.concurrency)
-    ]  # fmt: skip
+    rates = [] if arguments.arrivals_per_s is None else arrival_rates(arguments.arrivals_per_s)
+    if rates and arguments.mode == "closed":
+        raise ConfigError("--arrivals-per-s goes with --mode open or both")
+    if arguments.mode is None:
+        arguments.mode = "open" if rates else "closed"
+    rest = {"paced": not arguments.no_pacing, "cancel_every_s": arguments.cancel_every, "seed": arguments.seed}
+    numbers, n_turns = concurrencies(arguments.concurrency), arguments.turns
+    loads = [] if arguments.mode == "open" else [Load(n, n_turns, arguments.seconds, **rest) for n in numbers]
+    if arguments.mode != "closed" and rates:
+        loads += [Load.at_rate(rate, n_turns, arguments.seconds, **rest) for rate in rates]
+    elif arguments.mode != "closed":
+        loads += [Load(n, n_turns, arguments.seconds, is_open=True, **rest) for n in numbers]
+    if any(load.concurrency > MAX_CONCURRENCY for load in loads):
+        raise ConfigError(f"--arrivals-per-s {arguments.arrivals_per_s} means over {MAX_CONCURRENCY} callers at once")
+    return loads
 
 
 def concurrencies(text: str) -> list[int]:
@@ -196,11 +212,26 @@ def concurrencies(text: str) -> list[int]:
     return numbers
 
 
+def arrival_rates(text: str) -> list[float]:
+    """The rates in "0.5,2,10". Raises ConfigError for anything else."""
+    rates = []
+    for word in text.split(","):
+        try:
+            rates.append(float(word))
+        except ValueError:
+            rates.append(0.0)
+    if not all(0.01 <= rate <= MAX_CONCURRENCY for rate in rates) or len(set(rates)) < len(rates):
+        raise ConfigError(
+            f"--arrivals-per-s is {text!r}; expected turns a second, each once, 0.01 to {MAX_CONCURRENCY}, such as 1,5"
+        )
+    return rates
+
+
 def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) -> Config:
     """The settings of a server with a slot for every caller, unless --config or --set has other slots."""
     from telephony_tts import config
 
-    slots = None if arguments.config else max(config.CosyVoice2Settings().slots, *(load.concurrency for load in loads))
+    slots = None if arguments.config else max(config.CosyVoice2Settings().slots, *(load.most_at_once for load in loads))
     key = "engines.cosyvoice2"
     return config.load(
         arguments.config,
@@ -251,7 +282,7 @@ def _with_random_length(load: Load) -> Load:
     """The load with the length of speech that a random model makes; the rate of the open loop depends on it."""
     from telephony_tts.bench.subject import random_seconds
 
-    return replace(load, seconds=random_seconds(load.seconds))
+    return load.with_seconds(random_seconds(load.seconds))
 
 
 def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
@@ -281,6 +312,7 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
             "prompt_seconds": arguments.prompt_seconds if arguments.random else None,
             "concurrency": concurrencies(arguments.concurrency),
             "mode": arguments.mode,
+            "arrivals_per_s": None if arguments.arrivals_per_s is None else arrival_rates(arguments.arrivals_per_s),
             "turns": arguments.turns,
             "paced": not arguments.no_pacing,
             "cancel_every_s": arguments.cancel_every,

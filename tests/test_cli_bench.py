@@ -78,8 +78,10 @@ def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
     rows = document["results"]
     loads = [("closed", 1), ("closed", 2), ("open", 1), ("open", 2)]
     assert [(row["mode"], row["concurrency"]) for row in rows] == loads
+    assert [row["arrivals_per_s"] for row in rows] == [None, None, 0.625, 1.25], "turns of 1.6 s"
     for row in rows:
         assert row["turns"] == row["concurrency"] and row["failed"] == 0
+        assert row["audible_ms_p50"] >= row["first_audio_ms_p50"] and row["holds"] == (not row["underruns"])
         assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the shortest speech above 1 s"
         assert all(row[name] > 0 for name in FIGURES), row
         assert "left_in_engine" not in row and "interrupted" not in row
@@ -89,7 +91,8 @@ def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
 def test_progress_goes_to_stderr_and_a_table_to_stdout(done: tuple[Any, Path]) -> None:
     ended, _ = done
     lines = ended.stderr.splitlines()
-    assert sum("at once: first audio p50" in line for line in lines) == 4
+    assert sum("at once: first audio p50" in line for line in lines) == 2
+    assert sum("turns a second: first audio p50" in line for line in lines) == 2
     assert lines[-1].endswith("out.json") and "Traceback" not in ended.stderr
     shown = ended.stdout.splitlines()
     assert len(shown) == 5 and len(set(map(len, shown))) == 1
@@ -227,6 +230,28 @@ def test_a_bad_list_of_callers_is_an_error(text: str, capsys: pytest.CaptureFixt
     assert f"--concurrency is {text!r}; expected" in told(capsys)
 
 
+@pytest.mark.parametrize("text", ["", "1,,2", "0", "-1", "nan", "inf", "1,1.0", "fast", "2000"])
+def test_a_bad_list_of_rates_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, f"--arrivals-per-s={text}"]) == 2
+    assert f"--arrivals-per-s is {text!r}; expected" in told(capsys)
+
+
+def test_rates_take_the_place_of_the_open_loops_of_callers() -> None:
+    def loads(*flags: str) -> list[tuple[bool, int, float | None]]:
+        made = cli_bench._loads(cli_args([*RUN[:-1], "8", "--concurrency", "1,2", *flags]))
+        return [(load.is_open, load.concurrency, load.rate_per_s) for load in made]
+
+    rates = [(True, 1, 0.1), (True, 16, 2.0)]
+    assert loads("--arrivals-per-s", "0.1, 2") == loads("--arrivals-per-s", "0.1,2", "--mode", "open") == rates
+    assert loads("--arrivals-per-s", "0.1,2", "--mode", "both") == [(False, 1, None), (False, 2, None), *rates]
+    assert loads("--mode", "open") == [(True, 1, None), (True, 2, None)]
+
+
+def test_a_rate_has_slots_for_more_turns_than_are_active_on_average() -> None:
+    arguments = cli_args([*RUN[:-1], "4", "--arrivals-per-s", "16"])
+    assert cli_bench._settings(arguments, "m", cli_bench._loads(arguments)).engines.cosyvoice2.slots == 64 + 4 * 8
+
+
 def test_a_good_list_of_callers() -> None:
     assert cli_bench.concurrencies("1, 2,64") == [1, 2, 64]
 
@@ -238,6 +263,8 @@ def test_a_good_list_of_callers() -> None:
         (["--seconds", "nan"], "--seconds is nan"),
         (["--prompt-seconds", "-1"], "--prompt-seconds is -1.0"),
         (["--turns", "0"], "--turns is 0"),
+        (["--arrivals-per-s", "2", "--mode", "closed"], "--arrivals-per-s goes with --mode open or both"),
+        (["--arrivals-per-s", "1000", "--seconds", "8"], "means over 1024 callers at once"),
         (["--cancel-every", "0"], "--cancel-every is 0.0"),
         (["--voice", "anna"], "--voice goes with --model"),
         (["--profile", "best"], "engines.cosyvoice2.profile"),
@@ -328,7 +355,7 @@ def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert main(words[1:]) == 0
                 if words[2] == "engine":
                     cli_bench._loads(cli_args(words[1:]))
-    assert len(asked) == 10
+    assert len(asked) == 11
 
 
 def cli_args(words: list[str]) -> Any:

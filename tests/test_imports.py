@@ -82,6 +82,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),
     "telephony_tts.bench.measures": row(not_stdlib=TASKS | IO),
+    "telephony_tts.bench.audible": row("engines.api", "numpy", TASKS | IO),
     # The engine itself says why it cannot use a GPU.
     "telephony_tts.bench.machine": row("errors clock engines.cosyvoice2.hosting.loading", "torch"),
     "telephony_tts.bench.subject": row("errors engines.cosyvoice2"),

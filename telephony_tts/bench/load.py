@@ -1,17 +1,21 @@
 """Simulated callers that let an engine speak through its public interface and record when audio came.
 
-Closed loop: each caller begins its next turn when it has heard the one before. Open loop: turns begin at Poisson times,
-however long the engine takes. Turns that the engine cannot serve in time queue up, as in a call centre.
+Closed loop: each caller begins its next turn when it has heard the one before. Open loop: turns begin at Poisson times
+of a fixed rate, however long the engine takes. Turns that the engine cannot serve in time queue up, as in a call
+centre.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from telephony_tts.bench.audible import audible_sample
 from telephony_tts.bench.measures import NS_PER_S, Listener, TurnRecord
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Engine, Utterance
@@ -25,8 +29,8 @@ AHEAD_NS = NS_PER_S
 class Load:
     """`n_turns` for each of `concurrency` callers.
 
-    The open loop has as many turns in all, a new one every `seconds / concurrency` on average. `seconds` is the length
-    of a turn's speech. Every `cancel_every_s` one active turn is cancelled.
+    The open loop has as many turns in all, `arrivals_per_s` of them a second on average. `seconds` is the length of a
+    turn's speech. Every `cancel_every_s` one active turn is cancelled.
     """
 
     concurrency: int
@@ -36,10 +40,37 @@ class Load:
     paced: bool = True
     cancel_every_s: float | None = None
     seed: int = 0
+    rate_per_s: float | None = None
+    """Of the open loop. None: the rate at which `concurrency` turns are active on average."""
+
+    @property
+    def arrivals_per_s(self) -> float:
+        return self.concurrency / self.seconds if self.rate_per_s is None else self.rate_per_s
+
+    @classmethod
+    def at_rate(cls, rate_per_s: float, n_turns: int, seconds: float, **rest: Any) -> Load:
+        """An open loop of a rate. `concurrency` is the average number of turns that are heard at the same time."""
+        return cls(_at_once(rate_per_s, seconds), n_turns, seconds, is_open=True, rate_per_s=rate_per_s, **rest)
+
+    def with_seconds(self, seconds: float) -> Load:
+        """The same load of turns of another length."""
+        n = self.concurrency if self.rate_per_s is None else _at_once(self.rate_per_s, seconds)
+        return replace(self, seconds=seconds, concurrency=n)
+
+    @property
+    def most_at_once(self) -> int:
+        """Turns that are active at once. At a given rate more may be, but hardly ever: their number has a Poisson
+        distribution, and this is four standard deviations above its mean."""
+        return self.concurrency + (0 if self.rate_per_s is None else math.ceil(4 * math.sqrt(self.concurrency)))
 
     def warm_up(self) -> Load:
         """A load of one unpaced turn."""
         return Load(1, 1, self.seconds, paced=False)
+
+
+def _at_once(rate_per_s: float, seconds: float) -> int:
+    """Turns that are heard at the same time on average (Little's law)."""
+    return max(1, round(rate_per_s * seconds))
 
 
 class Callers:
@@ -86,7 +117,7 @@ class Callers:
     async def _arrivals(self, group: asyncio.TaskGroup) -> None:
         next_ns = self._clock()
         for index in range(self._load.n_turns * self._load.concurrency):
-            gap_s = self._random.expovariate(self._load.concurrency / self._load.seconds)
+            gap_s = self._random.expovariate(self._load.arrivals_per_s)
             next_ns += round(gap_s * NS_PER_S)
             await self._sleep_until(next_ns)
             group.create_task(self._turn(index))
@@ -125,7 +156,10 @@ class Callers:
                     if len(chunk.pcm):
                         sound_ns = len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
                         turn.arrivals.append((now_ns, sound_ns))
-                        listener.arrive(now_ns, sound_ns)
+                        heard_ns = listener.arrive(now_ns, sound_ns)
+                        at = audible_sample(chunk.pcm, chunk.sample_rate_hz) if turn.audible_ns is None else None
+                        if at is not None:
+                            turn.audible_ns = heard_ns + at * NS_PER_S // chunk.sample_rate_hz
             if not turn.arrivals:
                 turn.error = "the engine made no audio"
         except asyncio.CancelledError:

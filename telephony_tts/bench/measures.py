@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 NS_PER_MS = 1_000_000
@@ -25,6 +25,8 @@ class TurnRecord:
 
     asked_ns: int
     arrivals: list[tuple[int, int]] = field(default_factory=list)
+    audible_ns: int | None = None
+    """When the listener first hears something. None if nothing so far is loud enough."""
     ended_ns: int | None = None
     cancel_ns: int | None = None
     error: str | None = None
@@ -47,10 +49,13 @@ class Listener:
         """When all audio so far will have been heard; None before the first."""
         self.underruns_ns: list[int] = []
 
-    def arrive(self, now_ns: int, sound_ns: int) -> None:
+    def arrive(self, now_ns: int, sound_ns: int) -> int:
+        """Take audio of a length. Returns when the listener begins to hear it."""
         if self.until_ns is not None and now_ns > self.until_ns:
             self.underruns_ns.append(now_ns - self.until_ns)
-        self.until_ns = max(now_ns, self.until_ns or now_ns) + sound_ns
+        begins_ns = max(now_ns, self.until_ns or now_ns)
+        self.until_ns = begins_ns + sound_ns
+        return begins_ns
 
 
 def underruns_ms(turn: TurnRecord) -> list[float]:
@@ -69,14 +74,31 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, rank - 1)]
 
 
+def holds(row: Mapping[str, object]) -> bool:
+    """Whether a load went well by the strict measure: no turn failed or was silent, and no listener heard a gap of any
+    length."""
+    is_whole = bool(row["turns"]) and not row.get("interrupted")
+    return is_whole and not row["failed"] and not row["silent"] and not row["underruns"]
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, Figure]:
+    """p50, p95, p99, and the interquartile range: p75 - p25."""
+    low, high = percentile(values, 0.25), percentile(values, 0.75)
+    spread = None if low is None or high is None else high - low
+    shares = {f"{name}_p{n}": _rounded(percentile(values, n / 100)) for n in (50, 95, 99)}
+    return {**shares, f"{name}_iqr": _rounded(spread)}
+
+
 def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
     """The figures of a run. A figure is None without data, such as the first audio if all turns failed.
 
     rtf             seconds from the request to the last audio ÷ seconds of audio, for turns spoken to their end
     c100            share of turns without an underrun above 100 ms. A failed turn counts as one with an underrun. A
                     cancelled turn counts by what was heard of it
+    silent          turns spoken to their end in which nothing was loud enough to be heard
     """
     whole = [turn for turn in turns if turn.is_whole]
+    audible_ms = [(turn.audible_ns - turn.asked_ns) / NS_PER_MS for turn in turns if turn.audible_ns is not None]
     first_ms = [(turn.arrivals[0][0] - turn.asked_ns) / NS_PER_MS for turn in turns if turn.arrivals]
     silences = [silence for turn in turns for silence in underruns_ms(turn)]
     cancelled = [turn for turn in turns if turn.cancel_ns is not None]
@@ -96,8 +118,10 @@ def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
     return {
         "turns": len(turns),
         "failed": sum(turn.error is not None for turn in turns),
+        "silent": sum(turn.audible_ns is None for turn in whole),
         "cancelled": len(cancelled),
-        **{f"first_audio_ms_p{n}": _rounded(percentile(first_ms, n / 100)) for n in (50, 95, 99)},
+        **_spread("first_audio_ms", first_ms),
+        **_spread("audible_ms", audible_ms),
         "rtf": _ratio(turns_ns, sum(turn.sound_ns for turn in whole)),
         "audio_seconds_per_second": _ratio(sound_ns, wall_ns),
         "c100": _ratio(n_smooth, len(judged)),

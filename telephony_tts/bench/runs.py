@@ -8,13 +8,15 @@ from typing import Any
 
 from telephony_tts.bench.load import Callers, Load
 from telephony_tts.bench.machine import Meter
-from telephony_tts.bench.measures import errors, figures
+from telephony_tts.bench.measures import errors, figures, holds
 from telephony_tts.bench.report import format_cell, format_table
 from telephony_tts.engines.api import Engine, Utterance
 
 COLUMNS = (
-    ("loop", "mode"), ("callers", "concurrency"), ("turns", "turns"), ("failed", "failed"),
+    ("loop", "mode"), ("callers", "concurrency"), ("turns/s", "arrivals_per_s"), ("turns", "turns"),
+    ("failed", "failed"),
     ("first audio p50, ms", "first_audio_ms_p50"), ("p95", "first_audio_ms_p95"), ("p99", "first_audio_ms_p99"),
+    ("audible p50, ms", "audible_ms_p50"), ("p95", "audible_ms_p95"), ("IQR", "audible_ms_iqr"),
     ("RTF", "rtf"), ("audio s/s", "audio_seconds_per_second"), ("c100", "c100"), ("underruns", "underruns"),
     ("cancel p95, ms", "cancel_ms_p95"), ("RSS, MiB", "rss_peak_mib"), ("GPU, MiB", "gpu_peak_mib"),
     ("GPU used, MiB", "gpu_used_peak_mib"),
@@ -46,6 +48,7 @@ async def run(
     finally:
         if callers.turns:
             row: dict[str, Any] = {"mode": "open" if load.is_open else "closed", "concurrency": load.concurrency}
+            row["arrivals_per_s"] = round(load.arrivals_per_s, 4) if load.is_open else None
             row |= {"paced": load.paced, **figures(callers.turns), "queued_max": callers.n_queued_max}
             row |= meter.figures()
             if counted:
@@ -56,6 +59,7 @@ async def run(
                 row["interrupted"] = True
             elif n_left:
                 row["left_in_engine"] = n_left
+            row["holds"] = holds(row)
             rows.append(row)
             tell(_line(row))
 
@@ -71,8 +75,11 @@ async def _counters(engine: Engine) -> dict[str, float]:
 
 def _line(row: dict[str, Any]) -> str:
     p50, p95 = (format_cell(row[f"first_audio_ms_p{n}"]) for n in (50, 95))
-    line = f"{row['mode']} loop, {row['concurrency']} at once: first audio p50 {p50} ms, p95 {p95} ms, "
-    line += f"RTF {format_cell(row['rtf'])}, c100 {format_cell(row['c100'])}, "
+    load = f"{row['concurrency']} at once"
+    if row["mode"] == "open":
+        load = f"{format_cell(row['arrivals_per_s'])} turns a second"
+    line = f"{row['mode']} loop, {load}: first audio p50 {p50} ms, p95 {p95} ms, "
+    line += f"RTF {format_cell(row['rtf'])}, c100 {format_cell(row['c100'])}, {row['underruns']} underruns, "
     line += f"{row['turns']} turns in {row['wall_s']:.1f} s"
     if row["failed"]:
         line += f"; {row['failed']} failed: {row['errors'][0]}"

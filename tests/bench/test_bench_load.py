@@ -79,6 +79,43 @@ def test_the_open_loop_does_not_wait_for_the_engine() -> None:
     assert seconds(driven(quick, Load(4, 100, 3.0, is_open=True, seed=2))) != arrivals
 
 
+def test_an_open_loop_of_a_given_rate() -> None:
+    load = Load.at_rate(2.0, 100, 3.0, seed=1)
+    assert (load.concurrency, load.is_open, load.arrivals_per_s) == (6, True, 2.0)
+    arrivals = seconds(driven(FakeEngine(first_audio_ms=60_000), load))
+    assert len(arrivals) == 600
+    assert np.mean([b - a for a, b in pairwise(arrivals)]) == pytest.approx(0.5, rel=0.1)
+    longer = load.with_seconds(4.5)
+    assert (longer.concurrency, longer.arrivals_per_s, longer.seconds) == (9, 2.0, 4.5)
+    assert Load(4, 2, 3.0, is_open=True).with_seconds(2.0).arrivals_per_s == 2.0
+    # Poisson arrivals: hardly ever more than four standard deviations above the mean, here 9 + 4 * 3.
+    assert longer.most_at_once == 21 and Load(4, 2, 3.0, is_open=True).most_at_once == 4
+    assert Load.at_rate(0.1, 2, 3.0).concurrency == 1
+
+
+class LateVoice(FakeEngine):
+    """Speaks chunks of 100 ms; the first `n_silent` of them are too quiet to be heard, and half of the next one."""
+
+    def __init__(self, n_silent: int, pause_s: float = 0.0) -> None:
+        super().__init__()
+        self.n_silent, self.pause_s = n_silent, pause_s
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        for n in range(3):
+            await asyncio.sleep(0.05 if n == 0 else self.pause_s)
+            pcm = np.full(2400, 5000, np.int16)
+            pcm[: {True: 2400, False: 1200 if n == self.n_silent else 0}[n < self.n_silent]] = 50
+            yield Chunk(pcm, 24_000)
+
+
+@pytest.mark.parametrize(("n_silent", "pause_s", "ms"), [(0, 0.0, 100), (1, 0.0, 200), (1, 0.15, 250), (3, 0.0, None)])
+def test_the_audible_first_audio_counts_silence_and_gaps_before_it(n_silent: int, pause_s: float, ms: int) -> None:
+    """The first chunk comes after 50 ms. With pauses the second is 50 ms late."""
+    found = figures(driven(LateVoice(n_silent, pause_s), Load(1, 1, 0.3)))
+    assert found["first_audio_ms_p50"] == 50
+    assert found["audible_ms_p50"] == ms and found["silent"] == (ms is None)
+
+
 def test_an_engine_that_is_too_slow_causes_underruns() -> None:
     found = figures(driven(FakeEngine(chunk_ms=500, speed=0.5), Load(1, 1, 3.0)))
     # 0.5 s of sound a second: 0.5 s of silence before each of the five that follow.

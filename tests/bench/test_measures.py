@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from telephony_tts.bench.measures import Listener, TurnRecord, errors, figures, percentile, underruns_ms
+from telephony_tts.bench.audible import audible_sample
+from telephony_tts.bench.measures import Listener, TurnRecord, errors, figures, holds, percentile, underruns_ms
 
 MS = 1_000_000
 
@@ -38,8 +40,8 @@ def test_a_listener_hears_silence_wherever_the_next_sound_is_late(
 def test_a_listener_hears_chunks_one_after_the_other() -> None:
     listener = Listener()
     assert listener.until_ns is None
-    for at, sound, until in ((5, 100, 105), (6, 20, 125), (200, 10, 210)):
-        listener.arrive(at, sound)
+    for at, sound, heard, until in ((5, 100, 5, 105), (6, 20, 105, 125), (200, 10, 200, 210)):
+        assert listener.arrive(at, sound) == heard
         assert listener.until_ns == until
 
 
@@ -97,3 +99,37 @@ def test_without_audio_the_figures_are_none_and_not_zero() -> None:
     for name in ("first_audio_ms_p50", "rtf", "underrun_ms_max", "cancel_ms_p50"):
         assert found[name] is None
     assert figures([])["c100"] is None
+
+
+def test_the_interquartile_range_is_that_of_the_middle_half() -> None:
+    turns = [turn(0, (ms, 100), audible_ns=(ms + 5) * MS) for ms in (10, 20, 30, 40, 50, 60, 70, 900)]
+    found = figures(turns)
+    assert found["first_audio_ms_iqr"] == 60 - 20 and found["audible_ms_iqr"] == 40
+    assert [found[f"audible_ms_p{n}"] for n in (50, 95, 99)] == [45, 905, 905]
+
+
+@pytest.mark.parametrize("length", [0, 1, 119, 2000])
+def test_quiet_audio_is_not_audible(length: int) -> None:
+    assert audible_sample(np.full(length, 150, np.int16), 24_000) is None
+
+
+@pytest.mark.parametrize(("begins", "found"), [(0, 0), (1200, 1200), (1290, 1200), (1990, 1920)])
+def test_audio_is_audible_from_its_first_loud_5_ms(begins: int, found: int) -> None:
+    pcm = np.zeros(2000, np.int16)
+    pcm[begins:] = 2000
+    assert audible_sample(pcm, 24_000) == found
+
+
+def test_a_click_is_not_speech() -> None:
+    pcm = np.zeros(2000, np.int16)
+    pcm[700] = 1500
+    assert audible_sample(pcm, 24_000) is None
+
+
+def test_a_load_holds_only_if_nothing_at_all_went_wrong() -> None:
+    good = turn(0, (10, 100), (105, 100), audible_ns=10 * MS)
+    assert holds(figures([good, good]))
+    gap = turn(0, (10, 100), (111, 100), audible_ns=10 * MS)
+    for bad in (gap, turn(0, (10, 100)), turn(0, ended_ms=5, error="no")):
+        assert not holds(figures([good, bad])), "a gap of 1 ms, a silent turn, a failed one"
+    assert not holds(figures([])) and not holds({**figures([good]), "interrupted": True})

@@ -1,0 +1,1 @@
+"""The check of a GPU in minutes: `benchmarks/gpu_check.py`."""
