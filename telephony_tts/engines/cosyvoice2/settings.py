@@ -8,6 +8,8 @@ from pathlib import Path
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 
+AUTO = "auto"
+"""For a precision: the fastest that this machine has, as measured (`choice`)."""
 DTYPES = ("float32", "float16", "bfloat16")
 INT8, INT4, MIXED = "int8", "int4", "mixed"
 LM_DTYPES = (*DTYPES, INT8, INT4)
@@ -19,7 +21,7 @@ bfloat16, all sums in float32."""
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The precision of each network. docs/cosyvoice2.md gives their errors against float32."""
+    """The precision of each network, or AUTO. docs/cosyvoice2.md gives their errors against float32."""
 
     lm: str = "float32"
     flow: str = "float32"
@@ -73,7 +75,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's."""
+    """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's. None: as `choice` says."""
 
     model_dir: Path
     voice_dir: Path | None = None
@@ -82,8 +84,8 @@ class Settings:
     profile: Profile = DEFAULT
     n_slots: int = 16
     n_ready_voices: int = 4
-    n_lanes: int = 1
-    n_threads: int = 1
+    n_lanes: int | None = 1
+    n_threads: int | None = 1
     ahead: AheadLimits = field(default_factory=AheadLimits)
     flow_memory_mb: int | None = None
     """Memory of an accelerator for the flow (`SpeechModel.load`)."""
