@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from telephony_tts.engines.cosyvoice2.settings import AUTO, INT8, MIXED, Precision
@@ -107,7 +107,7 @@ class CpuShare:
 class EngineChoice:
     """What the engine computes with. No value is `auto`."""
 
-    precision: Precision = Precision()
+    precision: Precision = field(default_factory=Precision)
     n_lanes: int = 1
     n_threads: int = 1
     reasons: tuple[str, ...] = ()
@@ -130,8 +130,8 @@ def is_auto(precision: Precision, n_lanes: int | None, n_threads: int | None) ->
     return AUTO in (precision.lm, precision.flow, precision.vocoder) or n_lanes is None or n_threads is None
 
 
-def on_accelerator(precision: Precision, n_lanes: int | None, n_threads: int | None) -> EngineChoice:
-    """float32 and one lane in place of `auto`: batches fill an accelerator, and a second lane would only wait."""
+def without_timings(precision: Precision, n_lanes: int | None, n_threads: int | None) -> EngineChoice:
+    """float32 and one lane in place of `auto`, as on an accelerator: batches fill it, so a second lane would wait."""
     chosen = Precision(*("float32" if each == AUTO else each for each in _parts(precision)))
     return EngineChoice(chosen, n_lanes or 1, n_threads or 1)
 
@@ -151,28 +151,27 @@ def choose(
     fastest combination that does; if none does, the choice is as if all did, and the caller says so.
     `int8_problem`: why int8 is missing in `timings`.
     """
-    wished = Precision(*(_best(timings, network, part) for network, part in zip(NETWORKS, _parts(precision), strict=True)))
+    wished = Precision(*(_best(timings, network, pinned) for network, pinned in _by_network(precision)))
     chosen = wished
     if not fits(wished):
         chosen = next((each for each in _by_time(timings, precision) if fits(each)), wished)
     lanes = n_lanes or _lanes(timings, share)
     threads = n_threads or _threads(timings, share, lanes)
     reasons = [
-        _why(network, part, before, timings, int8_problem)
-        for network, part, before in zip(NETWORKS, _parts(chosen), _parts(precision), strict=True)
+        _why(network, part, pinned, timings, int8_problem)
+        for (network, pinned), part in zip(_by_network(precision), _parts(chosen), strict=True)
     ]
     if chosen != wished:
         reasons.append(f"{'/'.join(_parts(wished))} would be faster, but does not fit into memory")
     reasons.append(_why_lanes(lanes, threads, n_lanes, n_threads, timings, share))
     warnings = []
-    seconds = sum(timings.of(network).get(part, math.nan) for network, part in zip(NETWORKS, _parts(chosen), strict=True))
-    if not math.isnan(seconds):
-        alone = alone_s(timings, chosen, lanes, share)
+    alone = alone_s(timings, chosen, lanes, share)
+    if not math.isnan(alone):
         reasons.append(f"a second of speech takes about {alone:.2f} s for one caller")
         if alone > 1:
             warnings.append(
-                f"this CPU ({share}) makes speech {alone:.1f} times slower than it is heard: callers hear gaps. Use more "
-                "or faster cores, a GPU, or the embedded voice (engines.default: hibari)"
+                f"a second of speech takes {alone:.1f} s on {share}: callers hear gaps. Use more or faster cores, a "
+                "GPU, or the embedded voice (engines.default: hibari)"
             )
     return EngineChoice(chosen, lanes, threads, tuple(reasons), tuple(warnings), timings)
 
@@ -182,12 +181,9 @@ def alone_s(timings: CpuTimings, precision: Precision, n_lanes: int, share: CpuS
 
     Two lanes work for one stream, one of them at its ids. A stream has no work for a third.
     """
-    lm, flow, vocoder = (
-        timings.of(network).get(part, math.nan) for network, part in zip(NETWORKS, _parts(precision), strict=True)
-    )
-    total = lm + flow + vocoder
-    busy = min(n_lanes, 2)
-    taken = total if busy == 1 else max(lm, total / 2) * timings.slowdown
+    seconds = [timings.of(network).get(part, math.nan) for network, part in _by_network(precision)]
+    total, busy = sum(seconds), min(n_lanes, 2)
+    taken = total if busy == 1 else max(seconds[0], total / 2) * timings.slowdown
     return taken * max(1.0, busy / share.usable)
 
 
@@ -204,6 +200,10 @@ def _parts(precision: Precision) -> tuple[str, str, str]:
     return precision.lm, precision.flow, precision.vocoder
 
 
+def _by_network(precision: Precision) -> list[tuple[str, str]]:
+    return list(zip(NETWORKS, _parts(precision), strict=True))
+
+
 def _best(timings: CpuTimings, network: str, pinned: str) -> str:
     if pinned != AUTO:
         return pinned
@@ -214,10 +214,7 @@ def _best(timings: CpuTimings, network: str, pinned: str) -> str:
 
 def _by_time(timings: CpuTimings, precision: Precision) -> Iterator[Precision]:
     """All precisions of the three networks that the settings allow, the fastest first."""
-    options = [
-        [part] if part != AUTO else list(timings.of(network))
-        for network, part in zip(NETWORKS, _parts(precision), strict=True)
-    ]
+    options = [[part] if part != AUTO else list(timings.of(network)) for network, part in _by_network(precision)]
 
     def seconds(parts: tuple[str, ...]) -> float:
         return sum(timings.weighed(network).get(part, 0.0) for network, part in zip(NETWORKS, parts, strict=True))

@@ -51,6 +51,8 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.reach import Reach, spans
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED
 
+TIMING_VERSION = 1
+"""Raise it when other work is timed, or in another way: kept timings of other versions are not read."""
 ROUNDS_S = 0.2
 """For the runs of one network, beside the time to make its weights."""
 LEAST_ROUNDS, MOST_ROUNDS = 2, 12
@@ -151,7 +153,7 @@ def _lm_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
 
     def work(name: str) -> Timed:
         if name == INT8:
-            lm = LanguageModel.from_state(sizes, state, weights=INT8)
+            lm = LanguageModel.from_state(sizes, state, weights="int8")
         else:
             lm = LanguageModel.from_state(sizes, _in(state, getattr(torch, name)))
         cache = lm.new_cache(N_SHARED, N_POSITIONS + 1)
@@ -192,7 +194,7 @@ def _flow_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
     def work(name: str) -> Timed:
         # As `SpeechModel.load` makes it.
         if name == INT8:
-            flow = Flow.from_state(sizes, _in(state, torch.bfloat16), weights=INT8)
+            flow = Flow.from_state(sizes, _in(state, torch.bfloat16), weights="int8")
         else:
             flow = Flow.from_state(sizes, _in(state, getattr(torch, name)))
         voice = _voice(flow, encoder.d_speaker)
@@ -322,7 +324,8 @@ def _slowdown(one: Timed, other: Timed) -> float:
 
 
 def _least_for(work: Timed, seconds: float) -> float:
-    times, begun = [], monotonic_ns()
+    times: list[float] = []
+    begun = monotonic_ns()
     while len(times) < LEAST_ROUNDS or _since(begun) < seconds:
         times.append(work()[0])
     return min(times)
@@ -335,7 +338,7 @@ def _two_threads(work: Callable[[], object]) -> float:
         return 1.0
 
     def least_s() -> float:
-        times = []
+        times: list[float] = []
         for _ in range(3):
             begun = monotonic_ns()
             work()

@@ -72,7 +72,7 @@ def test_the_first_sentence_keeps_no_slot(directory: Path, ends: bool) -> None:
         state = torch.load(directory / "llm.pt", weights_only=True)
         state["llm_decoder.bias"][6561:] = -50.0
         torch.save(state, directory / "llm.pt")
-    core = load(Settings(directory, n_slots=2, ahead=AheadLimits(200)), lambda *_: None)
+    core = load(Settings(directory, n_slots=2, ahead=AheadLimits(200)), lambda *_: None).core
     assert core._jobs == {} and core.slots.n_free == n_empty(core.runner.model.cache) == 2
 
 
