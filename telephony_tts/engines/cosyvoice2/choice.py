@@ -117,11 +117,13 @@ class EngineChoice:
     timings: CpuTimings | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For the result of a benchmark."""
+        """As the settings in the result of a benchmark."""
         return {
             "precision": asdict(self.precision), "workers": self.n_lanes, "threads": self.n_threads,
-            "reasons": list(self.reasons), "warnings": list(self.warnings),
-            "timings": None if self.timings is None else asdict(self.timings),
+            "choice": {
+                "reasons": list(self.reasons), "warnings": list(self.warnings),
+                "timings": None if self.timings is None else asdict(self.timings),
+            },
         }  # fmt: skip
 
 
