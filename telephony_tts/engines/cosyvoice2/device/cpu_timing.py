@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns, thread_cpu_ns
@@ -84,12 +85,10 @@ def measure_cpu(official: ModelConfig | None = None) -> CpuTimings:
     torch.set_num_threads(1)
     with torch.inference_mode():
         flush = CacheFlush()
-        lm_works = _lm_works(config, flush)
-        lm = _best_of_rounds(lm_works)
-        flow_works = _flow_works(config, flush)
-        flow = _best_of_rounds(flow_works)
-        vocoder = _best_of_rounds(_vocoder_works(config, flush))
-        fast_lm, fast_flow = lm_works[_fastest(lm)], flow_works[_fastest(flow)]
+        ids, blocks = lm_works(config, flush), flow_works(config, flush)
+        lm, flow = _best_of_rounds(ids), _best_of_rounds(blocks)
+        vocoder = _best_of_rounds(vocoder_works(config, flush))
+        fast_lm, fast_flow = ids[_fastest(lm)], blocks[_fastest(flow)]
         slowdown = _slowdown(fast_lm, fast_flow)
         two_threads = _two_threads(fast_flow)
     return CpuTimings(
@@ -137,16 +136,26 @@ def _in(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: tensor.to(dtype) if tensor.is_contiguous() else tensor for name, tensor in state.items()}
 
 
-def _precisions(*, lowest: str) -> list[str]:
-    """Those that a network has on this machine, the most exact first."""
-    names = ["float32", MIXED] if lowest == MIXED else ["float32", "bfloat16", INT8]
-    return [name for name in names if name != INT8 or kernels.available()]
+def _lm_precisions() -> list[str]:
+    return ["float32", "bfloat16", *([INT8] if kernels.available() else [])]
+
+
+def _many_rows_precisions(*narrow: str) -> list[str]:
+    """float32 and `narrow`, without those in bfloat16 if its products are hopeless: to time them would take seconds."""
+    wide, weight = torch.ones(2 * BLOCK_FRAMES, 256), torch.ones(1024, 256)
+    product_s = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w = wide.to(dtype), weight.to(dtype)
+        product_s.append(min(_seconds(lambda x=x, w=w: F.linear(x, w)) for _ in range(3)))  # type: ignore[misc]
+    is_hopeless = product_s[1] > HOPELESS * product_s[0]
+    usable = {"bfloat16": not is_hopeless, MIXED: not is_hopeless, INT8: kernels.available()}
+    return ["float32", *(name for name in narrow if usable[name])]
 
 
 # ---------------------------------------------------------------------- the networks
 
 
-def _lm_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
+def lm_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
     """-> seconds for an id of one stream, and of each of N_SHARED streams."""
     sizes = replace(config.lm, n_layers=1, n_text_rows=1)
     state = made_up(lm_outline(sizes, {}).shapes)
@@ -176,10 +185,10 @@ def _lm_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
 
         return alone
 
-    return {name: work(name) for name in _precisions(lowest=INT8)}
+    return {name: work(name) for name in _lm_precisions()}
 
 
-def _flow_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
+def flow_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
     """-> seconds for a block, which is a second of speech."""
     full_encoder, full_decoder = config.flow_encoder, config.flow_decoder
     encoder = replace(full_encoder, n_layers=1, n_up_layers=1)
@@ -211,7 +220,7 @@ def _flow_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
 
         return seconds
 
-    return {name: work(name) for name in _precisions(lowest=INT8)}
+    return {name: work(name) for name in _many_rows_precisions("bfloat16", INT8)}
 
 
 def _voice(flow: Flow, d_speaker: int) -> FlowPrompt:
@@ -225,7 +234,7 @@ def _voice(flow: Flow, d_speaker: int) -> FlowPrompt:
     return block.prompt()
 
 
-def _vocoder_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
+def vocoder_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
     """-> seconds for a second of speech."""
     full = config.vocoder
     middle = full.res_dilations[len(full.res_dilations) // 2]
@@ -251,7 +260,7 @@ def _vocoder_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
 
         return seconds
 
-    return {name: work(name) for name in _precisions(lowest=MIXED)}
+    return {name: work(name) for name in _many_rows_precisions(MIXED)}
 
 
 def _block_work(config: VocoderConfig, n_frames: int, first: int, until: int) -> int:

@@ -71,7 +71,7 @@ def test_the_vocoders_work_follows_its_blocks() -> None:
     share = cpu_timing._block_work(full, 80, 15, 65) / cpu_timing._block_work(one, 80, 15, 65)
     assert 3.0 < share < 3.5, "three dilations for one, and the columns that they see beside their own"
     second, half = (cpu_timing._block_work(full, 80, 15, until) for until in (65, 40))
-    assert 0.5 < half / second < 0.56
+    assert 0.5 < half / second < 0.6
 
 
 def test_a_hopeless_precision_runs_once() -> None:

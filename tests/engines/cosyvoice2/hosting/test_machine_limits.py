@@ -92,7 +92,8 @@ def test_free_memory(tmp_path: Path, files: dict[str, str], free_mib: int | None
 
 
 def test_the_processor_has_a_name_and_numbers(tmp_path: Path) -> None:
-    text = "processor: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\nprocessor: 1\nmodel: 9\n"
+    first = "processor: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    text = f"{first}\nprocessor: 1\nmodel: 9\n"
     assert cpu_model(write(tmp_path, {"proc/cpuinfo": text})) == "AMD EPYC (26/2/1)"
     assert cpu_model(tmp_path / "nowhere") != ""
 
