@@ -258,5 +258,5 @@ def _why_lanes(
     lanes: int, threads: int, n_lanes: int | None, n_threads: int | None, timings: CpuTimings, share: CpuShare
 ) -> str:
     workers = f"workers: {lanes}{' as set' if n_lanes else ''}, threads: {threads}{' as set' if n_threads else ''}"
-    both = 2 / timings.slowdown
-    return f"{workers} ({share}; two workers at once do the work of {both:.2f})"
+    both = f"; two workers at once do the work of {2 / timings.slowdown:.2f}" if share.most_lanes > 1 else ""
+    return f"{workers} ({share}{both})"

@@ -169,6 +169,7 @@ def test_half_a_core_is_a_clear_line() -> None:
     (warning,) = choice.warnings
     assert "8 CPUs, of which the control group allows 0.5" in warning and "callers hear gaps" in warning
     assert "engines.default: hibari" in warning
+    assert "workers: 1, threads: 1 (8 CPUs, of which the control group allows 0.5)" in choice.reasons
 
 
 def test_a_fast_machine_gets_no_warning() -> None:
