@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from telephony_tts import event_loop, logs
 from telephony_tts.config import Config
@@ -26,6 +26,9 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TlsFiles, TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
+
+if TYPE_CHECKING:
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 
 _log = logs.get(__name__)
 
@@ -105,11 +108,11 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
             first_audio_ms=config.engines.fake.first_audio_ms,
             speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
         ),
-        "cosyvoice2": lambda: _cosyvoice2(config),
+        "cosyvoice2": lambda: cosyvoice2_engine(config),
     }
 
 
-def _cosyvoice2(config: Config) -> Engine:
+def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
     """CosyVoice2 is imported only when it is configured: torch is an extra, and takes a second to import."""
     engines, settings = config.engines, config.engines.cosyvoice2
     assert settings.model is not None
@@ -120,14 +123,14 @@ def _cosyvoice2(config: Config) -> Engine:
     return CosyVoice2Engine(
         Path(settings.model),
         voice_directory(config),
-        settings.workers,
+        None if settings.workers == "auto" else settings.workers,
         settings.device,
         settings.dtype,
         settings.profile,
         finish=settings.finish,
         control_tokens=settings.control_tokens,
         limits=EngineLimits(settings.slots, settings.ready_voices, settings.flow_memory_mb),
-        n_threads=settings.threads,
+        n_threads=None if settings.threads == "auto" else settings.threads,
         isolation=settings.isolation,
         lm_dtype=settings.lm_dtype,
         flow_dtype=settings.flow_dtype,

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ ENGINE_EXAMPLES = """examples:
   telephony-tts bench engine --config configs/cosyvoice2-l20.yaml --concurrency 1,2,4,8,16 --json l20.json
   telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
   telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
+  telephony-tts bench engine --random full --concurrency 1,2 --turns 2    this machine, with what auto chooses for it
   telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
   telephony-tts bench engine --random full --device cuda --dtype float16 --arrivals-per-s 1,5,10,20 --turns 2
   telephony-tts bench plot l20.json -o l20.png
@@ -102,11 +102,11 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there for the next run")
     flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
     flags.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"),
-        help="of the weights (default float32, or that of --config)",
+        "--dtype", choices=("auto", "float32", "float16", "bfloat16"),
+        help="of the weights (default auto, or that of --config; the result says what was chosen)",
     )
     flags.add_argument(
-        "--threads", metavar="N", type=int, help="threads of PyTorch on a CPU (default 1, or that of --config)"
+        "--threads", metavar="N", type=int, help="threads of PyTorch on a CPU (default auto, or that of --config)"
     )
     flags.add_argument("--profile", metavar="P", help="lengths of the chunks: default, fast or upstream")
     flags.add_argument("--voice", metavar="NAME", help="voice of --model (default its first one)")
@@ -288,8 +288,6 @@ def _with_random_length(load: Load) -> Load:
 def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
     """The result without its figures. It has the name of the model directory, not its path."""
     from telephony_tts.bench import machine
-    from telephony_tts.engines.cosyvoice2.settings import Precision
-
     own = settings.engines.cosyvoice2
     return {
         "machine": machine.machine(own.device),
@@ -298,7 +296,9 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
             "model": f"random {arguments.random}" if arguments.random else Path(arguments.model).resolve().name,
             "device": own.device,
             "dtype": own.dtype,
-            "precision": asdict(Precision.of(own.dtype, own.lm_dtype, own.flow_dtype, own.vocoder_dtype)),
+            "lm_dtype": own.lm_dtype,
+            "flow_dtype": own.flow_dtype,
+            "vocoder_dtype": own.vocoder_dtype,
             "finish": own.finish,
             "ready_voices": own.ready_voices,
             "flow_memory_mb": own.flow_memory_mb,
@@ -332,11 +332,15 @@ async def _measure(
     from telephony_tts import app
     from telephony_tts.bench.load import Callers
     from telephony_tts.bench.runs import run
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 
-    engine = next(engine for engine in app.build_catalog(settings).engines if engine.name == "cosyvoice2")
+    (engine,) = (each for each in app.build_catalog(settings).engines if isinstance(each, CosyVoice2Engine))
     _progress("the engine starts")
     await engine.start()
     try:
+        about["settings"] |= engine.choice.as_dict()
+        for line in (*engine.choice.reasons, *engine.choice.warnings):
+            _progress(line)
         say = _say(arguments, engine)
         about["settings"]["voice"] = say(0, 0).voice
         _progress("warm-up: one turn that is not measured")

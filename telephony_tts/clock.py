@@ -13,6 +13,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def thread_cpu_ns() -> int:
+    """Nanoseconds that the calling thread has computed. Other programs on its core do not count."""
+    return time.thread_time_ns()
+
+
 def unix_s() -> float:
     """Seconds since 1970, to compare with the times of files."""
     return time.time()

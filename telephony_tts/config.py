@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from telephony_tts.schema import Between, OneOf, Spelt, read_section
 from telephony_tts.session.settings import BargeInSettings, SpeechSettings
@@ -55,13 +55,13 @@ class CosyVoice2Settings:
 
     model: str | None = None
     voices: str | None = None
-    workers: Annotated[int, Between(1, 64)] = 1
-    threads: Annotated[int, Between(1, 256)] = 1
+    workers: Annotated[int | Literal["auto"], Between(1, 64)] = "auto"
+    threads: Annotated[int | Literal["auto"], Between(1, 256)] = "auto"
     device: Annotated[str, DEVICE] = "cpu"
-    dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))] = "float32"
-    lm_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
-    flow_dtype: Annotated[str | None, OneOf(("float32", "float16", "bfloat16", "int8"))] = None
-    vocoder_dtype: Annotated[str | None, OneOf(("float32", "float16", "mixed"))] = None
+    dtype: Annotated[str, OneOf(("auto", "float32", "float16", "bfloat16"))] = "auto"
+    lm_dtype: Annotated[str | None, OneOf(("auto", "float32", "float16", "bfloat16", "int8"))] = None
+    flow_dtype: Annotated[str | None, OneOf(("auto", "float32", "float16", "bfloat16", "int8"))] = None
+    vocoder_dtype: Annotated[str | None, OneOf(("auto", "float32", "float16", "mixed"))] = None
     isolation: Annotated[str, OneOf(("process", "thread"))] = "process"
     profile: Annotated[str, OneOf(("default", "fast", "upstream"))] = "default"
     finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"

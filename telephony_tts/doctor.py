@@ -15,7 +15,7 @@ from pathlib import Path
 from telephony_tts import app, config, offline
 from telephony_tts.audio.voice_activity import VoiceModel
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.errors import AudioError, ConfigError, TelephonyTTSError
+from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable, TelephonyTTSError
 from telephony_tts.session.settings import SessionSettings
 
 DRIVER_S = 10.0
@@ -154,6 +154,28 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         yield "ok", "cosyvoice2 voices", f"{len(names)}: {', '.join(names)}"
     else:
         yield "missing", "cosyvoice2 voices", how_to_add_a_voice(Path(model), directory)
+    yield from _cosyvoice2_speed(settings)
+
+
+def _cosyvoice2_speed(settings: config.Config) -> Iterator[tuple[str, str, str]]:
+    """What the engine would compute with on this machine, and why. Times the machine if that was not done before."""
+    own = settings.engines.cosyvoice2
+    if own.device != "cpu" or own.model is None:
+        return
+    from telephony_tts.engines.cosyvoice2.checkpoint.weights import model_sizes
+    from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, where_kept
+
+    try:
+        _, choice = settle(app.cosyvoice2_engine(settings).settings, model_sizes(Path(own.model)))
+    except EngineUnavailable as error:
+        yield "broken", "cosyvoice2 settings", error.message
+        return
+    for line in choice.reasons:
+        yield "ok", "cosyvoice2 settings", line
+    for line in choice.warnings:
+        yield "warning", "cosyvoice2 settings", line
+    if choice.timings is not None and (file := where_kept()) is not None and file.is_file():
+        yield "ok", "cosyvoice2 timings", f"{file}; delete it to time this machine again"
 
 
 def _barge_in(enabled: bool) -> tuple[str, str, str]:

@@ -145,11 +145,15 @@ def _convert(hint: Any, value: object) -> object:
         return _texts(value)
     if typing.get_origin(hint) is Mapping:
         return _text_by_text(value)
+    words = [word for kind in kinds if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
+    if value in words:
+        return value
     kind, fits = _SCALARS[kinds[0]]
     if not fits(value) or not all(rule.accepts(value) for rule in rules):
         expected = rules[0].expected(kind) if rules else kind
         quotes = "; put it in quotes" if kinds[0] is str and value is not None and not isinstance(value, str) else ""
-        raise ValueError(expected + (" or null" if NoneType in kinds else "") + quotes)
+        instead = "".join(f" or {word}" for word in [*words, *(["null"] if NoneType in kinds else [])])
+        raise ValueError(expected + instead + quotes)
     return kinds[0](value)
 
 

@@ -72,7 +72,7 @@ def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
     assert list(document) == ["machine", "commit", "settings", "results"]
     assert document["machine"]["cores"] >= 1 and document["machine"]["libraries"]["torch"][0].isdigit()
     assert document["commit"] is None or re.fullmatch(r"[0-9a-f]{7,}(\+changes)?", document["commit"])
-    wanted = {"model": "random tiny", "device": "cpu", "dtype": "float32", "concurrency": [1, 2], "prompt_seconds": 3.5}
+    wanted = {"model": "random tiny", "device": "cpu", "dtype": "auto", "concurrency": [1, 2], "prompt_seconds": 3.5}
     wanted |= {"seconds": 1.6, "precision": {"lm": "float32", "flow": "float32", "vocoder": "float32"}}
     assert wanted.items() <= document["settings"].items()
     rows = document["results"]

@@ -218,6 +218,15 @@ def test_every_problem_of_a_file_is_in_one_error(tmp_path: Path) -> None:
         ("limits: {calls: -1}", "limits.calls: -1 is wrong; expected a whole number from 1 to 1000000000"),
         ("speech: {codec: opus}", "speech.codec: 'opus' is wrong; expected one of ulaw, alaw, pcm"),
         ("engines: {cosyvoice2: {device: cuda, lm_dtype: int8}}", "engines.cosyvoice2.lm_dtype: int8 is for"),
+        *(
+            (f"engines: {{cosyvoice2: {{{setting}}}}}", f"engines.cosyvoice2.{said}")
+            for setting, said in (
+                ("workers: 0", "workers: 0 is wrong; expected a whole number from 1 to 64 or auto"),
+                ("workers: Auto", "workers: 'Auto' is wrong; expected a whole number from 1 to 64 or auto"),
+                ("threads: null", "threads: None is wrong; expected a whole number from 1 to 256 or auto"),
+                ("dtype: [auto]", "dtype: ['auto'] is wrong; expected one of auto, float32, float16, bfloat16"),
+            )
+        ),
         ("engines: {cosyvoice2: {device: cuda, flow_dtype: int8}}", "engines.cosyvoice2.flow_dtype: int8 is for"),
         *(
             (f"engines: {{cosyvoice2: {{device: '{device}'}}}}", f"engines.cosyvoice2.device: '{device}' is wrong; "

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from telephony_tts import app
+from telephony_tts import app, config, doctor
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings
+from telephony_tts.engines.cosyvoice2.hosting import choosing
+from telephony_tts.engines.cosyvoice2.hosting.kept_timings import keep_timings
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +51,30 @@ def test_doctor_looks_at_the_model_and_its_voices(tmp_path: Path, capsys: pytest
     assert main(flags) == 1
     told = capsys.readouterr().out
     assert "hift.pt is missing" in told and f"telephony-tts models pull {model} fetches" in told
+
+
+def test_doctor_says_what_this_cpu_computes_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"float32": 0.2}
+    timings = CpuTimings(one, one, {"float32": 0.9, "bfloat16": 1.9}, one, 1.2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choosing, "cpu_share", lambda: CpuShare(2, 2, quota=0.5))
+    kept = choosing.where_kept()
+    assert kept is not None and keep_timings(kept, choosing.this_machine(CpuShare(2, 2, quota=0.5)), timings) is None
+    monkeypatch.setattr(choosing, "SMALL", 0)  # a tiny model is not timed otherwise
+    model = tmp_path / "model"
+    write_random_checkpoint(model)
+    settings = config.load(None, {"engines.cosyvoice2.model": str(model)})
+    lines = list(doctor._cosyvoice2(settings))
+    told = [detail for _, what, detail in lines if what == "cosyvoice2 settings"]
+    assert told[1].startswith("flow: float32 (seconds for a second of speech: float32 0.90, bfloat16 1.90")
+    assert told[3] == "workers: 1, threads: 1 (2 CPUs, of which the control group allows 0.5)"
+    assert ("ok", "cosyvoice2 timings", f"{kept}; delete it to time this machine again") in lines
+    ((state, _, warning),) = [line for line in lines if "callers hear gaps" in line[2]]
+    assert state == "warning" and warning.startswith("a second of speech takes 2.6 s on 2 CPUs, of which")
+    monkeypatch.setattr(choosing, "memory_free", lambda: 1 << 20)
+    assert [what for state, what, _ in doctor._cosyvoice2(settings) if state == "broken"] == ["cosyvoice2 settings"]
 
 
 def test_doctor_names_the_extras(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

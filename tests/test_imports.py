@@ -67,6 +67,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.text.tokenizer": row("errors", "tokenizers", TASKS),
     "telephony_tts.engines.cosyvoice2.hosting": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.hosting.loading": row("errors metrics clock", "torch"),
+    "telephony_tts.engines.cosyvoice2.hosting.choosing": row("errors metrics clock", "torch"),
     "telephony_tts.engines.cosyvoice2.device": row("errors metrics clock", "numpy torch"),
     "telephony_tts.engines.cosyvoice2.kernels": row(),
     "telephony_tts.engines.cosyvoice2.model": row("errors clock", "numpy torch"),
@@ -135,13 +136,14 @@ ROOMS: dict[str, str] = {
     "model.vocoder": "model.config model.failures model.file_names model.state model.border",
     "profile": "model.config",
     "settings": "profile",
+    "choice": "settings",
     "text": "model.config model.segments profile",
     "voices": "model.config model.file_names",
     "checkpoint": "model text voices",
-    "device": "model checkpoint voices text profile settings",
+    "device": "model checkpoint voices text profile settings choice kernels",
     "core": "device model.config model.failures model.flow text voices profile settings",
-    "hosting": "core device checkpoint voices text model.config settings",
-    "service": "hosting core text model.config languages profile settings",
+    "hosting": "core device checkpoint voices text model.config settings choice kernels",
+    "service": "hosting core text model.config languages profile settings choice",
 }
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""

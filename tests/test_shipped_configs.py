@@ -51,7 +51,9 @@ def test_the_engine_can_be_made_and_fits_the_machine(path: Path) -> None:
     settings = config.engines.cosyvoice2
     assert settings.isolation == "process", "a failure of the engine must end no call"
     if settings.device == "cpu":
-        assert settings.lm_dtype == "int8" and settings.threads == 1
+        chosen = (settings.dtype, settings.lm_dtype, settings.flow_dtype, settings.vocoder_dtype)
+        assert chosen == ("auto", None, None, None), "no choice by hand is right on two kinds of CPU"
+        assert settings.workers == settings.threads == "auto"
     else:
         assert settings.workers == 1, "one lane drives the device; a second lane would only wait for it"
         assert "int8" not in (settings.lm_dtype, settings.flow_dtype), "int8 is for CPUs"

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
+from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import (
     AudioTaken,
     CancelOrder,
@@ -35,6 +36,7 @@ from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 from telephony_tts.engines.cosyvoice2.settings import (
+    AUTO,
     DEFAULT_TIMEOUTS,
     DTYPES,
     FLOW_DTYPES,
@@ -66,6 +68,10 @@ class EngineHost(Protocol):
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of the voices when the model was last loaded; empty before."""
+
+    @property
+    def choice(self) -> EngineChoice:
+        """What the settings became when the model was last loaded."""
 
     def send(self, order: Order) -> None:
         """From any thread. Raises EngineError if a new utterance cannot be taken."""
@@ -144,7 +150,7 @@ class _OpenUtterance:
 class CosyVoice2Engine:
     """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens`: the tokens that act as controls in
     the text of an utterance; others are read out. `n_workers`: threads that compute (`scheduler.lanes`). The dtypes of
-    single networks default to `dtype`."""
+    single networks default to `dtype`. "auto" for a dtype, and None for `n_workers` and `n_threads`: see `choice`."""
 
     streams_text = True
 
@@ -152,7 +158,7 @@ class CosyVoice2Engine:
         self,
         model_dir: Path,
         voice_dir: Path | None = None,
-        n_workers: int = 1,
+        n_workers: int | None = 1,
         device: str = "cpu",
         dtype: str = "float32",
         profile: str = "default",
@@ -160,7 +166,7 @@ class CosyVoice2Engine:
         finish: str = "profile",
         control_tokens: Collection[str] = (),
         limits: EngineLimits = EngineLimits(),
-        n_threads: int = 1,
+        n_threads: int | None = 1,
         isolation: str = "thread",
         lm_dtype: str | None = None,
         flow_dtype: str | None = None,
@@ -170,13 +176,13 @@ class CosyVoice2Engine:
     ) -> None:
         """Raises ConfigError for an unknown dtype, profile, finish, isolation or control token, or no slots."""
         for what, value, known in (
-            ("dtype", dtype, DTYPES),
+            ("dtype", dtype, (AUTO, *DTYPES)),
             ("profile", profile, PROFILES),
             ("finish", finish, FINISHES),
             ("isolation", isolation, ISOLATIONS),
-            ("lm_dtype", lm_dtype, LM_DTYPES),
-            ("flow_dtype", flow_dtype, FLOW_DTYPES),
-            ("vocoder_dtype", vocoder_dtype, VOCODER_DTYPES),
+            ("lm_dtype", lm_dtype, (AUTO, *LM_DTYPES)),
+            ("flow_dtype", flow_dtype, (AUTO, *FLOW_DTYPES)),
+            ("vocoder_dtype", vocoder_dtype, (AUTO, *VOCODER_DTYPES)),
         ):
             if value is not None and value not in known:
                 raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known)}")
@@ -219,6 +225,16 @@ class CosyVoice2Engine:
         `start`, or by a new process. Empty before."""
         return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in self._voices)
 
+    @property
+    def settings(self) -> Settings:
+        """As they were given. Some may be "auto"."""
+        return self._settings
+
+    @property
+    def choice(self) -> EngineChoice:
+        """What the settings became when the model was last loaded."""
+        return self._host.choice if self._host is not None else EngineChoice()
+
     async def start(self) -> None:
         if self._host is not None:
             return
@@ -245,7 +261,7 @@ class CosyVoice2Engine:
         # Each listener needs a second of speech per second; the sum is that of one listener more. With none active the
         # load is 0, so a single one is always admitted, however slow the engine is.
         n_submitted = len(states) - states.count(_UtteranceState.WAITING)
-        load = (n_submitted + 1) * host.cost() / self._settings.n_lanes if n_submitted else 0.0
+        load = (n_submitted + 1) * host.cost() / host.choice.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
 
     def counters(self) -> dict[str, float]:

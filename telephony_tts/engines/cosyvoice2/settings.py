@@ -9,6 +9,8 @@ from typing import Final
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 
+AUTO = "auto"
+"""For a precision: the fastest that this machine has, as measured (`choice`)."""
 DTYPES = ("float32", "float16", "bfloat16")
 INT8: Final = "int8"
 MIXED: Final = "mixed"
@@ -20,7 +22,7 @@ bfloat16, all sums in float32."""
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The precision of each network. docs/cosyvoice2.md gives their errors against float32."""
+    """The precision of each network, or AUTO. docs/cosyvoice2.md gives their errors against float32."""
 
     lm: str = "float32"
     flow: str = "float32"
@@ -74,7 +76,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's."""
+    """`n_lanes` threads compute (`scheduler.lanes`), each with `n_threads` of PyTorch's. None: as `choice` says."""
 
     model_dir: Path
     voice_dir: Path | None = None
@@ -83,8 +85,8 @@ class Settings:
     profile: Profile = DEFAULT
     n_slots: int = 16
     n_ready_voices: int = 4
-    n_lanes: int = 1
-    n_threads: int = 1
+    n_lanes: int | None = 1
+    n_threads: int | None = 1
     ahead: AheadLimits = field(default_factory=AheadLimits)
     flow_memory_mb: int | None = None
     """Memory of an accelerator for the flow (`SpeechModel.load`)."""

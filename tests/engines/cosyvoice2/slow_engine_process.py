@@ -17,8 +17,9 @@ def main(fd: int, how: str) -> None:
     load = loading.load
 
     def slow_load(*args: Any) -> Any:
-        core = load(*args)
-        vocode = core.runner.vocode
+        engine = load(*args)
+        runner = engine.core.runner
+        vocode = runner.vocode
         rest = [STEP_S]
 
         def slowly(*args: Any) -> Any:
@@ -29,8 +30,8 @@ def main(fd: int, how: str) -> None:
                     matrix @ matrix
             return vocode(*args)
 
-        core.runner.vocode = slowly
-        return core
+        runner.vocode = slowly
+        return engine
 
     loading.load = slow_load
     engine_process.main(fd)

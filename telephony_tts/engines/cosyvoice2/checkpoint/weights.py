@@ -113,6 +113,12 @@ def load_model_directory(path: Path, check_wanted: CheckWanted = lambda: None) -
     return checkpoint
 
 
+def model_sizes(path: Path) -> ModelConfig | None:
+    """The sizes of a model directory, without reading its weights. None if it cannot be loaded."""
+    checkpoint, problems = _read(Path(path), checking=False, mapped=True)
+    return None if checkpoint is None or problems else checkpoint.config
+
+
 def check_model_directory(path: Path) -> list[str]:
     """The problems of a model directory, one description each. Empty if there are none."""
     directory = Path(path)
@@ -134,13 +140,14 @@ def how_to_mend(directory: Path) -> str:
 
 
 def _read(
-    directory: Path, checking: bool, check_wanted: CheckWanted = lambda: None
+    directory: Path, checking: bool, check_wanted: CheckWanted = lambda: None, mapped: bool = False
 ) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint, None if its sizes are unknown, and its problems.
 
-    `checking` maps the files into memory and reads each weight once. Loading does not map them: a process that uses a
-    mapped file dies when the file is replaced.
+    `mapped` maps the files into memory, so that only what is looked at is read. `checking` does so too, and reads each
+    weight once. Loading does not map them: a process that uses a mapped file dies when the file is replaced.
     """
+    mapped = mapped or checking
     if not directory.is_dir():
         return None, ["it is a file, not a directory" if directory.exists() else "there is no such directory"]
     problems: list[str] = []
@@ -150,9 +157,9 @@ def _read(
     for name in (SPEAKER_ONNX, TOKENS_ONNX):
         problems += _file_problems(directory / name, name)
 
-    lm = _state(directory / LM_FILE, checking, problems, check_wanted)
-    flow = _state(directory / FLOW_FILE, checking, problems, check_wanted)
-    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, check_wanted))
+    lm = _state(directory / LM_FILE, mapped, problems, check_wanted)
+    flow = _state(directory / FLOW_FILE, mapped, problems, check_wanted)
+    hift = vocoder_names(_state(directory / VOCODER_FILE, mapped, problems, check_wanted))
     lm.pop(TEXT_HEAD, None)
 
     if settings is None:

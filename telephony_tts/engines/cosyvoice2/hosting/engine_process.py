@@ -96,19 +96,20 @@ def main(fd: int) -> None:
     from telephony_tts.engines.cosyvoice2.hosting.loading import load
 
     try:
-        core = load(settings, lambda key, event: channel.send(UtteranceEvent(key, event)))
+        engine = load(settings, lambda key, event: channel.send(UtteranceEvent(key, event)))
     except Exception as error:
         # Other exceptions may be impossible to pickle.
         channel.send(LoadFailed(error if isinstance(error, EngineError) else EngineError(str(error))))
         channel.flush()
         return
+    core, choice = engine.core, engine.choice
     loaded.append(core)
-    threads = [threading.Thread(target=core.serve, args=(lane,), daemon=True) for lane in lanes(settings.n_lanes)]
+    threads = [threading.Thread(target=core.serve, args=(lane,), daemon=True) for lane in lanes(choice.n_lanes)]
     for thread in threads:
         thread.start()
     # First the counters: the parent must not take the warm-up for the first caller's work.
     channel.send(Heartbeat(0.0, core.counters.snapshot(), core.counters.cost))
-    channel.send(EngineReady(tuple(core.voices.features)))
+    channel.send(EngineReady(tuple(core.voices.features), choice))
     while (order := channel.receive()) is not None:
         core.receive(order)
     core.close()

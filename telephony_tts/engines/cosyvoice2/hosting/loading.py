@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory, model_sizes
+from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import AudioTaken, Event, EventSink, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
+from telephony_tts.engines.cosyvoice2.hosting.choosing import settle
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
@@ -29,8 +32,16 @@ WARM_UP = "Hello."
 _LOG_EVERY_NS = 5 * NS_PER_S
 
 
-def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = lambda: True) -> Core:
-    """Read, check and warm up. `tell` receives the events of later utterances only.
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A core that is ready to speak, and what its settings became."""
+
+    core: Core
+    choice: EngineChoice
+
+
+def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = lambda: True) -> LoadedEngine:
+    """Choose what is `auto`, read, check and warm up. `tell` receives the events of later utterances only.
 
     Raises EngineUnavailable that says what to do. `is_wanted` is called between files, tensors and steps; EngineError
     is raised once it returns False.
@@ -46,6 +57,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     if problem is not None:
         raise EngineUnavailable(f"cosyvoice2 cannot use {settings.device}: {problem}")
     log.info("loading cosyvoice2 from %s", name)
+    settings, choice = settle(settings, model_sizes(name))
     checkpoint = load_model_directory(name, check_wanted)
     if checkpoint.is_random:
         log.warning("%s has random weights: its audio is noise, not speech", name)
@@ -63,7 +75,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         flow_memory_mb=settings.flow_memory_mb,
         check_wanted=check_wanted,
     )
-    runner = Runner(model, settings.n_threads)
+    runner = Runner(model, choice.n_threads)
     _record_graphs(runner, check_wanted)
     core = Core(
         runner,
@@ -76,7 +88,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))
     _warm_up(core, check_wanted, name)
     core.tell = tell
-    return core
+    return LoadedEngine(core, choice)
 
 
 def _record_graphs(runner: Runner, check_wanted: Callable[[], None], now_ns: Callable[[], int] = monotonic_ns) -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from enum import Enum, auto
 
 from telephony_tts.clock import NS_PER_S
+from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink, Order, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     HEADER,
@@ -43,6 +44,8 @@ from telephony_tts.errors import EngineError
 
 log = logging.getLogger(__name__)
 
+QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""Threads of OpenMP that have no work sleep at once, instead of spinning on cores that other lanes need."""
 LOADING_SILENCE_S = 60.0
 """A loading process is killed after this long without a heartbeat. Loading a library can hold the interpreter's lock
 for many seconds, so `Timeouts.stall_s` does not apply. A loading process that sends heartbeats has no limit."""
@@ -68,9 +71,11 @@ _CHILD = (
 class _EngineProcess:
     """One run of the engine's process, from start to end."""
 
-    def __init__(self, settings: Settings, n_threads: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads), "OPENBLAS_NUM_THREADS": "1"}
+        # The number of threads may still be chosen (`choice`); then PyTorch is told later.
+        own = {"OMP_NUM_THREADS": str(settings.n_threads or 1), "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**QUIET_THREADS, **os.environ, **own}
         try:
             with theirs:
                 self.child = subprocess.Popen(
@@ -189,6 +194,7 @@ class ProcessHost:
         self._first: asyncio.Future[None] | None = None
         """Done when the first process is ready or has failed."""
         self.voices: tuple[str, ...] = ()
+        self.choice = EngineChoice()
         self._counters: dict[str, float] = {}
         self._cost = 0.0
 
@@ -279,7 +285,7 @@ class ProcessHost:
             begun_s = self._loop.time()
             self._back_s = begun_s + self._load_s
             try:
-                process = self._process = _EngineProcess(self._settings, self._settings.n_threads)
+                process = self._process = _EngineProcess(self._settings)
                 reason = await self._listen(process, first, begun_s)
             except asyncio.CancelledError:
                 if process is not None and self._state is _HostState.LOADING:
@@ -336,6 +342,7 @@ class ProcessHost:
                 self._state, self._ready_s = _HostState.READY, self._loop.time()
                 self._load_s = self._ready_s - begun_s
                 self.voices = message.voices  # some may have been stored or removed meanwhile
+                self.choice = message.choice
                 self._notify_waiting()
                 if not first.done():
                     first.set_result(None)

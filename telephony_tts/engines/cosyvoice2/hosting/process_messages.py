@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import Event
 
 HEADER = struct.Struct("<I")
@@ -17,6 +18,7 @@ class EngineReady:
     """The model is loaded and utterances can be taken. `voices`: their names."""
 
     voices: tuple[str, ...]
+    choice: EngineChoice = field(default_factory=EngineChoice)
 
 
 @dataclass(frozen=True, slots=True)

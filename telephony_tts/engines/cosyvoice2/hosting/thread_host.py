@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import Event, EventSink, Order
 from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
 from telephony_tts.engines.cosyvoice2.settings import Settings
@@ -15,6 +16,7 @@ from telephony_tts.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.core.core import Core
+    from telephony_tts.engines.cosyvoice2.hosting.loading import LoadedEngine
 
 
 class ThreadHost:
@@ -28,10 +30,11 @@ class ThreadHost:
         self._threads: list[tuple[threading.Thread, asyncio.Event]] = []
         self.core: Core | None = None
         self.voices: tuple[str, ...] = ()
+        self.choice = EngineChoice()
 
     async def start(self) -> None:
         """Load. Raises what loading raises."""
-        done: list[Core | BaseException] = []
+        done: list[LoadedEngine | BaseException] = []
         self._begin("load", lambda: done.append(self._load()))
         await self._joined()
         (result,) = done
@@ -39,9 +42,10 @@ class ThreadHost:
             raise EngineError("cosyvoice2 was closed while it was loading")
         if isinstance(result, BaseException):
             raise result
-        self.core, self.voices = result, tuple(result.voices.features)
-        for i, lane in enumerate(lanes(self._settings.n_lanes)):
-            self._begin(str(i), partial(result.serve, lane))
+        self.core, self.choice = result.core, result.choice
+        self.voices = tuple(result.core.voices.features)
+        for i, lane in enumerate(lanes(result.choice.n_lanes)):
+            self._begin(str(i), partial(result.core.serve, lane))
 
     def send(self, order: Order) -> None:
         """From any thread. Raises EngineError if the engine is not running."""
@@ -81,7 +85,7 @@ class ThreadHost:
         if core is not None:
             core.end_all()
 
-    def _load(self) -> Core | BaseException:
+    def _load(self) -> LoadedEngine | BaseException:
         try:
             # In this thread: importing torch takes seconds.
             from telephony_tts.engines.cosyvoice2.hosting.loading import load

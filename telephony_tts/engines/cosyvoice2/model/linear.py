@@ -76,8 +76,9 @@ class Int8Linear:
         gelu: bool = False,
     ) -> None:
         """`norm`: what precedes the map; a tensor [K] only multiplies. `in_15_bits`: the rest of the rounding of each
-        activation is a second byte; each of the two doubles the products of the first bytes. Raises ValueError for weights that are not float32 on
-        a CPU, RuntimeError if int8 is not available here (`kernels.library.problem`)."""
+        activation is a second byte, and with `weights_in_15_bits` that of each weight; either doubles the products of
+        the first bytes. Raises ValueError for weights that are not float32 on a CPU, RuntimeError if int8 is not
+        available here (`kernels.library.problem`)."""
         if linear.weight.dtype is not torch.float32 or linear.weight.device.type != "cpu":
             of = f"{linear.weight.dtype} on {linear.weight.device}"
             raise ValueError(f"int8 weights are made of float32 on the CPU, not of {of}")

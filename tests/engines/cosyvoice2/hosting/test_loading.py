@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from conformance import joined, speak
-from service_rig import started
+from service_rig import core_of, started, until
 from speaking import NEIGHBOUR, SENTENCE, n_empty
 
 from telephony_tts.engines.api import Utterance
+from telephony_tts.engines.cosyvoice2.choice import CpuShare, CpuTimings, EngineChoice
+from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.loading import device_problem, load
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision, Settings
@@ -72,7 +75,7 @@ def test_the_first_sentence_keeps_no_slot(directory: Path, ends: bool) -> None:
         state = torch.load(directory / "llm.pt", weights_only=True)
         state["llm_decoder.bias"][6561:] = -50.0
         torch.save(state, directory / "llm.pt")
-    core = load(Settings(directory, n_slots=2, ahead=AheadLimits(200)), lambda *_: None)
+    core = load(Settings(directory, n_slots=2, ahead=AheadLimits(200)), lambda *_: None).core
     assert core._jobs == {} and core.slots.n_free == n_empty(core.runner.model.cache) == 2
 
 
@@ -186,6 +189,32 @@ def test_a_tensor_without_numbers_shows_in_the_first_sentence(
     with pytest.raises(EngineUnavailable, match=r"could not synthesise its warm-up sentence.*models check") as caught:
         started(engine, lambda engine: speak(engine, Utterance("u", SENTENCE)))
     assert str(directory) in caught.value.message
+
+
+def test_an_engine_computes_with_what_was_chosen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"float32": 1.0}
+    timings = CpuTimings({"float32": 1.0, "int8": 0.2}, {"float32": 1.0, "int8": 0.1}, one, one, 1.1)
+    monkeypatch.setattr(choosing, "timings_of_this_cpu", lambda: timings)
+    monkeypatch.setattr(choosing, "cpu_share", lambda: CpuShare(3, 3))
+    monkeypatch.setattr(choosing, "SMALL", 0)  # a tiny model is not timed otherwise
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        assert engine.settings.precision.lm == "auto" and engine.choice.precision == Precision(lm="int8")
+        assert engine.choice.n_lanes == 3 == sum(thread.name[-1].isdigit() for thread in lanes_of(engine))
+        assert core_of(engine).runner.model.lm.rows_are_exact, "int8"
+        alone = joined(await speak(engine, Utterance("n", NEIGHBOUR, seed=1)))
+        assert len(alone) > 0
+        speaking = asyncio.ensure_future(speak(engine, Utterance("n", NEIGHBOUR, seed=1)))
+        await until(lambda: engine.stats().n_running == 1, "the utterance runs")
+        assert engine.stats().load == pytest.approx(2 * engine._host.cost() / 3)  # type: ignore[union-attr]
+        await speaking
+
+    def lanes_of(engine: CosyVoice2Engine) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("cosyvoice2-")]
+
+    engine = CosyVoice2Engine(directory, dtype="auto", n_workers=None, n_threads=None)
+    assert engine.choice == EngineChoice(), "nothing is chosen before the start"
+    started(engine, use)
 
 
 @pytest.mark.parametrize(

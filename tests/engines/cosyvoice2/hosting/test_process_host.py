@@ -23,7 +23,7 @@ from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting import process_host
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine, EngineLimits
-from telephony_tts.engines.cosyvoice2.settings import Timeouts
+from telephony_tts.engines.cosyvoice2.settings import Settings, Timeouts
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError, EngineUnavailable
 
@@ -369,3 +369,21 @@ def test_closed_while_a_dead_one_is_cleared_away(model_dir: Path, monkeypatch: p
         await asyncio.wait_for(closing, WAIT_S)
 
     started(model_dir, use)
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "given", "wait"), [(None, None, "PASSIVE"), (2, None, "PASSIVE"), (2, "ACTIVE", "ACTIVE")]
+)
+def test_idle_threads_of_openmp_sleep_unless_the_operator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, n_threads: int | None, given: str | None, wait: str
+) -> None:
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    environments: list[dict[str, str]] = []
+    monkeypatch.setattr(process_host.subprocess, "Popen", lambda *_, env, **__: environments.append(env))
+    process = process_host._EngineProcess(Settings(Path("nowhere"), n_threads=n_threads))
+    process._socket.close()
+    (environment,) = environments
+    assert environment["OMP_WAIT_POLICY"] == wait and environment["OMP_NUM_THREADS"] == str(n_threads or 1)
