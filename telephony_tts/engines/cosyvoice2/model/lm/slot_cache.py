@@ -1,0 +1,55 @@
+"""Keys and values of a language model, one slot per utterance."""
+
+from __future__ import annotations
+
+import torch
+
+from telephony_tts.errors import EngineError
+
+
+class SlotCache:
+    """Keys and values of all slots: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
+
+    `lengths[slot]` positions are filled. The host counts them itself, so it never waits for the device. The core knows
+    which slots are taken (`core.scheduler.Slots`); a free slot is empty.
+
+    The last slot, `scratch_slot`, is for the rows of a decode step that belong to no utterance. So the number of rows,
+    and with it the arithmetic of every other row, stays the same while utterances begin and end.
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_kv_heads: int,
+        d_head: int,
+        n_slots: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if n_slots < 1 or max_len < 1:
+            raise ValueError(f"a cache needs slots and positions, not {n_slots} slots of {max_len} positions")
+        self.data = torch.zeros(n_layers, 2, n_slots + 1, n_kv_heads, max_len, d_head, dtype=dtype, device=device)
+        self.n_slots, self.max_len = n_slots, max_len
+        self.scratch_slot = n_slots
+        self.lengths = [0] * n_slots
+
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Empty a slot. Its values are zeroed: a masked position gets the weight zero, and zero times NaN is NaN."""
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"no slot {slot} among {self.n_slots}")
+        try:
+            self.data[:, :, slot, :, : self.lengths[slot]] = 0
+        finally:
+            self.lengths[slot] = 0
+
+    def room(self, slot: int, n: int) -> int:
+        """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
+        if slot == self.scratch_slot:
+            return 0
+        if not 0 <= slot < self.n_slots:
+            raise ValueError(f"no slot {slot} among {self.n_slots}")
+        if self.lengths[slot] + n > self.max_len:
+            raise EngineError(f"prompt, text and speech exceed {self.max_len} tokens; speak it in shorter pieces")
+        return self.lengths[slot]
