@@ -138,8 +138,8 @@ ROOMS: dict[str, str] = {
     "checkpoint": "model text voices",
     "device": "model checkpoint voices text profile settings",
     "core": "device model.config model.failures model.flow text voices profile settings",
-    "hosting": "core device checkpoint voices text model.config settings",
-    "service": "hosting core text model.config languages profile settings",
+    "hosting": "core device checkpoint voices text model.config model.file_names profile settings",
+    "service": "hosting core text model.config model.file_names languages profile settings",
 }
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""

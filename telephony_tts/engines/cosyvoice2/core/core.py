@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from telephony_tts.clock import monotonic_ns
-from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, track_of
+from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, voicing_track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -32,7 +32,6 @@ from telephony_tts.engines.cosyvoice2.core.orders import (
 from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices, VoiceBuild
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Need, Slots, Stage, new_stream_delay_ns, plan
 from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, Stream
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
@@ -127,7 +126,8 @@ class Core:
         # The stream cuts and tokenises its text later, with the lock held. That takes a small part of a step:
         # 0.1 ms for a piece of text; 4 ms for 2,000 characters in the upstream profile, which cuts all text at once.
         model = self.runner.model
-        stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
+        n_positions = self.runner.n_positions
+        stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, n_positions, model.family)
         with self._changed:
             if self._is_closed:
                 self.tell(order.key, UtteranceEnded(EngineError("cosyvoice2 is closed")))
@@ -319,19 +319,24 @@ class Core:
                         job.fail(error)
 
     def _release(self, job: Job) -> None:
-        """Free what a piece held. The utterance ends if it is over."""
+        """Free what a piece held, or only its slot if its audio is still to be made. The utterance ends if it is
+        over."""
         if job.track is not None:
             try:
                 self.runner.close(job.track)
             except Exception:
                 log.exception("a slot could not be emptied")
         with self._changed:
-            job.track = None
-            job.blocks.clear()
-            if job.stream.slot is not None:
+            if not job.is_over and job.stream.can_hand_over:
+                job.earlier_track = job.track
+                self.slots.release(job.stream.hand_over())
+            elif job.stream.slot is not None:
                 self.slots.release(job.stream.end_piece())
+            job.track = None
             job.is_releasing = False
             if job.is_over:
+                job.earlier_track = None
+                job.blocks.clear()
                 del self._jobs[job.key]
                 self.tell(job.key, UtteranceEnded(job.error))
             self._changed.notify_all()
@@ -365,8 +370,10 @@ class Core:
                     continue
                 for chunk in job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last):
                     job.record_audio(len(chunk.pcm), now_ns)
-                    self.counters.count_audio(len(chunk.pcm) / SAMPLE_RATE_HZ)
+                    self.counters.count_audio(len(chunk.pcm) / chunk.sample_rate_hz)
                     self.tell(job.key, chunk)
+                if job.stream.earlier is None:
+                    job.earlier_track = None
             self.counters.add("steps")
             self._changed.notify_all()
 
@@ -374,8 +381,10 @@ class Core:
         """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""
         while (done := job.done_block()) is not None:
             if not job.is_over:
-                self.runner.queue_mel(track_of(job), done.block, cast("FlowBlock", done.flow_block))
-                piece_of(job).n_mel_blocks += 1
+                voicing = job.stream.voicing
+                assert voicing is not None
+                track = voicing_track_of(job)
+                voicing.take_mel(self.runner.queue_mel(track, done.block, cast("FlowBlock", done.flow_block)))
 
     def _fail(self, job: Job, error: Exception) -> None:
         with self._changed:

@@ -38,6 +38,7 @@ class ModelFamily:
     name: str
     sample_rate_hz: int
     tokens_per_s: int
+    samples_per_frame: int
     n_speech_tokens: int
     """Speech ids. The id after the last one is the end of speech."""
     lookahead_tokens: int
@@ -52,8 +53,26 @@ class ModelFamily:
         return self.n_speech_tokens
 
 
-COSYVOICE2 = ModelFamily("CosyVoice2", SAMPLE_RATE_HZ, TOKENS_PER_S, N_SPEECH_TOKENS, LOOKAHEAD_TOKENS, True, False)
-COSYVOICE_300M = ModelFamily("CosyVoice-300M", 22_050, 50, 4096, 0, False, True)
+COSYVOICE2 = ModelFamily(
+    name="CosyVoice2",
+    sample_rate_hz=SAMPLE_RATE_HZ,
+    tokens_per_s=TOKENS_PER_S,
+    samples_per_frame=SAMPLES_PER_FRAME,
+    n_speech_tokens=N_SPEECH_TOKENS,
+    lookahead_tokens=LOOKAHEAD_TOKENS,
+    flow_streams=True,
+    feeds_speaker=False,
+)
+COSYVOICE_300M = ModelFamily(
+    name="CosyVoice-300M",
+    sample_rate_hz=22_050,
+    tokens_per_s=50,
+    samples_per_frame=256,
+    n_speech_tokens=4096,
+    lookahead_tokens=0,
+    flow_streams=False,
+    feeds_speaker=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SETTINGS_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")
 """Today's name, and the name from December 2024 to April 2025."""
 LM_FILE, FLOW_FILE, VOCODER_FILE = "llm.pt", "flow.pt", "hift.pt"
@@ -17,3 +19,10 @@ RANKS_FILE = "multilingual.tiktoken"
 SPEAKERS_FILE = "spk2info.pt"
 RANDOM_MARK = "random.json"
 """Only in a directory with random weights: such a model makes noises, not speech."""
+
+
+def is_first_generation(directory: Path) -> bool:
+    """Whether a model directory is of CosyVoice-300M, by the names of its files."""
+    if not (directory / FIRST_SETTINGS_NAME).is_file():
+        return False
+    return not any((directory / name).exists() for name in (SETTINGS_NAMES[0], TOKENIZER_DIR, TOKENS_ONNX))
