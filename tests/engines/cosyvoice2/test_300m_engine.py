@@ -18,6 +18,7 @@ from speaking import N_SLOTS, Rig, Stepped, Watched, n_empty, pcm
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.checkpoint import random_300m
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.runner import VOCODED_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
@@ -103,10 +104,10 @@ def test_text_that_is_still_written_is_spoken_when_it_is_complete(small_dir: Pat
     async def use(engine: CosyVoice2Engine) -> None:
         assert not engine.streams_text
         more = TextFeed()
-        stream = engine.synthesize(Utterance("u", "It left ", seed=1, more=more))
+        speech = engine.synthesize(Utterance("u", "It left ", seed=1, more=more))
         more.push("on Tuesday.")
         more.end()
-        grown = joined([chunk async for chunk in stream])
+        grown = joined([chunk async for chunk in speech])
         np.testing.assert_array_equal(grown, joined(await speak(engine, Utterance("v", ONE_PIECE, seed=1))))
         assert engine.stats() == EngineStats() and n_free(engine) == 16
 
@@ -280,3 +281,24 @@ def test_a_piece_that_fails_ends_its_utterance_only(small: Rig, monkeypatch: pyt
     assert stepped.ended[good].error is None
     assert "the second piece" in str(stepped.ended[bad].error) and stepped.heard[bad]
     assert stepped.is_empty() and not stepped.core._jobs
+
+
+def test_speech_without_an_end_fails_and_frees_its_slot(small: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_SPEECH_TOKENS", 10)
+    stepped = Stepped(small, WHOLE)
+    key = stepped.say(REQUESTS[1], VOICES[1])
+    stepped.run()
+    assert "did not come to an end after" in str(stepped.ended[key].error)
+    assert stepped.is_empty() and not stepped.core._jobs
+
+
+def test_a_listener_who_takes_nothing_stops_the_work_after_two_pieces(small: Rig) -> None:
+    stepped = Stepped(small, WHOLE, ahead=AheadLimits(audio_ms=200))
+    key = stepped.say(Request(" ".join([THREE_PIECES] * 3), 2), "first")
+    stepped.run()
+    (job,) = stepped.core._jobs.values()
+    assert job.held_ms >= 200 and key not in stepped.ended
+    n_heard = len(stepped.heard[key])
+    assert stepped.run() == 0, "the core is idle"
+    stepped.run(taking=[key])
+    assert key in stepped.ended and len(stepped.heard[key]) > 3 * n_heard and stepped.is_empty()

@@ -43,6 +43,7 @@ MAX_SPEECH_TOKENS = 2250
 CHUNKS_PER_S = 5
 
 ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
+ENDLESS_PIECE = "the speech model did not come to an end after {:.0f} s; say it again, or in shorter sentences"
 NON_FINITE = "the speech model's output is not finite; this text was given up (see models check)"
 
 
@@ -156,7 +157,8 @@ class Piece:
             if speech is not None:
                 self.tokens.append(speech)
         if self.n_drawn >= self._n_most and not self.decoding.done:
-            self._error = EngineError(ENDLESS.format(self.n_drawn / self._family.tokens_per_s))
+            message = ENDLESS_PIECE if self._stream.profile.whole_pieces else ENDLESS
+            self._error = EngineError(message.format(self.n_drawn / self._family.tokens_per_s))
 
     @property
     def n_spare(self) -> int:

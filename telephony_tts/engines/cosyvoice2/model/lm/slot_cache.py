@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from telephony_tts.errors import EngineError
+
+
+def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A tensor of zeros. On a CPU its memory is taken page by page when it is first written: most slots of a cache are
+    free, or filled in part. PyTorch's own zeros are written at once."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 class SlotCache:
@@ -29,7 +42,7 @@ class SlotCache:
     ) -> None:
         if n_slots < 1 or max_len < 1:
             raise ValueError(f"a cache needs slots and positions, not {n_slots} slots of {max_len} positions")
-        self.data = torch.zeros(n_layers, 2, n_slots + 1, n_kv_heads, max_len, d_head, dtype=dtype, device=device)
+        self.data = zeros_on_demand((n_layers, 2, n_slots + 1, n_kv_heads, max_len, d_head), dtype, device)
         self.n_slots, self.max_len = n_slots, max_len
         self.scratch_slot = n_slots
         self.lengths = [0] * n_slots
