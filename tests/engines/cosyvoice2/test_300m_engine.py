@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import N_SLOTS, Rig, Stepped, Watched, n_empty, pcm
 
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
-from telephony_tts.engines.cosyvoice2.checkpoint import random_300m
-from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
 from telephony_tts.engines.cosyvoice2.device.runner import VOCODED_FRAMES
@@ -38,17 +35,6 @@ THREE_PIECES = (
 )
 REQUESTS = [Request(ONE_PIECE, 1), Request(THREE_PIECES, 2), Request(ONE_PIECE, 5, speed=1.3)]
 VOICES = ["first", "second", "second"]
-
-
-@pytest.fixture(scope="module")
-def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("small")
-    tiny = random_300m.SIZES_300M["tiny"]
-    with pytest.MonkeyPatch.context() as patch:
-        few = replace(tiny, vocoder=replace(tiny.vocoder, res_kernels=(3, 7), res_dilations=(1, 3)))
-        patch.setitem(random_300m.SIZES_300M, "tiny", few)
-        write_random_checkpoint(path, family="300m")
-    return path
 
 
 @pytest.fixture(scope="module")
