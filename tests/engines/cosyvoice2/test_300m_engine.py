@@ -12,11 +12,11 @@ from conformance import assert_keeps_the_contract, joined, speak
 from few_steps import FEW_EULER
 from reference_vocoder import whole_audio
 from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
-from speaking import N_SLOTS, Rig, Stepped, Watched, n_empty, pcm
+from speaking import N_SLOTS, UNBOUNDED, Rig, Stepped, Watched, n_empty, pcm
 
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.core import stream
-from telephony_tts.engines.cosyvoice2.core.scheduler import Lane
+from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage
 from telephony_tts.engines.cosyvoice2.device.runner import VOCODED_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest
@@ -288,3 +288,16 @@ def test_a_listener_who_takes_nothing_stops_the_work_after_two_pieces(small: Rig
     assert stepped.run() == 0, "the core is idle"
     stepped.run(taking=[key])
     assert key in stepped.ended and len(stepped.heard[key]) > 3 * n_heard and stepped.is_empty()
+
+
+def test_the_next_piece_is_due_after_the_piece_before_it(small: Rig) -> None:
+    """So a call that waits for its first audio is served before it."""
+    stepped = Stepped(small, WHOLE)
+    stepped.say(REQUESTS[1], VOICES[1], deadline_ns=10**9)
+    while not (jobs := [job for job in stepped.core._jobs.values() if job.stream.earlier and job.stream.piece]):
+        assert stepped.core.step()
+    (job,) = jobs
+    needs = {need.stage: need.due_ns for need in job.needs(UNBOUNDED, True)}
+    assert job.stream.earlier is not None
+    length_ns = len(job.stream.earlier.tokens) * 10**9 // 50
+    assert needs[Stage.PREFILL] == needs[Stage.FLOW] + length_ns == 10**9 + length_ns

@@ -148,7 +148,10 @@ class Job:
             return []
 
     def _token_needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
-        needs, due_ns, is_new = [], self.due_ns, self.is_new
+        # A piece is heard after the one before.
+        n_before = self.stream.earlier.n_unheard_tokens if self.stream.earlier is not None else 0
+        due_ns = self.due_ns + n_before * NS_PER_S // self.stream.family.tokens_per_s
+        needs, is_new = [], self.is_new
         if not self.busy & TOKEN_STAGES and piece.n_spare < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):

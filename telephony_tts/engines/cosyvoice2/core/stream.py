@@ -179,6 +179,11 @@ class Piece:
         """Tokens of blocks that are begun and not voiced."""
         return self.n_begun - self._n_voiced
 
+    @property
+    def n_unheard_tokens(self) -> int:
+        """Tokens drawn and not voiced."""
+        return len(self.tokens) - self._n_voiced
+
     def has_block(self) -> bool:
         """Whether the next block can begin. Raises EngineError if the piece has failed and all its audio is out."""
         if self.all_begun:

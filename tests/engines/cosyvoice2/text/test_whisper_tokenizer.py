@@ -22,7 +22,7 @@ from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import (
 )
 from telephony_tts.errors import EngineUnavailable
 
-WORDS = [" the", " call", "thank", " you", "ing", "aaa", "abab", "12", "你好", "!!"]
+WORDS = [" the", "xyz", "zw", " call", "thank", " you", "ing", "aaa", "abab", "12", "你好", "!!"]
 PIECES = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?!\S)|\s+")
 """As the official expression, for texts whose only numbers are digits and that have no underscore."""
 
@@ -55,6 +55,12 @@ def test_ids_follow_the_rule(directory: Path, tokenizer: WhisperTokenizer, text:
     ranks = read_ranks(directory / RANKS_FILE)
     want = [number for piece in PIECES.findall(text) for number in stepwise(ranks, piece.encode())]
     assert tokenizer.encode(text) == want
+
+
+def test_the_lowest_id_is_joined_first_and_not_the_shortest_entry(directory: Path, tokenizer: WhisperTokenizer) -> None:
+    ranks = read_ranks(directory / RANKS_FILE)
+    assert ranks[b"xyz"] < ranks[b"zw"]
+    assert tokenizer.encode("xyzw") == [ranks[b"xyz"], ranks[b"w"]]
 
 
 def test_control_tokens_follow_the_entries(directory: Path, tokenizer: WhisperTokenizer) -> None:
