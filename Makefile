@@ -121,11 +121,13 @@ $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
 	@echo "==> installing PyTorch and the CosyVoice2 engine into $(VENV), once; PyTorch for GPUs is gigabytes"
 	@$(PIP) install $(TORCH)
 	@$(PIP) install --quiet --editable '.[cosyvoice,hub]'
+	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB and PyTorch, once"
 	@$(PIP) install --quiet --no-compile $(TORCH) --editable '.[dev,espeak,cosyvoice,hub]'
+	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
 	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@
 
 $(BIN)/python:

@@ -137,20 +137,24 @@ def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
         vocoder_dtype=settings.vocoder_dtype,
         ahead_ms=settings.ahead_ms,
         timeouts=Timeouts(engines.stall_s, engines.timeout_s, engines.restart_wait_s),
+        flow_steps=settings.flow_steps,
+        end_of_instruction=settings.end_of_instruction,
     )
 
 
 def _stored_voices(config: Config) -> tuple[list[Voice], list[str]]:
     need_torch()
-    from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+    from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M
+    from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
     from telephony_tts.engines.cosyvoice2.voices import enrolment
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
     model, directory = config.engines.cosyvoice2.model, voice_directory(config)
     assert directory is not None
+    family = COSYVOICE_300M if model is not None and is_first_generation(Path(model)) else COSYVOICE2
     listed = enrolment.list_voices(Path(model) if model is not None else None, VoiceStore(directory))
     voices = [
-        Voice(each.name, "cosyvoice2", LANGUAGES, SAMPLE_RATE_HZ, description=each.description)
+        Voice(each.name, "cosyvoice2", LANGUAGES, family.sample_rate_hz, description=each.description)
         for each in listed
         if each.features is not None
     ]

@@ -52,6 +52,7 @@ MODELS_EXAMPLES = """examples:
   telephony-tts models pull /data/CosyVoice2-0.5B           fetch the official model (3.1 GB); repeat to continue
   telephony-tts models check /data/CosyVoice2-0.5B          is it complete, and what to do if not
   telephony-tts models random /data/tiny --size tiny        random weights in the official layout, for tests
+  telephony-tts models pull /data/300M-SFT --family 300m    the first generation, CosyVoice-300M-SFT (1.7 GB)
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
 """
 _PULL_EXAMPLES = """examples:
@@ -59,9 +60,11 @@ _PULL_EXAMPLES = """examples:
   telephony-tts models pull /data/CosyVoice2-0.5B --source modelscope
   HF_ENDPOINT=https://hub.example telephony-tts models pull /data/CosyVoice2-0.5B   a mirror
   telephony-tts models pull /data/ours --repo our-team/CosyVoice2-ours              a fine-tuned one
+  telephony-tts models pull /data/300M-SFT --family 300m                            CosyVoice-300M-SFT
 
 An interrupted pull continues when it is repeated. Every file is compared with the hub's own SHA-256. A file that is
 right is not fetched again, and a file that differs is replaced. Files that this engine does not use are not fetched.
+CosyVoice-300M also needs Whisper's vocabulary, which no hub has beside it: pip install --no-deps openai-whisper.
 """
 _CHECK_EXAMPLES = """examples:
   telephony-tts models check /data/CosyVoice2-0.5B
@@ -72,6 +75,7 @@ problem, else 1 with one line for each problem and one that says what to do.
 _RANDOM_EXAMPLES = """examples:
   telephony-tts models random /data/tiny                    6 MB, at once
   telephony-tts models random /data/random --size full      2.6 GB: as large and as slow as the official model
+  telephony-tts models random /data/tiny300 --family 300m   the first generation; 1.7 GB in full size
   telephony-tts say "Hello." out.wav --engine cosyvoice2 --model /data/tiny
 """
 _RAW = argparse.RawDescriptionHelpFormatter
@@ -145,6 +149,11 @@ def add_models(command: Commands) -> None:
     pulling.add_argument("--source", choices=("huggingface", "modelscope"), default="huggingface", help="the hub")
     pulling.add_argument("--revision", metavar="R", help="branch, tag or commit (default: the hub's main branch)")
     pulling.add_argument("--repo", metavar="ID", help="another repository than the official one")
+    for sub, does in ((pulling, "the model to fetch"), (making, "the model to imitate")):
+        sub.add_argument(
+            "--family", choices=("cosyvoice2", "300m"), default="cosyvoice2",
+            help=f"{does}: CosyVoice2-0.5B or CosyVoice-300M-SFT (default cosyvoice2)",
+        )  # fmt: skip
     making.add_argument("--size", choices=("tiny", "full"), default="tiny", help="6 MB or 2.6 GB (default tiny)")
     making.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights (default 0)")
 
@@ -297,21 +306,21 @@ def _random(arguments: argparse.Namespace) -> int:
 
     if arguments.seed < 0:
         raise ConfigError(f"--seed is {arguments.seed}; expected a whole number of 0 or more")
-    write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed)
+    write_random_checkpoint(Path(arguments.dir), arguments.size, arguments.seed, family=arguments.family)
     print(f"{arguments.dir}: a random {arguments.size} checkpoint; it makes noises, for tests and measurements")
     return 0
 
 
 def _pull(arguments: argparse.Namespace) -> int:
     """Exit status 0 if the directory is complete and good, 130 after Ctrl-C."""
-    from telephony_tts.engines.cosyvoice2.checkpoint.download import OFFICIAL_REPOS, DownloadProgress, pull
+    from telephony_tts.engines.cosyvoice2.checkpoint.download import DownloadProgress, pull, release_of
     from telephony_tts.engines.cosyvoice2.checkpoint.hubs import open_hub
 
-    directory = Path(arguments.dir)
-    repo = arguments.repo or OFFICIAL_REPOS[arguments.source]
+    directory, family = Path(arguments.dir), arguments.family
+    repo = arguments.repo or release_of(family).official_repos[arguments.source]
     try:
         with DownloadProgress(sys.stderr) as progress:
-            pulled = pull(directory, open_hub(arguments.source), repo, arguments.revision, progress)
+            pulled = pull(directory, open_hub(arguments.source), repo, arguments.revision, progress, family)
     except KeyboardInterrupt:
         print("telephony-tts: interrupted; repeat the command to continue", file=sys.stderr)
         return 130

@@ -68,8 +68,10 @@ class CosyVoice2Settings:
     slots: Annotated[int, Between(1, 1024)] = 16
     ready_voices: Annotated[int, Between(1, 10_000)] = 4
     flow_memory_mb: Annotated[int | None, Between(1, 1_000_000)] = None
+    flow_steps: Annotated[int | None, Between(1, 100)] = None
     ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000
     control_tokens: tuple[str, ...] = ()
+    end_of_instruction: Annotated[str, OneOf(("<endofprompt>", "<|endofprompt|>"))] = "<endofprompt>"
 
     def conflicts(self) -> Iterator[str]:
         for name, dtype in (("lm_dtype", self.lm_dtype), ("flow_dtype", self.flow_dtype)):

@@ -129,8 +129,9 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     model = settings.engines.cosyvoice2.model
     if model is None or importlib.util.find_spec("torch") is None:
         return
-    from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, how_to_mend
-    from telephony_tts.engines.cosyvoice2.model.file_names import RANDOM_MARK
+    from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory, family_of, how_to_mend
+    from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2
+    from telephony_tts.engines.cosyvoice2.model.file_names import RANDOM_MARK, SPEAKERS_FILE
     from telephony_tts.engines.cosyvoice2.settings import how_to_add_a_voice
     from telephony_tts.engines.cosyvoice2.voices.enrolment import list_voices
     from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
@@ -142,7 +143,9 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         yield "broken", "cosyvoice2 model", how_to_mend(Path(model))
         return
     is_random = (Path(model) / RANDOM_MARK).is_file()
-    yield "ok", "cosyvoice2 model", f"{model}" + (" (random weights: noises, not speech)" if is_random else "")
+    family = family_of(Path(model))
+    found = f"{model}" + ("" if family is COSYVOICE2 else f", {family.name}")
+    yield "ok", "cosyvoice2 model", found + (" (random weights: noises, not speech)" if is_random else "")
     directory = app.voice_directory(settings)
     assert directory is not None
     voices = list_voices(Path(model), VoiceStore(directory))
@@ -152,8 +155,10 @@ def _cosyvoice2(settings: config.Config) -> Iterator[tuple[str, str, str]]:
     names = [voice.name for voice in voices if voice.features is not None]
     if names:
         yield "ok", "cosyvoice2 voices", f"{len(names)}: {', '.join(names)}"
-    else:
+    elif family is COSYVOICE2:
         yield "missing", "cosyvoice2 voices", how_to_add_a_voice(Path(model), directory)
+    else:
+        yield "missing", "cosyvoice2 voices", f"{SPEAKERS_FILE} has no speaker: take the one of CosyVoice-300M-SFT"
     yield from _cosyvoice2_speed(settings)
 
 

@@ -174,6 +174,7 @@ def test_an_unknown_device_is_an_error(name: str) -> None:
         devices.make_device(name)
 
 
+@pytest.mark.slow
 def test_the_driver_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert devices._nvidia_smi(0) is None

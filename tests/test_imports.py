@@ -65,6 +65,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
     "telephony_tts.engines.cosyvoice2.text": row("errors clock", not_stdlib=TASKS | IO),
     "telephony_tts.engines.cosyvoice2.text.tokenizer": row("errors", "tokenizers", TASKS),
+    "telephony_tts.engines.cosyvoice2.text.whisper_tokenizer": row("errors", "tokenizers", TASKS),
     "telephony_tts.engines.cosyvoice2.hosting": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.hosting.loading": row("errors metrics clock", "torch"),
     "telephony_tts.engines.cosyvoice2.hosting.choosing": row("errors metrics clock", "torch"),
@@ -129,21 +130,21 @@ ROOMS: dict[str, str] = {
     "model.graphs": "",
     "kernels": "",
     "model.linear": "kernels",
-    "model.lm": "model.config model.file_names model.segments model.state model.border model.linear",
-    "model.flow": (
-        "model.config model.failures model.file_names model.state model.border model.graphs model.linear kernels"
-    ),
+    "model.relative": "",
+    "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative",
+    "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
+    "model.relative kernels",
     "model.vocoder": "model.config model.failures model.file_names model.state model.border",
     "profile": "model.config",
     "settings": "profile",
     "choice": "settings",
-    "text": "model.config model.segments profile",
+    "text": "model.config model.file_names model.segments profile",
     "voices": "model.config model.file_names",
     "checkpoint": "model text voices",
     "device": "model checkpoint voices text profile settings choice kernels",
     "core": "device model.config model.failures model.flow text voices profile settings",
-    "hosting": "core device checkpoint voices text model.config settings choice kernels",
-    "service": "hosting core text model.config languages profile settings choice",
+    "hosting": "core device checkpoint voices text model.config model.file_names profile settings choice kernels",
+    "service": "hosting core text model.config model.file_names languages profile settings choice",
 }
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""

@@ -82,6 +82,14 @@ def words(text: str) -> list[tuple[int, int]]:
     return spans
 
 
+def clause_ends(text: str) -> list[tuple[int, bool]]:
+    """Where clauses and sentences end: the position after each, and whether it is a sentence's. The text's own end is
+    none of them."""
+    ends = {match.end(): False for match in _CLAUSE_END.finditer(text)}
+    ends |= {match.end(): True for match in _SENTENCE_END.finditer(text)}
+    return sorted((end, is_sentence) for end, is_sentence in ends.items() if end < len(text))
+
+
 def without_endless_words(text: str) -> str:
     """The text with spaces for the rest of each word after MAX_WORD_CHARS. All offsets stay the same."""
     return _ENDLESS.sub(lambda match: " " * len(match[0]), text)

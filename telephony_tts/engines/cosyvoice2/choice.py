@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from telephony_tts.engines.cosyvoice2.settings import AUTO, INT8, MIXED, Precision
@@ -56,6 +56,14 @@ class CpuTimings:
             raise ValueError("a timing is missing")
         if "float32" not in self.vocoder:
             raise ValueError("a timing is missing")
+
+    def without_int8(self) -> CpuTimings:
+        """For a model that has no integer weights."""
+
+        def floats(table: Mapping[str, float]) -> dict[str, float]:
+            return {name: seconds for name, seconds in table.items() if name != INT8}
+
+        return replace(self, lm=floats(self.lm), lm_shared=floats(self.lm_shared), flow=floats(self.flow))
 
     def of(self, network: str) -> Mapping[str, float]:
         """Seconds by precision, with one caller."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from telephony_tts.engines.cosyvoice2.model.config import BLOCK_TOKENS, LOOKAHEAD_TOKENS
 
+_ALL_TOKENS = 1 << 30
+"""More than any piece has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -35,6 +38,9 @@ class Profile:
     """Use the Hamming cross-fades of `UpstreamJoint` instead of a continuous source."""
     upstream_text: bool = False
     """Cut and spell text by `text_rules`."""
+    whole_pieces: bool = False
+    """A piece of text is one block, which begins when all of its ids are drawn. The next piece draws its ids meanwhile.
+    Text is cut into clauses (`prompting.clause_pieces`)."""
 
     def n_cut(self, n_prompt: int) -> int:
         """Tokens to cut at the front of a prompt of `n_prompt` tokens."""
@@ -45,6 +51,8 @@ class Profile:
 
     def block_tokens(self, n_blocks: int, n_prompt: int) -> int:
         """Tokens of the block after `n_blocks` blocks, behind a cut prompt of `n_prompt` tokens."""
+        if self.whole_pieces:
+            return _ALL_TOKENS
         if n_blocks:
             return self.later_block_tokens[min(n_blocks, len(self.later_block_tokens)) - 1]
         n_least = BLOCK_TOKENS if self.first_tokens is None else 1
@@ -77,4 +85,6 @@ UPSTREAM = Profile(
     upstream_text=True,
 )
 """What the reference does for its first caller (specification 7)."""
+WHOLE = Profile(first_tokens=None, whole_pieces=True)
+"""For CosyVoice-300M, whose flow cannot stream. It has no other."""
 PROFILES: Mapping[str, Profile] = {"default": DEFAULT, "fast": FAST, "upstream": UPSTREAM}

@@ -33,7 +33,8 @@ from telephony_tts.engines.cosyvoice2.core.orders import (
     UtteranceEnded,
 )
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
+from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M
+from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
 from telephony_tts.engines.cosyvoice2.profile import PROFILES
 from telephony_tts.engines.cosyvoice2.settings import (
     AUTO,
@@ -47,8 +48,9 @@ from telephony_tts.engines.cosyvoice2.settings import (
     Settings,
     Timeouts,
 )
-from telephony_tts.engines.cosyvoice2.text.prompting import Request
+from telephony_tts.engines.cosyvoice2.text.prompting import END_OF_INSTRUCTION, Request
 from telephony_tts.engines.cosyvoice2.text.tokenizer import CONTROL_TOKENS
+from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import LANGUAGE_TAGS
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
@@ -150,9 +152,11 @@ class _OpenUtterance:
 class CosyVoice2Engine:
     """`profile`: see `profile.PROFILES`; `finish`: see `FINISHES`. `control_tokens`: the tokens that act as controls in
     the text of an utterance; others are read out. `n_workers`: threads that compute (`scheduler.lanes`). The dtypes of
-    single networks default to `dtype`. "auto" for a dtype, and None for `n_workers` and `n_threads`: see `choice`."""
+    single networks default to `dtype`. `flow_steps`: Euler steps of the flow, None for 10.
+    "auto" for a dtype, and None for `n_workers` and `n_threads`: see `choice`.
 
-    streams_text = True
+    A model directory of CosyVoice-300M is recognised by its files (`is_first_generation`). It has one profile, and gets
+    only complete sentences. `end_of_instruction`: what ends an instruction to it that has no end of its own."""
 
     def __init__(
         self,
@@ -173,8 +177,11 @@ class CosyVoice2Engine:
         vocoder_dtype: str | None = None,
         ahead_ms: int = AheadLimits().audio_ms,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        flow_steps: int | None = None,
+        end_of_instruction: str = END_OF_INSTRUCTION[0],
     ) -> None:
-        """Raises ConfigError for an unknown dtype, profile, finish, isolation or control token, or no slots."""
+        """Raises ConfigError for an unknown dtype, profile, finish, isolation, control token or end of an instruction,
+        for no slots, and for a profile that the model family does not have."""
         for what, value, known in (
             ("dtype", dtype, (AUTO, *DTYPES)),
             ("profile", profile, PROFILES),
@@ -183,15 +190,24 @@ class CosyVoice2Engine:
             ("lm_dtype", lm_dtype, (AUTO, *LM_DTYPES)),
             ("flow_dtype", flow_dtype, (AUTO, *FLOW_DTYPES)),
             ("vocoder_dtype", vocoder_dtype, (AUTO, *VOCODER_DTYPES)),
+            ("end_of_instruction", end_of_instruction, END_OF_INSTRUCTION),
         ):
             if value is not None and value not in known:
                 raise ConfigError(f"cosyvoice2 has no {what} {value!r}; it has {', '.join(known)}")
+        self._family = COSYVOICE_300M if is_first_generation(Path(model_dir)) else COSYVOICE2
+        if not self._family.flow_streams and (profile != "default" or finish != "profile"):
+            raise ConfigError(
+                f"{model_dir} is CosyVoice-300M, which speaks piece by piece: leave profile at default and finish at "
+                "profile"
+            )
+        tokens = CONTROL_TOKENS if self._family is COSYVOICE2 else LANGUAGE_TAGS
         for token in control_tokens:
-            if token not in CONTROL_TOKENS:
-                raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(CONTROL_TOKENS)}")
+            if token not in tokens:
+                raise ConfigError(f"cosyvoice2 has no control token {token!r}; it has {' '.join(tokens)}")
         if limits.n_slots < 1 or limits.n_ready_voices < 1:
             raise ConfigError("cosyvoice2 needs at least one slot and room for one voice")
         self.name = "cosyvoice2"
+        self.streams_text = self._family.flow_streams
         chosen, causal_finish = PROFILES[profile], FINISHES[finish]
         if causal_finish is not None:
             chosen = replace(chosen, causal_finish=causal_finish)
@@ -207,10 +223,12 @@ class CosyVoice2Engine:
             n_threads,
             AheadLimits(ahead_ms),
             limits.flow_memory_mb,
+            flow_steps,
         )
         self._isolation = isolation
         self._timeouts = timeouts
         self._control = frozenset(control_tokens)
+        self._end_of_instruction = end_of_instruction
         self._host: EngineHost | None = None
         self._utterances: dict[int, _OpenUtterance] = {}
         self._keys = itertools.count()
@@ -223,7 +241,7 @@ class CosyVoice2Engine:
     def voices(self) -> tuple[Voice, ...]:
         """The voices of the model directory and then of the store, as they were when the model was last loaded: by
         `start`, or by a new process. Empty before."""
-        return tuple(Voice(name, self.name, LANGUAGES, SAMPLE_RATE_HZ) for name in self._voices)
+        return tuple(Voice(name, self.name, LANGUAGES, self._family.sample_rate_hz) for name in self._voices)
 
     @property
     def settings(self) -> Settings:
@@ -288,6 +306,7 @@ class CosyVoice2Engine:
             utterance.instruct,
             utterance.more is not None,
             self._control,
+            self._end_of_instruction,
         )
         key, stream = next(self._keys), _OpenUtterance(monotonic_ns())
         self._utterances[key] = stream

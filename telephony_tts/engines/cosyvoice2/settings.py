@@ -90,3 +90,5 @@ class Settings:
     ahead: AheadLimits = field(default_factory=AheadLimits)
     flow_memory_mb: int | None = None
     """Memory of an accelerator for the flow (`SpeechModel.load`)."""
+    flow_steps: int | None = None
+    """Euler steps of the flow. None: as the model was published, 10."""

@@ -14,7 +14,7 @@ from pretend_device import Pretence
 from speaking import REQUESTS, VOICES, Rig, spoken
 
 from telephony_tts.engines.api import Pcm
-from telephony_tts.engines.cosyvoice2.checkpoint import random_checkpoint
+from telephony_tts.engines.cosyvoice2.checkpoint import random_300m, random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting import loading, process_host
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
@@ -39,6 +39,18 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(random_checkpoint.SIZES, "tiny", replace(tiny, vocoder=replace(tiny.vocoder, **FEW_LAYERS)))
         random_checkpoint.write_random_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CosyVoice-300M."""
+    path = tmp_path_factory.mktemp("small")
+    tiny = random_300m.SIZES_300M["tiny"]
+    with pytest.MonkeyPatch.context() as patch:
+        few = replace(tiny, vocoder=replace(tiny.vocoder, **FEW_LAYERS))
+        patch.setitem(random_300m.SIZES_300M, "tiny", few)
+        random_checkpoint.write_random_checkpoint(path, family="300m")
     return path
 
 

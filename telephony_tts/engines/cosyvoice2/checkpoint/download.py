@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 from telephony_tts.engines.cosyvoice2.checkpoint.hubs import CHUNK_BYTES, Hub, HubFile, Listing
 from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FIRST_SETTINGS_NAME,
     FLOW_FILE,
     LM_FILE,
     RANDOM_MARK,
@@ -28,6 +29,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     TOKENIZER_DIR,
     TOKENS_ONNX,
     VOCODER_FILE,
+    is_first_generation,
 )
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
@@ -72,6 +74,20 @@ KNOWN: dict[str, tuple[int, str]] = {
     "llm.pt": (2_023_316_821, "b144ef55b51ce8cfb79a73c90dbba0bdaba4e451c0ebcfab20f769264f84a608"),
 }
 
+OFFICIAL_REPOS_300M = {"huggingface": "FunAudioLLM/CosyVoice-300M-SFT", "modelscope": "iic/CosyVoice-300M-SFT"}
+NEEDED_300M = (FIRST_SETTINGS_NAME, SPEAKERS_FILE, VOCODER_FILE, FLOW_FILE, LM_FILE)
+"""The two ONNX graphs of its directory are for voices from recordings, which this engine does not make for it."""
+# From third-party texts about CosyVoice-300M-SFT, not from the hub: sizes, and for the large files the first eight
+# digits of the hash. So they warn of another release, but a file is verified by the hub's own hash only.
+KNOWN_300M: dict[str, tuple[int, str]] = {
+    "cosyvoice.yaml": (6_421, ""),
+    "spk2info.pt": (7_772, ""),
+    "hift.pt": (81_896_716, "91e679b6"),
+    "flow.pt": (419_900_943, "21eae78c"),
+    "llm.pt": (1_242_994_835, "d198ce56"),
+}
+SHA256_DIGITS = 64
+
 SPARE_BYTES = 50_000_000
 """Disk space that a pull leaves free."""
 READ_BYTES = 1 << 20
@@ -85,6 +101,33 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """The files of a model family, and what is known of its official release."""
+
+    name: str
+    official_repos: Mapping[str, str]
+    """By hub."""
+    needed: tuple[str, ...]
+    if_there: tuple[str, ...]
+    dispensable: tuple[str, ...]
+    known: Mapping[str, tuple[int, str]]
+    """Size and SHA-256 of files, or the first digits of that."""
+    known_revision: str | None
+    """Of Hugging Face."""
+
+    def is_known(self, name: str) -> bool:
+        """Whether the hash of the file is known."""
+        return len(self.known.get(name, (0, ""))[1]) == SHA256_DIGITS
+
+
+def release_of(family: str) -> Release:
+    """The release of "cosyvoice2" or "300m"."""
+    if family == "300m":
+        return Release("CosyVoice-300M-SFT", OFFICIAL_REPOS_300M, NEEDED_300M, (), (), KNOWN_300M, None)
+    return Release("CosyVoice2", OFFICIAL_REPOS, NEEDED, IF_THERE, DISPENSABLE, KNOWN, KNOWN_REVISION)
+
+
+@dataclass(frozen=True, slots=True)
 class PullResult:
     """The result of a pull."""
 
@@ -94,8 +137,10 @@ class PullResult:
     warnings: tuple[str, ...]
 
 
-def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress) -> PullResult:
-    """Fetches the files of the repository that the engine needs into `directory`.
+def pull(
+    directory: Path, hub: Hub, repo: str, revision: str | None, progress: DownloadProgress, family: str = "cosyvoice2"
+) -> PullResult:
+    """Fetches the files of the repository that the engine needs into `directory`. `family`: see `release_of`.
 
     Raises ConfigError for a directory that cannot be used. Raises EngineUnavailable if the hub lacks a file, cannot be
     reached or sends other bytes than it announced.
@@ -104,30 +149,36 @@ def pull(directory: Path, hub: Hub, repo: str, revision: str | None, progress: D
         raise ConfigError(f"{directory} is not a directory: give the name of a new one")
     if (directory / RANDOM_MARK).exists():
         raise ConfigError(f"{directory} holds a random checkpoint: give another directory, or delete it")
+    release = release_of(family)
+    is_other = (directory / SETTINGS_NAMES[0]).exists() if family == "300m" else is_first_generation(directory)
+    if is_other:
+        raise ConfigError(f"{directory} holds a model of another family than {release.name}: give another directory")
     listing = hub.listing(repo, revision)
-    files = _wanted(listing)
-    kept = [file for file in files if _is_right(directory / file.name, file, progress)]
+    files = _wanted(listing, release)
+    kept = [file for file in files if _is_right(directory / file.name, file, progress, release)]
     missing = [file for file in files if file not in kept]
     try:
         _check_space(directory, missing)
         for file in missing:
-            _fetch(directory, hub, listing, file, progress)
+            _fetch(directory, hub, listing, file, progress, release)
     except OSError as error:
         raise ConfigError(
             f"{directory} cannot be written to ({error.strerror or error}): make it writable or give another"
         ) from error
-    warnings = _unlike_known(directory, files, is_official=repo in OFFICIAL_REPOS.values())
+    is_official = repo in release.official_repos.values()
+    warnings = _unlike_known(directory, files, release, is_official=is_official)
     return PullResult(listing.revision, len(missing), len(kept), tuple(warnings))
 
 
-def _wanted(listing: Listing) -> list[HubFile]:
+def _wanted(listing: Listing, release: Release) -> list[HubFile]:
     """The files to fetch, small ones first: a wrong repository shows before gigabytes are fetched."""
-    absent = [name for name in NEEDED if name not in listing.files and name not in DISPENSABLE]
+    absent = [name for name in release.needed if name not in listing.files and name not in release.dispensable]
     if absent:
         raise EngineUnavailable(
-            f"{listing.repo} at {listing.revision} is not a CosyVoice2 model, it lacks {', '.join(absent)}: see --repo"
+            f"{listing.repo} at {listing.revision} is not a {release.name} model, it lacks {', '.join(absent)}: see "
+            "--repo"
         )
-    files = [listing.files[name] for name in (*NEEDED, *IF_THERE) if name in listing.files]
+    files = [listing.files[name] for name in (*release.needed, *release.if_there) if name in listing.files]
     for file in files:
         said = [digest for digest in (file.sha256, file.git_sha1) if digest is not None]
         if (file.size is not None and file.size < 0) or not all(_HASH.fullmatch(digest) for digest in said):
@@ -157,7 +208,9 @@ def _check_space(directory: Path, missing: list[HubFile]) -> None:
 # ------------------------------------------------------------------------------- fetch
 
 
-def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: DownloadProgress) -> None:
+def _fetch(
+    directory: Path, hub: Hub, listing: Listing, file: HubFile, progress: DownloadProgress, release: Release
+) -> None:
     """Fetches one file, continuing an earlier pull, and puts it in its place if it is right."""
     path, part = directory / file.name, _part_path(directory, file)
     if path.exists():
@@ -166,12 +219,14 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     with _locked(part) as opened:
         if file.size is None or part.stat().st_size > file.size:
             opened.truncate(0)
-        sink = _CountedSink(opened, progress, _most(file))
+        most = _most(file, release)
+        sink = _CountedSink(opened, progress, most)
         progress.start(file.name, file.size, part.stat().st_size)
         _read_all(hub, listing, file, sink)
         opened.flush()
         os.fsync(opened.fileno())
-    problem = f"the hub sends more than its {_most(file)} bytes" if sink.overflowed else _problem(part, file, progress)
+    problem = f"the hub sends more than its {most} bytes" if sink.overflowed else ""
+    problem = problem or _problem(part, file, progress, release)
     if problem:
         part.unlink()
         raise EngineUnavailable(
@@ -180,13 +235,19 @@ def _fetch(directory: Path, hub: Hub, listing: Listing, file: HubFile, progress:
     part.replace(path)
     for stale in path.parent.glob(f".{path.name}.*.part"):
         stale.unlink()  # a part of another release
-    is_verified = file.sha256 or file.git_sha1 or file.name in KNOWN
-    progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched" + (" and verified" if is_verified else ""))
+    is_verified = file.sha256 or file.git_sha1 or release.is_known(file.name)
+    said = " and verified" if is_verified else ""
+    if not said and file.name in release.known:
+        has_start = bool(release.known[file.name][1])
+        said = ", not verified: the hub gives no hash; its size" + (
+            " and the first digits of its SHA-256 are those of the known release" if has_start else " is the known one"
+        )
+    progress.note(f"{file.name} ({_size(path.stat().st_size)}) fetched{said}")
 
 
-def _most(file: HubFile) -> int:
+def _most(file: HubFile, release: Release) -> int:
     """The most bytes of a file: its size in the hub, else in the known release."""
-    known = KNOWN.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
+    known = release.known.get(file.name, (UNANNOUNCED_BYTES, ""))[0]
     return file.size if file.size is not None else known
 
 
@@ -265,13 +326,13 @@ class _CountedSink:
 # ------------------------------------------------------------------------------ verify
 
 
-def _is_right(path: Path, file: HubFile, progress: DownloadProgress) -> bool:
-    return path.is_file() and not _problem(path, file, progress)
+def _is_right(path: Path, file: HubFile, progress: DownloadProgress, release: Release) -> bool:
+    return path.is_file() and not _problem(path, file, progress, release)
 
 
-def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
+def _problem(path: Path, file: HubFile, progress: DownloadProgress, release: Release) -> str:
     """How a file on disk differs from the hub's description or, without one, from the known release; "" if equal."""
-    known_size, known_sha256 = KNOWN.get(file.name, (None, None))
+    known_size, known_sha256 = release.known.get(file.name, (None, None))
     size = file.size if file.size is not None else known_size
     n = path.stat().st_size
     if size is not None and n != size:
@@ -281,26 +342,29 @@ def _problem(path: Path, file: HubFile, progress: DownloadProgress) -> str:
         found = hashlib.sha1(b"blob %d\0" % n + data, usedforsecurity=False).hexdigest()
         return "" if found == file.git_sha1 else f"its git hash is {found} and should be {file.git_sha1}"
     wanted = file.sha256 or known_sha256
-    if wanted is None:
+    if not wanted:
         return ""
     progress.start(file.name, n, 0, verb="checking")
     found = _sha256(path, progress)
-    return "" if found == wanted else f"its SHA-256 is {found} and should be {wanted}"
+    should = f"be {wanted}" if len(wanted) == SHA256_DIGITS else f"begin with {wanted}"
+    return "" if found.startswith(wanted) else f"its SHA-256 is {found} and should {should}"
 
 
-def _unlike_known(directory: Path, files: list[HubFile], is_official: bool) -> list[str]:
+def _unlike_known(directory: Path, files: list[HubFile], release: Release, *, is_official: bool) -> list[str]:
     """One warning that names the files that the hub has in another release than the one this engine was made for."""
     unlike = []
     for file in files:
-        if file.name in KNOWN:
-            size, sha256 = KNOWN[file.name]
-            differs = file.sha256 != sha256 if file.sha256 else _sha256(directory / file.name) != sha256
+        if file.name in release.known:
+            size, sha256 = release.known[file.name]
+            found = file.sha256 or (_sha256(directory / file.name) if sha256 else "")
+            differs = not found.startswith(sha256)
             if file.size not in (None, size) or differs:
                 unlike.append(file.name)
     if not unlike:
         return []
     names = ", ".join(unlike) if len(unlike) <= MAX_NAMED else f"{len(unlike)} of {len(files)} files differ"
-    hint = f"; --source huggingface --revision {KNOWN_REVISION} gets that one" if is_official else ""
+    revision = release.known_revision if is_official else None
+    hint = f"; --source huggingface --revision {revision} gets that one" if revision else ""
     return [f"another release than the one that this engine was made for: {names}{hint}"]
 
 

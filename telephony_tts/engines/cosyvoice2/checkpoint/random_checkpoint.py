@@ -16,6 +16,13 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
+from telephony_tts.engines.cosyvoice2.checkpoint.random_300m import (
+    README_300M,
+    SIZES_300M,
+    preset_speakers,
+    settings_300m,
+    write_ranks,
+)
 from telephony_tts.engines.cosyvoice2.checkpoint.standin_onnx import speaker_graph, token_graph
 from telephony_tts.engines.cosyvoice2.model.config import (
     EOS,
@@ -29,9 +36,11 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     VocoderConfig,
 )
 from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FIRST_SETTINGS_NAME,
     FLOW_FILE,
     LM_FILE,
     RANDOM_MARK,
+    RANKS_FILE,
     SETTINGS_NAMES,
     SPEAKER_ONNX,
     SPEAKERS_FILE,
@@ -43,9 +52,12 @@ from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
 from telephony_tts.engines.cosyvoice2.model.state import Shape
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import SPECIAL_TOKENS
+from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import byte_letters
 from telephony_tts.errors import ConfigError
 
 Size = Literal["tiny", "full"]
+FamilyName = Literal["cosyvoice2", "300m"]
+"""CosyVoice2-0.5B, and CosyVoice-300M-SFT."""
 
 SIZES: dict[Size, ModelConfig] = {
     "full": ModelConfig(),
@@ -59,6 +71,8 @@ SIZES: dict[Size, ModelConfig] = {
 
 EOS_BIAS = 3.2
 """Logits are near N(0, 1). With this bias speech ends about 2 s after it may end, on average."""
+EOS_BIAS_300M = 2.6
+"""Of fewer ids, at twice as many a second."""
 NEVER = -20.0
 NEVER_AT_ALL = -1e4
 """So low that no number of draws reaches it. float16 has this number."""
@@ -77,27 +91,54 @@ The tokenizer and the two ONNX graphs are small stand-ins. Fetch the official mo
 
 
 def write_random_checkpoint(
-    path: Path, size: Size = "tiny", seed: int = 0, *, endless: bool = False, prompt_tokens: int = PROMPT_TOKENS
+    path: Path,
+    size: Size = "tiny",
+    seed: int = 0,
+    *,
+    endless: bool = False,
+    prompt_tokens: int = PROMPT_TOKENS,
+    family: FamilyName = "cosyvoice2",
 ) -> None:
-    """Writes a model directory of 6 MB (tiny) or 2.6 GB (full). The same seed gives the same weights.
+    """Writes a model directory of 6 MB (tiny) or 2.6 GB (full, 1.7 GB of 300m). The same seed gives the same weights.
 
     `endless`, for measurements: the model never ends its speech by itself, so it is as long as its text allows.
-    `prompt_tokens` is the length of the prompt of the voice `prompted`. If it is 0, `preset` is the only voice.
-    Raises ConfigError if the directory holds anything but a random checkpoint.
+    `prompt_tokens` is the length of the prompt of the voice `prompted`. If it is 0, `preset` is the only voice. The
+    voices of the family 300m have no prompts.
+    Raises ConfigError if the directory holds anything but a random checkpoint of this family.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not (path / RANDOM_MARK).is_file():
         raise ConfigError(f"{path} is not empty and is not a random checkpoint: give a new directory")
+    other = SETTINGS_NAMES[0] if family == "300m" else FIRST_SETTINGS_NAME
+    if (path / other).exists():
+        raise ConfigError(f"{path} is a random checkpoint of the other model family: give a new directory")
+    if family == "300m":
+        _write_300m(path, size, seed, endless=endless)
+        return
     config = SIZES[size]
     (path / TOKENIZER_DIR).mkdir(parents=True, exist_ok=True)
     special = {"endless": True, "prompt_tokens": prompt_tokens} if endless else {}
     _write_json(path / RANDOM_MARK, {"random": True, "size": size, "seed": seed, **special})
     (path / "README.md").write_text(README.format(size=size, seed=seed), encoding="utf-8")
     (path / SETTINGS_NAMES[0]).write_text(_settings(config), encoding="utf-8")
+    assert isinstance(config.lm, LmConfig)
     write_tokenizer(path / TOKENIZER_DIR, config.lm)
     (path / SPEAKER_ONNX).write_bytes(speaker_graph(seed))
     (path / TOKENS_ONNX).write_bytes(token_graph(seed))
     torch.save(_speakers(config, seed, prompt_tokens), path / SPEAKERS_FILE)
+    for name, shapes in checkpoint_shapes(config).items():
+        torch.save(random_state(name, shapes, seed, endless=endless), path / name)
+
+
+def _write_300m(path: Path, size: Size, seed: int, *, endless: bool) -> None:
+    config = SIZES_300M[size]
+    path.mkdir(parents=True, exist_ok=True)
+    special = {"endless": True} if endless else {}
+    _write_json(path / RANDOM_MARK, {"random": True, "family": "300m", "size": size, "seed": seed, **special})
+    (path / "README.md").write_text(README_300M.format(size=size, seed=seed), encoding="utf-8")
+    (path / FIRST_SETTINGS_NAME).write_text(settings_300m(config), encoding="utf-8")
+    write_ranks(path / RANKS_FILE, _spelt_words())
+    torch.save(preset_speakers(config, _generator(seed, SPEAKERS_FILE)), path / SPEAKERS_FILE)
     for name, shapes in checkpoint_shapes(config).items():
         torch.save(random_state(name, shapes, seed, endless=endless), path / name)
 
@@ -111,7 +152,11 @@ def random_state(file: str, shapes: dict[str, Shape], seed: int, *, endless: boo
         if name.endswith(WEIGHT_G):
             direction = state[name.removesuffix(WEIGHT_G) + WEIGHT_V]
             state[name] = direction.flatten(1).norm(dim=1)[:, None, None]
-    if file == LM_FILE:
+    if file == LM_FILE and "text_embedding.weight" in shapes:
+        end = len(state["llm_decoder.bias"]) - 1
+        state["llm_decoder.weight"][end] *= 0.1  # so that the bias decides when speech ends
+        state["llm_decoder.bias"][end] = NEVER_AT_ALL if endless else EOS_BIAS_300M
+    elif file == LM_FILE:
         state[TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied, as in the official file
         state["llm_decoder.weight"][EOS] *= 0.1  # so that the bias decides when speech ends
         stops = [NEVER_AT_ALL] * 3 if endless else [EOS_BIAS, NEVER, NEVER]
@@ -192,12 +237,9 @@ what when time from our one two three four five six seven eight nine ten help is
 _HAN = "你好的是一我在有不人这他们来了上个大中为到说时请您谢"
 
 
-def byte_letters() -> dict[int, str]:
-    """The printable letter for each byte in a byte-level vocabulary, in the order of the official ids."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in letters]
-    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}
+def _spelt_words() -> list[str]:
+    """Words and characters that are single tokens in a random checkpoint."""
+    return [*(f" {word}" for word in _WORDS.split()), *_HAN]
 
 
 def write_tokenizer(directory: Path, config: LmConfig) -> None:
@@ -205,7 +247,7 @@ def write_tokenizer(directory: Path, config: LmConfig) -> None:
     letters = byte_letters()
     vocabulary = {letter: i for i, letter in enumerate(letters.values())}
     merges: list[str] = []
-    for word in [*(f" {word}" for word in _WORDS.split()), *_HAN]:
+    for word in _spelt_words():
         spelt = [letters[byte] for byte in word.encode()]
         left = spelt[0]
         for letter in spelt[1:]:
@@ -245,6 +287,7 @@ def _write_json(path: Path, data: object) -> None:
 def _settings(config: ModelConfig) -> str:
     """cosyvoice2.yaml with the official keys and tags, as far as speech depends on them."""
     lm, encoder, decoder, hift = config.lm, config.flow_encoder, config.flow_decoder, config.vocoder
+    assert isinstance(lm, LmConfig)
     dilations = [list(hift.res_dilations)] * len(hift.res_kernels)
     return f"""# Random weights: see README.md
 __set_seed1: !apply:random.seed [1986]

@@ -16,18 +16,20 @@ import yaml
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import (
+    COSYVOICE2,
+    COSYVOICE_300M,
     FRAMES_PER_TOKEN,
     LOOKAHEAD_TOKENS,
     N_MELS,
     N_SPEECH_ROWS,
-    N_SPEECH_TOKENS,
-    SAMPLE_RATE_HZ,
-    TOKENS_PER_S,
     FlowDecoderConfig,
     FlowEncoderConfig,
     LmConfig,
+    ModelFamily,
+    RelativeLmConfig,
     SamplingConfig,
     VocoderConfig,
+    official_300m,
 )
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_V
 
@@ -154,20 +156,22 @@ def lacking_sections(settings: Settings) -> list[str]:
     return lacking
 
 
-def constant_problems(settings: Settings) -> list[str]:
-    """The settings that contradict a constant of CosyVoice2 on which this engine relies."""
-    given = {
-        "sample_rate": SAMPLE_RATE_HZ,
-        "token_frame_rate": TOKENS_PER_S,
-        "token_mel_ratio": FRAMES_PER_TOKEN,
-        "llm.speech_token_size": N_SPEECH_TOKENS,
-        "flow.pre_lookahead_len": LOOKAHEAD_TOKENS,
-    }
+def constant_problems(settings: Settings, family: ModelFamily = COSYVOICE2) -> list[str]:
+    """The settings that contradict a constant of the model family on which this engine relies."""
+    given = {"sample_rate": family.sample_rate_hz, "llm.speech_token_size": family.n_speech_tokens}
+    if family is COSYVOICE2:
+        given |= {
+            "token_frame_rate": family.tokens_per_s,
+            "token_mel_ratio": FRAMES_PER_TOKEN,
+            "flow.pre_lookahead_len": LOOKAHEAD_TOKENS,
+        }
+    else:
+        given["flow.input_frame_rate"] = family.tokens_per_s
     problems = []
     for path, value in given.items():
         found = setting(settings, path, value)
         if found != value:
-            problems.append(f"{path} is {found} and should be {value} for CosyVoice2")
+            problems.append(f"{path} is {found} and should be {value} for {family.name}")
     return problems
 
 
@@ -197,6 +201,27 @@ def lm_config(state: State, settings: Settings, qwen: Settings) -> LmConfig:
     return config
 
 
+def relative_lm_config(state: State, settings: Settings) -> RelativeLmConfig:
+    """Sizes of llm.pt of CosyVoice-300M. Raises ValueError if they contradict each other."""
+    n_text_rows, d_text = _shape(state, "text_embedding.weight", 2)
+    n_heads, d_head = _shape(state, "llm.encoders.0.self_attn.pos_bias_u", 2)
+    n_tokens = COSYVOICE_300M.n_speech_tokens
+    _expect("llm_decoder.weight", _shape(state, "llm_decoder.weight", 2)[0], n_tokens + 1)
+    for path in ("llm.llm.attention_heads", "llm.text_encoder.attention_heads"):
+        _expect(path, setting(settings, path, n_heads), n_heads)
+    return RelativeLmConfig(
+        n_text_rows=n_text_rows,
+        d_text=d_text,
+        d_model=n_heads * d_head,
+        n_heads=n_heads,
+        d_ff=_shape(state, "llm.encoders.0.feed_forward.w_1.weight", 2)[0],
+        n_text_layers=_count(state, r"text_encoder\.encoders\.(\d+)\."),
+        n_layers=_count(state, r"llm\.encoders\.(\d+)\."),
+        d_speaker=_shape(state, "spk_embed_affine_layer.weight", 2)[1],
+        n_tokens=n_tokens,
+    )
+
+
 def sampling_config(settings: Settings) -> SamplingConfig:
     official = SamplingConfig()
     return SamplingConfig(
@@ -207,11 +232,11 @@ def sampling_config(settings: Settings) -> SamplingConfig:
     )
 
 
-def encoder_config(state: State, settings: Settings) -> FlowEncoderConfig:
+def encoder_config(state: State, settings: Settings, family: ModelFamily = COSYVOICE2) -> FlowEncoderConfig:
     """Sizes of the encoder in flow.pt. Raises ValueError if they contradict each other."""
     n_tokens, d_model = _shape(state, "input_embedding.weight", 2)
     d_out, d_speaker = _shape(state, "spk_embed_affine_layer.weight", 2)
-    _expect("input_embedding.weight", n_tokens, N_SPEECH_TOKENS)
+    _expect("input_embedding.weight", n_tokens, family.n_speech_tokens)
     _expect("spk_embed_affine_layer.weight", d_out, N_MELS)
     n_heads = _shape(state, "encoder.encoders.0.self_attn.pos_bias_u", 2)[0]
     _expect("flow.encoder.attention_heads", setting(settings, "flow.encoder.attention_heads", n_heads), n_heads)
@@ -249,9 +274,9 @@ def decoder_config(state: State, settings: Settings) -> FlowDecoderConfig:
     return config
 
 
-def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
+def vocoder_config(state: State, settings: Settings, family: ModelFamily = COSYVOICE2) -> VocoderConfig:
     """Sizes of hift.pt with today's names of weight norm. Raises ValueError if they contradict each other."""
-    official = VocoderConfig()
+    official = VocoderConfig() if family is COSYVOICE2 else official_300m().vocoder
     d_base, d_mel, _ = _shape(state, f"conv_pre{WEIGHT_V}", 3)
     n_stages = _count(state, r"ups\.(\d+)\.")
     n_blocks = _count(state, r"resblocks\.(\d+)\.")
@@ -261,6 +286,8 @@ def vocoder_config(state: State, settings: Settings) -> VocoderConfig:
     res_dilations = setting(settings, "hift.resblock_dilation_sizes", official.res_dilations)
     _expect("the number of hift.upsample_rates", len(up_rates), n_stages)
     return VocoderConfig(
+        sample_rate_hz=official.sample_rate_hz,
+        ramps_pitch=official.ramps_pitch,
         d_mel=d_mel,
         d_base=d_base,
         n_harmonics=_shape(state, "m_source.l_linear.weight", 2)[1] - 1,

@@ -1,4 +1,5 @@
-"""Reads a CosyVoice2 model directory (specification 1.1 and 2). Nothing in it is executed.
+"""Reads a model directory of CosyVoice2 (specification 1.1 and 2) or of CosyVoice-300M (specification 300M, 1 and 2).
+Nothing in it is executed.
 
 `check_model_directory` lists its problems. `load_model_directory` reads it, or raises one error that lists them all.
 Both read the same way, so a directory that passes the check also loads. Only the check opens the files that are needed
@@ -20,7 +21,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.checkpoint.layout import flow_outline, lm_outline, vocoder_outline
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import (
+    flow_outline,
+    lm_outline,
+    vocoder_outline,
+    whole_flow_outline,
+)
 from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     constant_problems,
     decoder_config,
@@ -28,12 +34,23 @@ from telephony_tts.engines.cosyvoice2.checkpoint.sizes import (
     lacking_sections,
     lm_config,
     read_settings,
+    relative_lm_config,
     sampling_config,
     settings_text,
     vocoder_config,
 )
-from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.config import (
+    COSYVOICE2,
+    COSYVOICE_300M,
+    FlowDecoderConfig,
+    FlowEncoderConfig,
+    ModelConfig,
+    ModelFamily,
+    VocoderConfig,
+)
 from telephony_tts.engines.cosyvoice2.model.file_names import (
+    FIRST_SETTINGS_NAME,
+    FIRST_TOKENS_ONNX,
     FLOW_FILE,
     LM_FILE,
     RANDOM_MARK,
@@ -44,11 +61,13 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     TOKENIZER_FILES,
     TOKENS_ONNX,
     VOCODER_FILE,
+    is_first_generation,
 )
 from telephony_tts.engines.cosyvoice2.model.lm.lm import TEXT_HEAD
 from telephony_tts.engines.cosyvoice2.model.state import StateReader
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import WEIGHT_G, WEIGHT_V
 from telephony_tts.engines.cosyvoice2.text.tokenizer import tokenizer_problem
+from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import how_to_get_ranks, ranks_path, read_ranks
 from telephony_tts.engines.cosyvoice2.voices.voice import SPEAKER_INPUTS, TOKENS_INPUTS, graph_problem, is_plain
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info, unreadable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
@@ -106,7 +125,7 @@ def load_model_directory(path: Path, check_wanted: CheckWanted = lambda: None) -
     checkpoint, problems = _read(Path(path), checking=False, check_wanted=check_wanted)
     if checkpoint is None or problems:
         raise EngineUnavailable(
-            f"{path} is not a complete CosyVoice2 model directory:\n"
+            f"{path} is not a complete {family_of(Path(path)).name} model directory:\n"
             + "".join(f"  - {problem}\n" for problem in problems)
             + f"{how_to_mend(Path(path))}; then check again with: telephony-tts models check {shlex.quote(str(path))}"
         )
@@ -126,9 +145,14 @@ def check_model_directory(path: Path) -> list[str]:
     return [*problems, *_later_problems(directory)] if directory.is_dir() else problems
 
 
+def family_of(directory: Path) -> ModelFamily:
+    """The model family of a directory, by the names of its files."""
+    return COSYVOICE_300M if is_first_generation(directory) else COSYVOICE2
+
+
 def how_to_mend(directory: Path) -> str:
     """What to do about the problems of a directory. A pull refuses a random checkpoint: that is written again."""
-    name = shlex.quote(str(directory))
+    name = shlex.quote(str(directory)) + (" --family 300m" if is_first_generation(directory) else "")
     if directory.exists() and not directory.is_dir():
         return "give a directory, or the name of a new one to telephony-tts models pull"
     if (directory / RANDOM_MARK).is_file():
@@ -150,6 +174,8 @@ def _read(
     mapped = mapped or checking
     if not directory.is_dir():
         return None, ["it is a file, not a directory" if directory.exists() else "there is no such directory"]
+    if is_first_generation(directory):
+        return _read_300m(directory, checking, check_wanted)
     problems: list[str] = []
     problems += [f"{name} belongs to {what}" for name, what in _OTHERS.items() if (directory / name).exists()]
     settings = _settings(directory, problems)
@@ -183,11 +209,59 @@ def _read(
     return Checkpoint(config, lm, flow, hift, directory, (directory / RANDOM_MARK).is_file()), problems
 
 
+def _read_300m(
+    directory: Path, checking: bool, check_wanted: CheckWanted
+) -> tuple[Checkpoint | None, list[str]]:
+    """`_read` for CosyVoice-300M."""
+    family, problems = COSYVOICE_300M, list[str]()
+    settings = _settings(directory, problems, family)
+    problems += _ranks_problems(directory)
+    lm = _state(directory / LM_FILE, checking, problems, check_wanted)
+    flow = _state(directory / FLOW_FILE, checking, problems, check_wanted)
+    hift = vocoder_names(_state(directory / VOCODER_FILE, checking, problems, check_wanted))
+    if settings is None:
+        return None, problems
+
+    def flow_sizes() -> tuple[FlowEncoderConfig, FlowDecoderConfig]:
+        return encoder_config(flow, settings, family), decoder_config(flow, settings)
+
+    def vocoder_sizes() -> VocoderConfig:
+        return vocoder_config(hift, settings, family)
+
+    lm_sizes = _sized(
+        LM_FILE, lm, lambda: relative_lm_config(lm, settings), lm_outline, checking, problems, family
+    )
+    sampling = _noted(FIRST_SETTINGS_NAME, lambda: sampling_config(settings), problems)
+    of_flow = _sized(
+        FLOW_FILE, flow, flow_sizes, lambda sizes, state: whole_flow_outline(*sizes, state), checking, problems, family
+    )
+    vocoder = _sized(VOCODER_FILE, hift, vocoder_sizes, vocoder_outline, checking, problems, family)
+    if vocoder is not None and vocoder.samples_per_frame != family.samples_per_frame:
+        problems.append(f"{VOCODER_FILE} makes {vocoder.samples_per_frame} samples of a frame, not 256")
+    if lm_sizes is None or sampling is None or of_flow is None or vocoder is None:
+        return None, problems
+    config = ModelConfig(lm_sizes, sampling, *of_flow, vocoder)
+    return Checkpoint(config, lm, flow, hift, directory, (directory / RANDOM_MARK).is_file()), problems
+
+
+def _ranks_problems(directory: Path) -> list[str]:
+    path = ranks_path(directory)
+    if path is None:
+        return [how_to_get_ranks(directory)]
+    try:
+        read_ranks(path)
+    except ValueError as error:
+        return [f"{path.name} {error}"]
+    return []
+
+
 # ------------------------------------------------------------------------------ files
 
 
 def _later_problems(directory: Path) -> list[str]:
     """Problems inside the files of which `_read` only checks that they exist. Skips the files that it reported."""
+    if is_first_generation(directory):
+        return _optional_problems(directory)
     problems = []
     for name, n_inputs in ((SPEAKER_ONNX, SPEAKER_INPUTS), (TOKENS_ONNX, TOKENS_INPUTS)):
         problem = "" if _file_problems(directory / name, name) else graph_problem(directory / name, n_inputs)
@@ -199,17 +273,35 @@ def _later_problems(directory: Path) -> list[str]:
         except RecursionError:
             problem = "vocab.json or tokenizer_config.json is damaged: it is nested too deeply"
         problems += [f"{TOKENIZER_DIR}/{problem}"] if problem else []
-    if (directory / SPEAKERS_FILE).exists():
-        try:
-            left_out = read_spk2info(directory / SPEAKERS_FILE)[1]
-            problems += [f"{SPEAKERS_FILE}: {each} (the model speaks without this voice)" for each in left_out]
-        except ConfigError as error:
-            problem = error.message.removeprefix(f"{directory}/")
-            problems.append(f"{problem} (the model speaks without it: fetch it again, or delete it)")
-    return problems
+    return problems + _speaker_problems(directory)
 
 
-def _settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
+def _optional_problems(directory: Path) -> list[str]:
+    """Problems of the files of CosyVoice-300M with which it could speak, but not all voices."""
+    problems = []
+    for name, n_inputs in ((SPEAKER_ONNX, SPEAKER_INPUTS), (FIRST_TOKENS_ONNX, TOKENS_INPUTS)):
+        if (directory / name).exists():
+            found = _file_problems(directory / name, name)
+            problem = "" if found else graph_problem(directory / name, n_inputs)
+            problems += [*found, *([f"{name} {problem}"] if problem else [])]
+    if not (directory / SPEAKERS_FILE).exists():
+        problems.append(f"{SPEAKERS_FILE} is missing: there is no voice (CosyVoice-300M itself has none; -SFT does)")
+    return problems + _speaker_problems(directory)
+
+
+def _speaker_problems(directory: Path) -> list[str]:
+    """Voices of the model directory that cannot be read."""
+    if not (directory / SPEAKERS_FILE).exists():
+        return []
+    try:
+        left_out = read_spk2info(directory / SPEAKERS_FILE)[1]
+    except ConfigError as error:
+        problem = error.message.removeprefix(f"{directory}/")
+        return [f"{problem} (the model speaks without it: fetch it again, or delete it)"]
+    return [f"{SPEAKERS_FILE}: {each} (the model speaks without this voice)" for each in left_out]
+
+
+def _settings(directory: Path, problems: list[str], family: ModelFamily = COSYVOICE2) -> dict[str, Any] | None:
     """The settings, None if they are missing or incomplete. Defaults would hide that a file was cut off."""
     name = next((name for name in SETTINGS_NAMES if (directory / name).exists()), None)
     if name is None:
@@ -222,7 +314,7 @@ def _settings(directory: Path, problems: list[str]) -> dict[str, Any] | None:
     if lacking:
         problems.append(f"{name} lacks {', '.join(lacking)}: it is cut off, or of another model")
         return None
-    unlike = _noted(name, lambda: constant_problems(settings), problems) or []
+    unlike = _noted(name, lambda: constant_problems(settings, family), problems) or []
     problems += [f"{name}: {problem}" for problem in unlike]
     return settings
 
@@ -346,6 +438,7 @@ def _sized(
     outline: Callable[[T, Mapping[str, Tensor]], StateReader],
     checking: bool,
     problems: list[str],
+    family: ModelFamily = COSYVOICE2,
 ) -> T | None:
     """The sizes of a network whose file was read. Reports the tensors that do not fit them."""
     if not state:
@@ -356,7 +449,7 @@ def _sized(
     reader = _noted(name, lambda: outline(config, state), problems)
     if reader is None:
         return None
-    problems += [f"{name}: {problem}" for problem in tensor_problems(reader, state)]
+    problems += [f"{name}: {problem}" for problem in tensor_problems(reader, state, family.name)]
     infinite = [item for item in state if item in reader.shapes and not _is_finite(state[item])] if checking else []
     problems += [f"{name}: {_named(infinite, 'tensors hold values that are not finite')}"] if infinite else []
     return config
@@ -370,14 +463,14 @@ def _is_finite(value: Tensor) -> bool:
     return math.isfinite(float(low)) and math.isfinite(float(high))
 
 
-def tensor_problems(reader: StateReader, state: Mapping[str, Tensor]) -> list[str]:
+def tensor_problems(reader: StateReader, state: Mapping[str, Tensor], model: str = COSYVOICE2.name) -> list[str]:
     """One line for each kind of problem: missing, foreign and mis-shaped tensors, and tensors of other dtypes."""
     not_floating = [name for name in reader.shapes if name in state and not state[name].is_floating_point()]
     return [
         _named(names, what)
         for names, what in (
             (reader.missing, "tensors are missing"),
-            (reader.unexpected, "tensors are not of CosyVoice2"),
+            (reader.unexpected, f"tensors are not of {model}"),
             (reader.misshaped, "tensors have a wrong shape"),
             (not_floating, "tensors are not of floating point"),
         )

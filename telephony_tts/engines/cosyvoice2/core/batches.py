@@ -66,7 +66,7 @@ class Batches:
         """Vocoder state cannot be rolled back. The runner reports failures per track, and nothing is tried again."""
         try:
             sounds = self._runner.vocode(
-                [track_of(job) for job in jobs], lambda i, error: self._report(jobs[i], error)
+                [voicing_track_of(job) for job in jobs], lambda i, error: self._report(jobs[i], error)
             )
         except Exception as error:
             for job in jobs:
@@ -113,7 +113,7 @@ class Batches:
         return list(zip(jobs, self._runner.decode([track_of(job) for job in jobs], rows), strict=True))
 
     def _begin(self, blocks: Mapping[Job, OpenBlock], jobs: Sequence[Job]) -> list[Job]:
-        begun = self._runner.begin([track_of(job) for job in jobs], [blocks[job].block for job in jobs])
+        begun = self._runner.begin([voicing_track_of(job) for job in jobs], [blocks[job].block for job in jobs])
         for job, flow_block in zip(jobs, begun, strict=True):
             blocks[job].flow_block = flow_block
         return []
@@ -136,3 +136,10 @@ def track_of(job: Job) -> Track:
     """The track of a job whose piece was fed."""
     assert job.track is not None
     return job.track
+
+
+def voicing_track_of(job: Job) -> Track:
+    """The track of the piece whose audio is made."""
+    track = job.voicing_track
+    assert track is not None
+    return track

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, track_of
+from telephony_tts.engines.cosyvoice2.core.batches import Batches, piece_of, voicing_track_of
 from telephony_tts.engines.cosyvoice2.core.counters import Counters, InFlight
 from telephony_tts.engines.cosyvoice2.core.jobs import Job
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -33,7 +33,6 @@ from telephony_tts.engines.cosyvoice2.core.orders import (
 from telephony_tts.engines.cosyvoice2.core.ready_voices import ReadyVoices, VoiceBuild
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Need, Slots, Stage, new_stream_delay_ns, plan
 from telephony_tts.engines.cosyvoice2.core.stream import NON_FINITE, OpenBlock, Stream
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
@@ -128,7 +127,8 @@ class Core:
         # The stream cuts and tokenises its text later, with the lock held. That takes a small part of a step:
         # 0.1 ms for a piece of text; 4 ms for 2,000 characters in the upstream profile, which cuts all text at once.
         model = self.runner.model
-        stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, self.runner.n_positions)
+        n_positions = self.runner.n_positions
+        stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, n_positions, model.family)
         with self._changed:
             if self._is_closed:
                 self.tell(order.key, UtteranceEnded(EngineError("cosyvoice2 is closed")))
@@ -320,21 +320,26 @@ class Core:
                         job.fail(error)
 
     def _release(self, job: Job) -> None:
-        """Free what a piece held. The utterance ends if it is over."""
+        """Free what a piece held, or only its slot if its audio is still to be made. The utterance ends if it is
+        over."""
         if job.track is not None:
             try:
                 self.runner.close(job.track)
             except Exception:
                 log.exception("a slot could not be emptied")
         with self._changed:
-            job.track = None
-            job.blocks.clear()
-            if job.stream.slot is not None:
+            if not job.is_over and job.stream.can_hand_over:
+                job.earlier_track = job.track
+                self.slots.release(job.stream.hand_over())
+            elif job.stream.slot is not None:
                 self.slots.release(job.stream.end_piece())
+            job.track = None
             job.is_releasing = False
             if job.is_over:
                 if job.error is not None:
                     self._give_out(job, [], self._now_ns())
+                job.earlier_track = None
+                job.blocks.clear()
                 del self._jobs[job.key]
                 self.tell(job.key, UtteranceEnded(job.error))
             self._changed.notify_all()
@@ -369,11 +374,13 @@ class Core:
                 is_first = job.is_new and not job.first_audio
                 chunks = job.stream.take_audio(pcms[0], sound.n_frames, sound.is_last)
                 job.n_made += len(pcms[0])
-                self.counters.count_audio(len(pcms[0]) / SAMPLE_RATE_HZ)
+                self.counters.count_audio(len(pcms[0]) / job.stream.family.sample_rate_hz)
                 if is_first:
                     job.first_audio = chunks
                 else:
                     self._give_out(job, chunks, now_ns)
+                if job.stream.earlier is None:
+                    job.earlier_track = None
             for job in self._jobs.values():
                 if job.first_audio and not job.is_over:
                     per = self.ahead, self.runner.n_flow_steps, self.runner.n_run_ahead
@@ -393,8 +400,10 @@ class Core:
         """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""
         while (done := job.done_block()) is not None:
             if not job.is_over:
-                self.runner.queue_mel(track_of(job), done.block, cast("FlowBlock", done.flow_block))
-                piece_of(job).n_mel_blocks += 1
+                voicing = job.stream.voicing
+                assert voicing is not None
+                track = voicing_track_of(job)
+                voicing.take_mel(self.runner.queue_mel(track, done.block, cast("FlowBlock", done.flow_block)))
 
     def _fail(self, job: Job, error: Exception) -> None:
         with self._changed:

@@ -10,7 +10,7 @@ from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Need, PendingWork, Stage, due_after_ns
 from telephony_tts.engines.cosyvoice2.core.stream import OpenBlock, Piece, Stream
-from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS, SAMPLE_RATE_HZ, TOKENS_PER_S
+from telephony_tts.engines.cosyvoice2.model.config import MAX_OPEN_BLOCKS
 from telephony_tts.engines.cosyvoice2.settings import AheadLimits
 from telephony_tts.errors import EngineError
 
@@ -39,7 +39,9 @@ class Job:
     prompt: SpeakerPrompt | None = None
     """Its voice; None until that is ready."""
     track: Track | None = None
-    """What the device holds of its piece; None until the piece is fed."""
+    """What the device holds of the piece that has the slot; None until the piece is fed."""
+    earlier_track: Track | None = None
+    """What the device holds of `Stream.earlier`."""
     dry_ns: int | None = None
     """When the audio made so far ends for the listener. None before the first audio."""
     n_made: int = 0
@@ -49,8 +51,8 @@ class Job:
     n_taken: int = 0
     """Samples that the listener has taken."""
     blocks: list[OpenBlock] = field(default_factory=list)
-    """The blocks of its piece in the flow, oldest first. A second one, in another lane, may make as many steps as the
-    first has made."""
+    """The blocks of `Stream.voicing` in the flow, oldest first. A second one, in another lane, may make as many steps
+    as the first has made."""
     busy: set[Stage] = field(default_factory=set)
     """Stages that lanes compute now. For the flow see `blocks`."""
     is_releasing: bool = False
@@ -75,15 +77,20 @@ class Job:
     @property
     def held_ms(self) -> float:
         """Audio made and not taken."""
-        return 1000 * (self.n_made - self.n_taken) / SAMPLE_RATE_HZ
+        return 1000 * (self.n_made - self.n_taken) / self.stream.family.sample_rate_hz
+
+    @property
+    def voicing_track(self) -> Track | None:
+        """What the device holds of `Stream.voicing`."""
+        return self.earlier_track if self.stream.profile.whole_pieces else self.track
 
     @property
     def can_release(self) -> bool:
-        """Whether the utterance or its piece is over and no lane works on it."""
+        """Whether the utterance or its piece is over, or the piece can give its slot back, and no lane works on it."""
         piece = self.stream.piece
         if self.is_releasing or self.busy or any(block.is_busy for block in self.blocks):
             return False
-        return self.is_over or (piece is not None and piece.is_over)
+        return self.is_over or (piece is not None and (piece.is_over or self.stream.can_hand_over))
 
     @property
     def is_drawing(self) -> bool:
@@ -101,7 +108,7 @@ class Job:
         """The work until its listener gets more audio. A block takes `n_flow_steps`; a batch draws `n_run_ahead` ids.
 
         None if there is none: the turn is not heard yet, its text has not come, or enough audio is ready."""
-        piece = self.stream.piece
+        piece = self.stream.voicing or self.stream.piece
         if (self.is_new and not self.first_audio) or self.is_over or piece is None or piece.is_over:
             return None
         if piece.n_mel_blocks:
@@ -109,10 +116,11 @@ class Job:
         if self.blocks:
             first = self.blocks[0].flow_block
             return PendingWork(self.due_ns, (0, 0, n_flow_steps - (first.k if first is not None else 0), 1))
-        n_missing = 0 if piece.decoding.done else max(0, -piece.n_spare)
+        n_missing = piece.n_missing
         if piece.all_begun or not self._is_behind(piece, ahead) or (n_missing and not self.is_drawing):
             return None
-        return PendingWork(self.due_ns, (int(self.track is None), -(-n_missing // n_run_ahead), n_flow_steps, 1))
+        is_unfed = piece is self.stream.piece and self.track is None
+        return PendingWork(self.due_ns, (int(is_unfed), -(-n_missing // n_run_ahead), n_flow_steps, 1))
 
     def may_be_heard(self, work: PendingWork | None, costs: Mapping[Stage, BatchCost]) -> bool:
         """Whether its first audio lasts until the next comes, so that its listener hears no gap.
@@ -125,13 +133,13 @@ class Job:
             n * costs.get(stage, BatchCost()).batch_ns for stage, n in zip(Stage, work.n_batches, strict=True)
         )
         n_samples = sum(len(chunk.pcm) for chunk in self.first_audio)
-        return needed_ns * NEXT_AUDIO_MARGIN <= due_after_ns(0, n_samples, SAMPLE_RATE_HZ)
+        return needed_ns * NEXT_AUDIO_MARGIN <= due_after_ns(0, n_samples, self.stream.family.sample_rate_hz)
 
     def record_audio(self, n_samples: int, now_ns: int) -> None:
         """Record audio that was given out. After an underrun it counts as heard from `now_ns` on: with the lost time
         this stream would have priority over all later ones."""
         begin_ns = max(self.deadline_ns if self.dry_ns is None else self.dry_ns, now_ns)
-        self.dry_ns = due_after_ns(begin_ns, n_samples, SAMPLE_RATE_HZ)
+        self.dry_ns = due_after_ns(begin_ns, n_samples, self.stream.family.sample_rate_hz)
 
     def fail(self, error: Exception) -> None:
         """End it with an error. A job that is over keeps its first error, or none."""
@@ -147,29 +155,38 @@ class Job:
 
     def needs(self, ahead: AheadLimits, may_decode: bool) -> list[Need]:
         """The stages that could run now, besides those that run already. An error here fails the job."""
-        piece = self.stream.piece
-        if self.is_over or piece is None or piece.is_over:
+        if self.is_over:
             return []
+        drawing, voicing = self.stream.piece, self.stream.voicing
         try:
-            return self._needs(piece, ahead, may_decode)
+            needs = [] if drawing is None or drawing.is_over else self._token_needs(drawing, ahead, may_decode)
+            return needs if voicing is None or voicing.is_over else needs + self._audio_needs(voicing, ahead)
         except Exception as error:
             self.fail(error)
             return []
 
-    def _needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
-        needs, due_ns, is_new = [], self.due_ns, self.is_new
+    def _token_needs(self, piece: Piece, ahead: AheadLimits, may_decode: bool) -> list[Need]:
+        # A piece is heard after the one before.
+        n_before = self.stream.earlier.n_unheard_tokens if self.stream.earlier is not None else 0
+        due_ns = self.due_ns + n_before * NS_PER_S // self.stream.family.tokens_per_s
+        needs, is_new = [], self.is_new
         if not self.busy & TOKEN_STAGES and piece.n_spare < ahead.n_tokens:
             feed = piece.feed()
             if feed is not None and (feed.speech_id is None or self.track is None):
                 needs.append(Need(self.key, Stage.PREFILL, due_ns, is_new=is_new))
             elif feed is not None and may_decode:
                 needs.append(Need(self.key, Stage.DECODE, due_ns, piece.n_spare >= 0, is_new))
-        if self.track is not None:
+        return needs
+
+    def _audio_needs(self, piece: Piece, ahead: AheadLimits) -> list[Need]:
+        needs, due_ns, is_new = [], self.due_ns, self.is_new
+        if self.voicing_track is not None:
             block = self._free_block()
             if block is not None or self._may_begin(piece, ahead):
                 # A second block is heard after the first.
                 n_before = len(self.blocks[0].block.new) if self.blocks and block is not self.blocks[0] else 0
-                needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // TOKENS_PER_S, is_new=is_new))
+                n_per_s = self.stream.family.tokens_per_s
+                needs.append(Need(self.key, Stage.FLOW, due_ns + n_before * NS_PER_S // n_per_s, is_new=is_new))
         if Stage.VOCODE not in self.busy and piece.n_mel_blocks:
             needs.append(Need(self.key, Stage.VOCODE, due_ns, is_new=is_new))
         return needs
@@ -178,8 +195,8 @@ class Job:
         """The block whose next step can be made, marked as busy. If there is none, the next block begins."""
         block = self._free_block()
         if block is None:
-            assert self.stream.piece is not None
-            block = OpenBlock(self.stream.piece.begin_block())
+            assert self.stream.voicing is not None
+            block = OpenBlock(self.stream.voicing.begin_block())
             self.blocks.append(block)
         block.is_busy = True
         return block
@@ -211,6 +228,9 @@ class Job:
         return self._is_behind(piece, ahead) and n_unvoiced < MOST_UNVOICED_BLOCKS and piece.has_block()
 
     def _is_behind(self, piece: Piece, ahead: AheadLimits) -> bool:
-        """Whether less audio is made or in the flow than the stream may have ahead."""
-        in_flow_ms = 1000 * piece.n_unvoiced_tokens / TOKENS_PER_S / self.stream.request.speed
-        return self.held_ms + in_flow_ms < ahead.audio_ms
+        """Whether less audio is made or in the flow than the stream may have ahead. A piece that is computed at once
+        may begin earlier by its own length, because computing it takes up to that long."""
+        token_ms = 1000 / self.stream.family.tokens_per_s / self.stream.request.speed
+        in_flow_ms = token_ms * piece.n_unvoiced_tokens
+        own_ms = token_ms * len(piece.tokens) if self.stream.profile.whole_pieces else 0.0
+        return self.held_ms + in_flow_ms < ahead.audio_ms + own_ms

@@ -7,6 +7,9 @@ its randomness from its own seed. So other streams and timing change nothing.
 
 A piece of text is one run of the language model. It has a slot from its first feed to its last sample. Then the next
 piece begins.
+
+With `Profile.whole_pieces` a piece gives its slot back when all of its ids are drawn. Its audio is made then, and the
+next piece draws its ids meanwhile.
 """
 
 from __future__ import annotations
@@ -19,27 +22,28 @@ from typing import Protocol
 from telephony_tts.engines.api import Chunk, Pcm
 from telephony_tts.engines.cosyvoice2.device.requests import TokenBlock
 from telephony_tts.engines.cosyvoice2.model.config import (
+    COSYVOICE2,
     FRAMES_PER_TOKEN,
-    LOOKAHEAD_TOKENS,
     N_NOISE_FRAMES,
-    SAMPLE_RATE_HZ,
-    SAMPLES_PER_FRAME,
     TOKENS_PER_S,
     LmConfig,
+    ModelFamily,
+    RelativeLmConfig,
 )
 from telephony_tts.engines.cosyvoice2.profile import Profile
 from telephony_tts.engines.cosyvoice2.text.generation import BiStreamDecoding, Decoding, LmFeed, SentenceDecoding
 from telephony_tts.engines.cosyvoice2.text.prompting import GrowingText, Request, VoicePrompt, cut, decoding_of
-from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe
 from telephony_tts.engines.cosyvoice2.text.word_clock import WordClock
 from telephony_tts.engines.words import without_endless_words
 from telephony_tts.errors import EngineError
 
 MAX_SPEECH_TOKENS = 2250
 """Of a piece: 90 s. The longest piece needs 70 s. It stops a model that never draws a stop id."""
-CHUNK_SAMPLES = SAMPLE_RATE_HZ // 5
+CHUNKS_PER_S = 5
 
 ENDLESS = "the speech model did not come to an end; what it said after {:.0f} s is left out, say it again"
+ENDLESS_PIECE = "the speech model did not come to an end after {:.0f} s; say it again, or in shorter sentences"
 NON_FINITE = "the speech model's output is not finite; this text was given up (see models check)"
 
 
@@ -83,8 +87,11 @@ class Piece:
         """Speech ids drawn so far."""
         self.n_drawn = 0
         """Ids drawn so far, fill ids included."""
-        n_prompt = stream.voice.n_flow_tokens
-        self._n_most = min(MAX_SPEECH_TOKENS, N_NOISE_FRAMES // FRAMES_PER_TOKEN - n_prompt)
+        n_prompt, family = stream.voice.n_flow_tokens, stream.family
+        self._family = family
+        self._n_most = MAX_SPEECH_TOKENS * family.tokens_per_s // TOKENS_PER_S
+        if family.flow_streams:
+            self._n_most = min(self._n_most, N_NOISE_FRAMES // FRAMES_PER_TOKEN - n_prompt)
         self._n_positions = n_positions
         self._feed: LmFeed | None = None
         self._error: EngineError | None = None
@@ -104,7 +111,7 @@ class Piece:
     def feed(self) -> LmFeed | None:
         """What the language model is fed next; None if it waits for text or has drawn all ids. Raises EngineError if
         the text and its voice do not fit a slot."""
-        if self._feed is None and not self._tokens_over:
+        if self._feed is None and not self.is_drawn:
             try:
                 self._feed = self.decoding.next_feed()
             except EngineError as error:
@@ -122,7 +129,8 @@ class Piece:
         return self._feed
 
     @property
-    def _tokens_over(self) -> bool:
+    def is_drawn(self) -> bool:
+        """Whether no further id is drawn."""
         return self.decoding.done or self._error is not None
 
     @property
@@ -149,23 +157,38 @@ class Piece:
             if speech is not None:
                 self.tokens.append(speech)
         if self.n_drawn >= self._n_most and not self.decoding.done:
-            self._error = EngineError(ENDLESS.format(self.n_drawn / TOKENS_PER_S))
+            message = ENDLESS_PIECE if self._stream.profile.whole_pieces else ENDLESS
+            self._error = EngineError(message.format(self.n_drawn / self._family.tokens_per_s))
 
     @property
     def n_spare(self) -> int:
         """Tokens beyond those that the next block takes; negative if it lacks some."""
-        return len(self.tokens) - self.n_begun - self._block_tokens - LOOKAHEAD_TOKENS
+        return len(self.tokens) - self.n_begun - self._block_tokens - self._family.lookahead_tokens
+
+    @property
+    def n_missing(self) -> int:
+        """Ids to draw until the next block can begin. An estimate, if that is the end of the piece."""
+        if self.decoding.done:
+            return 0
+        if self._stream.profile.whole_pieces and isinstance(self.decoding, SentenceDecoding):
+            return max(1, self.decoding.max_len // 2 - self.decoding.n_out)
+        return max(0, -self.n_spare)
 
     @property
     def n_unvoiced_tokens(self) -> int:
         """Tokens of blocks that are begun and not voiced."""
         return self.n_begun - self._n_voiced
 
+    @property
+    def n_unheard_tokens(self) -> int:
+        """Tokens drawn and not voiced."""
+        return len(self.tokens) - self._n_voiced
+
     def has_block(self) -> bool:
         """Whether the next block can begin. Raises EngineError if the piece has failed and all its audio is out."""
         if self.all_begun:
             return False
-        if len(self.tokens) >= self.n_begun + self._block_tokens + LOOKAHEAD_TOKENS:
+        if self.n_spare >= 0:
             return True
         if self._error is not None and not self.n_unvoiced_tokens:
             raise self._error
@@ -174,9 +197,9 @@ class Piece:
     def begin_block(self) -> TokenBlock:
         """The next block. Call it only if `has_block()` is true."""
         tokens, begin = self.tokens, self.n_begun
-        end = begin + self._block_tokens
-        if len(tokens) >= end + LOOKAHEAD_TOKENS:
-            block = TokenBlock(tuple(tokens[begin:end]), tuple(tokens[end : end + LOOKAHEAD_TOKENS]))
+        end, n_ahead = begin + self._block_tokens, self._family.lookahead_tokens
+        if len(tokens) >= end + n_ahead:
+            block = TokenBlock(tuple(tokens[begin:end]), tuple(tokens[end : end + n_ahead]))
             self.n_begun = end
             self._block_ends.append(end)
             self._n_blocks += 1
@@ -189,8 +212,16 @@ class Piece:
             return TokenBlock(tuple(tokens[begin:]), None)
         return TokenBlock(tuple(tokens[begin:]), None, tuple(tokens), begin)
 
+    def take_mel(self, n_parts: int) -> None:
+        """The mel of the oldest block without one is made, in parts that become audio one after the other."""
+        self.n_mel_blocks += n_parts
+        if n_parts > 1:
+            end = self._block_ends.pop()
+            begin = self._block_ends[-1] if self._block_ends else self._n_voiced
+            self._block_ends.extend(begin + (end - begin) * (i + 1) // n_parts for i in range(n_parts))
+
     def take_audio(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
-        """The audio of the oldest block in chunks of at most 200 ms. `n_frames`: mel frames of the piece so far.
+        """The audio of the oldest mel in chunks of at most 200 ms. `n_frames`: mel frames of the piece so far.
 
         Chunks have estimated word timings, unless the text was still being written."""
         self.n_mel_blocks -= 1
@@ -198,26 +229,44 @@ class Piece:
         self.is_over = is_last
         chunks = []
         if self._clock is not None:
-            self._clock.add_audio(len(pcm), n_frames * SAMPLES_PER_FRAME, last=is_last)
-        for begin in range(0, len(pcm), CHUNK_SAMPLES):
-            part = pcm[begin : begin + CHUNK_SAMPLES]
+            self._clock.add_audio(len(pcm), n_frames * self._family.samples_per_frame, last=is_last)
+        rate_hz = self._family.sample_rate_hz
+        n_chunk = rate_hz // CHUNKS_PER_S
+        for begin in range(0, len(pcm), n_chunk):
+            part = pcm[begin : begin + n_chunk]
             timings = self._clock.take(len(part)) if self._clock is not None else ()
-            chunks.append(Chunk(part, SAMPLE_RATE_HZ, timings))
+            chunks.append(Chunk(part, rate_hz, timings))
         return chunks
+
+    def set_clock(self, clock: WordClock) -> None:
+        """Times the words. Call it before the first audio."""
+        self._clock = clock
 
 
 class Stream:
     """See the module. Set `voice` before `begin`. It may become ready after the first text has come."""
 
     def __init__(
-        self, request: Request, profile: Profile, tokenizer: TextTokenizer, lm: LmConfig, n_positions: int
+        self,
+        request: Request,
+        profile: Profile,
+        tokenizer: ControlledBpe,
+        lm: LmConfig | RelativeLmConfig,
+        n_positions: int,
+        family: ModelFamily = COSYVOICE2,
     ) -> None:
         """`lm` has the checkpoint's mix of text and speech; `n_positions`: of a slot."""
         self.request = request
         self.profile = profile
+        self.family = family
         self.voice: VoicePrompt
         self.slot: int | None = None
         self.piece: Piece | None = None
+        """The piece that has the slot."""
+        self.earlier: Piece | None = None
+        """With `Profile.whole_pieces`: the piece before, whose ids are drawn and whose audio is made."""
+        self._span = 0, 0
+        """Of the piece that has the slot, in the text."""
         self._tokenizer = tokenizer
         self._lm = lm
         self._n_positions = n_positions
@@ -252,7 +301,7 @@ class Stream:
     def wants_slot(self) -> bool:
         """Whether the next piece could begin if there were a slot. An instruction needs the whole text: the model was
         not trained to interleave text with an instruction."""
-        if self.slot is not None or (self._grows and self.request.instruct):
+        if self.slot is not None or (self._grows and (self.request.instruct or self.profile.whole_pieces)):
             return False
         return self._begins_growing or self._peek() is not None
 
@@ -264,14 +313,16 @@ class Stream:
     def _begins_growing(self) -> bool:
         """Whether the next piece interleaves text and speech. It must not depend on when the rest of the text came, as
         long as there are slots."""
-        if not self.request.grows or self.request.instruct or self._growing is not None:
+        if not self.request.grows or self.request.instruct or self._growing is not None or self.profile.whole_pieces:
             return False
         return self._grows or not self._was_refused
 
     @property
     def is_done(self) -> bool:
         """Whether all text has been spoken, or there is none."""
-        return self.slot is None and not self._grows and not self._begins_growing and self._peek() is None
+        if self.slot is not None or self.earlier is not None or self._grows or self._begins_growing:
+            return False
+        return self._peek() is None
 
     def _peek(self) -> tuple[int, int, str] | None:
         """The next piece of complete text: begin, end and spelling. None if there is none."""
@@ -279,7 +330,7 @@ class Stream:
             return None
         if self._cuts is None:
             self._text = without_endless_words(self._text)
-            self._cuts = cut(self._text, self.profile, self._tokenizer)
+            self._cuts = cut(self._text, self.profile, self._tokenizer, self.request.control)
             self._next = next(self._cuts, None)
         return self._next
 
@@ -291,6 +342,7 @@ class Stream:
         seed = self.request.seed + self._n_pieces
         self._n_pieces += 1
         if self._begins_growing:
+            assert isinstance(self._lm, LmConfig)
             self.profile = self.profile.growing()
             decoding = BiStreamDecoding(
                 self.voice.transcript_ids,
@@ -306,16 +358,46 @@ class Stream:
         assert self._next is not None and self._cuts is not None
         start, end, text = self._next
         self._next = next(self._cuts, None)
-        sentence = decoding_of(self._tokenizer, self.voice, self.request, text)
-        clock = WordClock(self._text, start, end, self._n_samples, self.request.speed)
+        sentence = decoding_of(self._tokenizer, self.voice, self.request, text, self.family)
+        self._span = start, end
+        clock = None if self.profile.whole_pieces else self._clock()
         self.piece = Piece(self, sentence, seed, self._n_positions, clock)
         return self.piece
 
+    def _clock(self) -> WordClock:
+        """Of the piece whose audio begins after all audio so far."""
+        return WordClock(
+            self._text, *self._span, self._n_samples, self.request.speed, self.family.sample_rate_hz
+        )
+
+    @property
+    def voicing(self) -> Piece | None:
+        """The piece whose audio is made."""
+        return self.earlier if self.profile.whole_pieces else self.piece
+
     def take_audio(self, pcm: Pcm, n_frames: int, is_last: bool) -> list[Chunk]:
         """See `Piece.take_audio`."""
-        assert self.piece is not None
+        piece = self.voicing
+        assert piece is not None
         self._n_samples += len(pcm)
-        return self.piece.take_audio(pcm, n_frames, is_last)
+        if is_last:
+            self.earlier = None
+        return piece.take_audio(pcm, n_frames, is_last)
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether the piece can give its slot back before its audio is made."""
+        if not self.profile.whole_pieces or self.piece is None or self.earlier is not None:
+            return False
+        return self.piece.is_drawn and not self.piece.is_over
+
+    def hand_over(self) -> int:
+        """The piece's audio is made from now on, without its slot, which is returned. Call it only if `can_hand_over`
+        is true."""
+        assert self.piece is not None
+        self.piece.set_clock(self._clock())
+        self.earlier = self.piece
+        return self.end_piece()
 
     def end_piece(self) -> int:
         """End the piece and return the slot that it had."""

@@ -40,6 +40,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     N_SPEECH_TOKENS,
     SAMPLES_PER_FRAME,
     TOKENS_PER_S,
+    LmConfig,
     ModelConfig,
     VocoderConfig,
 )
@@ -157,6 +158,7 @@ def _many_rows_precisions(*narrow: str) -> list[str]:
 
 def lm_works(config: ModelConfig, flush: CacheFlush) -> dict[str, Timed]:
     """-> seconds for an id of one stream, and of each of N_SHARED streams."""
+    assert isinstance(config.lm, LmConfig)
     sizes = replace(config.lm, n_layers=1, n_text_rows=1)
     state = made_up(lm_outline(sizes, {}).shapes)
 

@@ -1,6 +1,7 @@
 """The language model's work for several slots: prefill and decode, on a CPU and on an accelerator.
 
-The two differ in more than speed, so there are two classes with one interface:
+The two differ in more than speed, so there are two classes with one interface. CosyVoice-300M has the first on every
+device:
 
     CpuLmSteps      each slot by itself. In a batch a float32 row gets other bits, and a CPU gains little from batches.
     DeviceLmSteps   all slots in one batch, of few shapes that are recorded as graphs (`decode_steps`). An accelerator
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.border import Returning, sent
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import extend_batch
+from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.segments import TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import LmFeed
 
@@ -58,10 +60,32 @@ class LmSteps(Protocol):
         """Draw ids for each slot, as many as the rows have bans for."""
 
 
+class SlotwiseLm(Protocol):
+    """A language model that takes one slot after the other. `cache` is of its own kind."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a row has the same bits with any number of rows."""
+
+    def feed(self, segments: Sequence[TokenSegment], slot: int, cache: Any) -> Tensor:
+        """Append the segments to a slot -> [n, D]."""
+
+    def embed_speech(self, ids: Tensor) -> Tensor:
+        """[B] -> [B, D]"""
+
+    def decode(self, x: Tensor, slots: Sequence[int], cache: Any) -> Tensor:
+        """Append x[i] of x [B, D] to `slots[i]` -> [B, D]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, D] -> [B, V]"""
+
+
 class CpuLmSteps:
     """See the module."""
 
-    def __init__(self, lm: LanguageModel, cache: KvCache, sampler: Sampler) -> None:
+    def __init__(self, lm: SlotwiseLm, cache: SlotCache, sampler: Sampler) -> None:
         self._lm, self._cache, self._sampler = lm, cache, sampler
 
     def prepare(self, check_wanted: Callable[[], object]) -> None:
@@ -73,7 +97,7 @@ class CpuLmSteps:
         """See `LmSteps`."""
         drawn: list[DrawnIds | None] = []
         for slot, part, feed in zip(slots, parts, ended, strict=True):
-            hidden = self._lm.extend(self._lm.embed(part), slot, self._cache)
+            hidden = self._lm.feed(part, slot, self._cache)
             if feed is None:
                 drawn.append(None)
             else:

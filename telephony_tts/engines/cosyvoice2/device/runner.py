@@ -24,9 +24,13 @@ from telephony_tts.engines.cosyvoice2.device.speech_model import SpeakerPrompt, 
 from telephony_tts.engines.cosyvoice2.model.border import DeviceMoment, HostMoment, Returning, sent
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowStream
 from telephony_tts.engines.cosyvoice2.model.graphs import Graphs
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.lm.prefill import PREFILL_CHUNK, check_ids, part_of
+from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
+from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.stream import ContinuousJoint, UpstreamJoint, push_chunks
 from telephony_tts.engines.cosyvoice2.profile import Profile
@@ -37,6 +41,11 @@ RUN_AHEAD = 5
 PREFILL_ROWS = 16
 """Prompts fed in one step on an accelerator: a few thousand positions, which keep it busy. No other stream is served
 meanwhile. The best number for a given device is not measured yet."""
+
+
+VOCODED_FRAMES = 86
+"""Mel frames that are vocoded at once where the flow makes those of a whole piece: a second, so that speech starts
+soon."""
 
 
 @dataclass(slots=True)
@@ -90,19 +99,22 @@ class Runner:
     ) -> None:
         self.model = model
         self.n_threads = n_threads
-        is_cpu = model.device.type == "cpu"
+        lm, cache = model.lm, model.cache
+        # CosyVoice-300M computes each stream by itself on any device.
+        by_slot = model.device.type == "cpu" or not model.family.flow_streams
         n_slots = model.cache.n_slots
         # One stage in a step: a device computes stages one after the other, so the most urgent would wait for all.
         on_device = BatchSizes(prefill=min(PREFILL_ROWS, n_slots), decode=n_slots, flow=n_slots, vocode=n_slots)
-        self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if is_cpu else on_device)
-        self.n_run_ahead = 1 if is_cpu else RUN_AHEAD
+        self.batch_sizes = batch_sizes or (BatchSizes(decode=min(4, n_slots)) if by_slot else on_device)
+        self.n_run_ahead = 1 if by_slot else RUN_AHEAD
         self.n_flow_steps = model.flow.decoder.n_steps
         self.graphs = graphs or Graphs(model.device)
-        self._lm_steps: LmSteps = (
-            CpuLmSteps(model.lm, model.cache, model.sampler)
-            if is_cpu
-            else DeviceLmSteps(model.lm, model.cache, model.sampler, self.n_run_ahead, self.graphs)
-        )
+        self._lm_steps: LmSteps = CpuLmSteps(lm, cache, model.sampler)
+        if not by_slot:
+            assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
+            self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.graphs)
+        self._uncut = () if isinstance(lm, LanguageModel) else (EmbeddingTable.TEXT,)
+        """Tables whose segments are fed at once: a text encoder reads a whole text."""
 
     @property
     def n_slots(self) -> int:
@@ -139,7 +151,10 @@ class Runner:
         else:
             joint = ContinuousJoint(model.vocoder, noise, profile.hold_frames)
         model.sampler.start(slot, seed)
-        return Track(slot, prompt, profile, joint, MelStretch(speed), model.flow.start(prompt.flow))
+        if isinstance(model.lm, RelativeLm):
+            assert isinstance(model.cache, RelativeCache)
+            model.lm.set_speaker(model.cache, slot, prompt.embedding)
+        return Track(slot, prompt, profile, joint, MelStretch(speed), model.flow.start(prompt.flow, seed))
 
     def close(self, track: Track) -> None:
         """Empty the track's slot."""
@@ -157,7 +172,10 @@ class Runner:
     def prefill(self, tracks: Sequence[Track], feeds: Sequence[LmFeed]) -> list[DrawnIds | None]:
         """Feed the next part of each feed, which may be of any length. Returns the id drawn after all of a feed, or
         None while there is more of it. If it raises, nothing was fed."""
-        parts = [part_of(feed.segments, track.n_fed, PREFILL_CHUNK) for track, feed in zip(tracks, feeds, strict=True)]
+        parts = [
+            part_of(feed.segments, track.n_fed, PREFILL_CHUNK, self._uncut)
+            for track, feed in zip(tracks, feeds, strict=True)
+        ]
         n_fed = [
             track.n_fed + sum(len(segment.ids) for segment in part) for track, part in zip(tracks, parts, strict=True)
         ]
@@ -213,17 +231,23 @@ class Runner:
         return [begun[i] for i in range(len(tracks))]
 
     def _begin_whole(self, track: Track, ids: Sequence[int]) -> FlowBlock:
-        prompt, tokens = track.prompt, sent([ids], self.model.device)
-        return self.model.flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
+        prompt, tokens, flow = track.prompt, sent([ids], self.model.device), self.model.flow
+        assert isinstance(flow, Flow)
+        return flow.begin_whole(prompt.flow_tokens, tokens, prompt.flow_mel, prompt.embedding)
 
     def step_blocks(self, blocks: Sequence[FlowBlock], on_failure: OnFailure | None = None) -> None:
         """One Euler step of each block. `on_failure`: see `Flow.step`."""
         self.model.flow.step(blocks, on_failure)
 
     @torch.inference_mode()
-    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> None:
-        """Queue the mel of a block that is done for the vocoder. Blocks of a track are given in their order."""
-        track.mels.append((flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :], block.ahead is None))
+    def queue_mel(self, track: Track, block: TokenBlock, flow_block: FlowBlock) -> int:
+        """Queue the mel of a block that is done for the vocoder, in one part or several: how many. Blocks of a track
+        are given in their order."""
+        mel = flow_block.mel()[:, :, FRAMES_PER_TOKEN * block.n_before :]
+        parts = (mel,) if self.model.family.flow_streams else torch.split(mel, VOCODED_FRAMES, dim=2)
+        for i, part in enumerate(parts):
+            track.mels.append((part, block.ahead is None and i == len(parts) - 1))
+        return len(parts)
 
     # ------------------------------------------------------------------------ vocoder
 

@@ -51,10 +51,12 @@ def uniforms(seeds: Tensor, n_drawn: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_stops(logits: Tensor, banned: Tensor) -> Tensor:
-    """Log-probabilities [B, V] float32 of `logits` [B, V], -inf at stop ids where `banned` [B, V - 6561] is true."""
+    """Log-probabilities [B, V] float32 of `logits` [B, V], -inf at stop ids where `banned` [B, S] is true. The stop ids
+    are the last S."""
     log_probs = torch.log_softmax(logits.float(), dim=-1)
-    stops = log_probs[:, N_SPEECH_TOKENS:].masked_fill(banned, -math.inf)
-    return torch.cat((log_probs[:, :N_SPEECH_TOKENS], stops), dim=-1)
+    n_speech = log_probs.shape[1] - banned.shape[1]
+    stops = log_probs[:, n_speech:].masked_fill(banned, -math.inf)
+    return torch.cat((log_probs[:, :n_speech], stops), dim=-1)
 
 
 def greedy(log_probs: Tensor) -> Tensor:
@@ -118,8 +120,15 @@ class Sampler:
     The scratch slot takes what the padding rows of a batch draw (`KvCache.scratch_slot`).
     """
 
-    def __init__(self, config: SamplingConfig, n_slots: int, device: torch.device | str = "cpu") -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: SamplingConfig,
+        n_slots: int,
+        device: torch.device | str = "cpu",
+        n_speech: int = N_SPEECH_TOKENS,
+    ) -> None:
+        """`n_speech`: speech ids. Those after them stop the speech."""
+        self.config, self._n_speech = config, n_speech
         self.scratch_slot = n_slots
         self.seeds = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.n_drawn = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
@@ -152,10 +161,10 @@ class Sampler:
         n_rows, n_ids = logits.shape
         if not len(slots) == len(banned) == n_rows or (forced is not None and len(forced) != n_rows):
             raise ValueError(f"{n_rows} rows of logits for {len(slots)} slots and {len(banned)} rows of banned ids")
-        if any(not N_SPEECH_TOKENS <= stop < n_ids for row in banned for stop in row):
-            raise ValueError(f"only stop ids can be banned: {N_SPEECH_TOKENS} to {n_ids - 1}")
+        if any(not self._n_speech <= stop < n_ids for row in banned for stop in row):
+            raise ValueError(f"only stop ids can be banned: {self._n_speech} to {n_ids - 1}")
         device = self.recent.device
-        is_banned = [[stop in row for stop in range(N_SPEECH_TOKENS, n_ids)] for row in banned]
+        is_banned = [[stop in row for stop in range(self._n_speech, n_ids)] for row in banned]
         fixed = None
         if forced is not None and any(item is not None for item in forced):
             fixed = sent([-1 if item is None else item for item in forced], device)
@@ -167,7 +176,7 @@ class Sampler:
     def sample_at(
         self, logits: Tensor, slots: Tensor, is_banned: Tensor, forced: Tensor | None, *, likeliest: bool = False
     ) -> Tensor:
-        """`sample` with arguments on the device: `slots` [B], `is_banned` [B, V - 6561] bool, `forced` [B] or -1."""
+        """`sample` with arguments on the device: `slots` [B], `is_banned` [B, S] bool, `forced` [B] or -1."""
         log_probs = mask_stops(logits, is_banned)
         n_drawn = self.n_drawn[slots]
         if likeliest:

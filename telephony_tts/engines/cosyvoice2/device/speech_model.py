@@ -11,15 +11,23 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint
 from telephony_tts.engines.cosyvoice2.device.sampling import Sampler
-from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN
+from telephony_tts.engines.cosyvoice2.model.config import (
+    COSYVOICE_300M,
+    FRAMES_PER_TOKEN,
+    ModelFamily,
+    RelativeLmConfig,
+)
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPrompt
-from telephony_tts.engines.cosyvoice2.model.lm.lm import LanguageModel
+from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow
+from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache, RelativeLm
 from telephony_tts.engines.cosyvoice2.model.state import TakenTensors
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
-from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.settings import DTYPES, INT8, MIXED, Precision
+from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe, TextTokenizer
+from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
 
 FLOW_SHARE = 0.6
@@ -28,6 +36,9 @@ FLOW_BYTES_ELSEWHERE = 128 << 20
 """Memory for the flow on a device that does not report how much it has."""
 MAX_POSITIONS = 4096
 """Positions of a slot: prompt, text and speech of one piece. They take 48 MB at full size in float16."""
+MAX_POSITIONS_300M = 2048
+"""A slot has 235 MB of them at full size in float32, of which a CPU takes what is used. The tables of their distances
+take 117 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +83,22 @@ class SpeechModel:
     """After loading, only the cache and the sampler's state of each slot change."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, lm: LanguageModel, flow: Flow, vocoder: Vocoder, sampler: Sampler, n_slots: int
+        self,
+        family: ModelFamily,
+        tokenizer: ControlledBpe,
+        lm: LanguageModel | RelativeLm,
+        flow: Flow | WholeFlow,
+        vocoder: Vocoder,
+        sampler: Sampler,
+        n_slots: int,
     ) -> None:
+        self.family = family
         self.tokenizer, self.lm, self.flow, self.vocoder, self.sampler = tokenizer, lm, flow, vocoder, sampler
-        self.cache = lm.new_cache(n_slots, MAX_POSITIONS)
+        self.cache: KvCache | RelativeCache
+        if isinstance(lm, RelativeLm):
+            self.cache = lm.new_cache(n_slots, MAX_POSITIONS_300M)
+        else:
+            self.cache = lm.new_cache(n_slots, MAX_POSITIONS)
         self.device = lm.device
 
     @classmethod
@@ -99,13 +122,22 @@ class SpeechModel:
         def moved(state: dict[str, Tensor], to: str) -> TakenTensors:
             return TakenTensors(state, device, getattr(torch, to), check_wanted)
 
-        config = checkpoint.config
+        config, family = checkpoint.config, checkpoint.config.family
         hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are
-        if precision.lm == INT8:
+        lm: LanguageModel | RelativeLm
+        flow: Flow | WholeFlow
+        if family is COSYVOICE_300M and not {precision.lm, precision.flow} <= set(DTYPES):
+            known = ", ".join(DTYPES)
+            raise ValueError(f"CosyVoice-300M has no integer weights: take one of {known} for lm_dtype and flow_dtype")
+        if isinstance(config.lm, RelativeLmConfig):
+            lm = RelativeLm.from_state(config.lm, moved(checkpoint.lm, precision.lm))
+        elif precision.lm == INT8:
             lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=INT8)
         else:
             lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, precision.lm))
-        if precision.flow == INT8:
+        if family is COSYVOICE_300M:
+            flow = WholeFlow.from_state(config, moved(checkpoint.flow, precision.flow))
+        elif precision.flow == INT8:
             flow = Flow.from_state(config, moved(checkpoint.flow, "float32"), weights=INT8)
         else:
             flow = Flow.from_state(config, moved(checkpoint.flow, precision.flow))
@@ -115,15 +147,17 @@ class SpeechModel:
             vocoder = Vocoder.from_state(
                 config.vocoder, hift, dtype=getattr(torch, precision.vocoder), wide=torch.float64
             )
+        is_300m = family is COSYVOICE_300M
         model = cls(
-            TextTokenizer(checkpoint.tokenizer_dir),
+            family,
+            WhisperTokenizer(checkpoint.directory) if is_300m else TextTokenizer(checkpoint.tokenizer_dir),
             lm,
             flow,
             vocoder,
-            Sampler(config.sampling, n_slots, device),
+            Sampler(config.sampling, n_slots, device, family.n_speech_tokens),
             n_slots,
         )
-        if model.device.type != "cpu":
+        if isinstance(flow, Flow) and model.device.type != "cpu":
             flow.use_device_pages(_flow_bytes(model.device) if flow_memory_mb is None else flow_memory_mb << 20)
         return model
 

@@ -29,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.device.memory_need import MemoryNeed, memo
 from telephony_tts.engines.cosyvoice2.hosting.kept_timings import Machine, keep_timings, read_timings, timings_file
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_model, cpu_share, memory_free
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, ModelConfig
 from telephony_tts.engines.cosyvoice2.settings import INT8, Precision, Settings
 from telephony_tts.errors import EngineUnavailable
 
@@ -51,7 +51,10 @@ def settle(settings: Settings, sizes: ModelConfig | None) -> tuple[Settings, Eng
     asked = settings.precision, settings.n_lanes, settings.n_threads
     if settings.device != "cpu":
         return _settled(settings, without_timings(*asked))
-    if INT8 in (settings.precision.lm, settings.precision.flow) and (problem := kernels.problem()) is not None:
+    problem = kernels.problem()
+    if sizes is not None and sizes.family is COSYVOICE_300M:
+        problem = "CosyVoice-300M has no integer weights"
+    if INT8 in (settings.precision.lm, settings.precision.flow) and problem is not None:
         raise EngineUnavailable(
             f"cosyvoice2 cannot compute in int8: {problem}. Mend that, or set lm_dtype and flow_dtype to auto "
             "(engines.cosyvoice2)"
@@ -64,8 +67,9 @@ def settle(settings: Settings, sizes: ModelConfig | None) -> tuple[Settings, Eng
     if sizes is not None and n_weights(sizes) < SMALL:
         choice = without_timings(*asked)
     elif is_auto(*asked):
-        choice = choose(*asked, timings_of_this_cpu(), share := cpu_share(), fits, kernels.problem())
-        log.info("cosyvoice2 chooses for %s, %s", cpu_model(), share)
+        timings = timings_of_this_cpu()
+        choice = choose(*asked, timings if problem is None else timings.without_int8(), cpu_share(), fits, problem)
+        log.info("cosyvoice2 chooses for %s, %s", cpu_model(), cpu_share())
     else:
         choice = EngineChoice(settings.precision, settings.n_lanes or 1, settings.n_threads or 1)
     settings, choice = _settled(settings, choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,8 @@ from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle
 from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKERS_FILE
+from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, misfits
@@ -61,7 +63,16 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     checkpoint = load_model_directory(name, check_wanted)
     if checkpoint.is_random:
         log.warning("%s has random weights: its audio is noise, not speech", name)
+    if settings.flow_steps is not None:
+        steps = replace(checkpoint.config.flow_decoder, n_steps=settings.flow_steps)
+        checkpoint = replace(checkpoint, config=replace(checkpoint.config, flow_decoder=steps))
+    family = checkpoint.config.family
     features = read_voices(checkpoint, VoiceStore(settings.voice_dir) if settings.voice_dir is not None else None)
+    if not features and not family.flow_streams:
+        raise EngineUnavailable(
+            f"cosyvoice2 has no voice: {name} has no preset speakers ({SPEAKERS_FILE}). CosyVoice-300M itself has "
+            "none; take CosyVoice-300M-SFT (telephony-tts models pull DIR --family 300m)"
+        )
     if not features:
         raise EngineUnavailable(
             f"cosyvoice2 has no voice: {name} contains none, and none is stored. Make one from a "
@@ -80,7 +91,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     core = Core(
         runner,
         features,
-        settings.profile,
+        settings.profile if family.flow_streams else WHOLE,
         lambda key, event: None,
         n_ready_voices=settings.n_ready_voices,
         ahead=settings.ahead,
@@ -200,5 +211,6 @@ class _VoiceSizes:
     """Sizes of a model in memory, as `misfits` takes them."""
 
     def __init__(self, config: ModelConfig) -> None:
+        self.takes_prompts = config.family.flow_streams
         self.n_embedding = config.flow_encoder.d_speaker
         self.n_text_rows = config.lm.n_text_rows

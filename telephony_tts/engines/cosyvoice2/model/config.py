@@ -3,10 +3,14 @@
 The defaults are the official CosyVoice2-0.5B. Another checkpoint brings its own sizes (`checkpoint/sizes.py`): from the
 shapes of its tensors, and head counts and kernel sizes from its configuration files. The constants come from the
 reference specification of the model, sections 1, 2 and 5.
+
+`official_300m` has the sizes of CosyVoice-300M, the first generation (specification 300M, 1). `ModelFamily` holds what
+the rest of the engine must know of a generation.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 SAMPLE_RATE_HZ = 24_000
@@ -25,6 +29,50 @@ MAX_OPEN_BLOCKS = 2
 """Blocks of a stream in the flow at once. Two lanes can use no more, and each block holds its frames."""
 N_NOISE_FRAMES = 15_000
 """Frames of the fixed noise. The flow can make 300 s at most, prompt included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """What differs between the generations outside of their networks."""
+
+    name: str
+    sample_rate_hz: int
+    tokens_per_s: int
+    samples_per_frame: int
+    n_speech_tokens: int
+    """Speech ids. The id after the last one is the end of speech."""
+    lookahead_tokens: int
+    """Speech ids after a block that the flow looks at."""
+    flow_streams: bool
+    """Whether the flow makes audio while ids are still drawn. If not, it makes the audio of a piece of text at once."""
+    feeds_speaker: bool
+    """Whether the language model is fed a row for the speaker."""
+
+    @property
+    def end_of_speech(self) -> int:
+        return self.n_speech_tokens
+
+
+COSYVOICE2 = ModelFamily(
+    name="CosyVoice2",
+    sample_rate_hz=SAMPLE_RATE_HZ,
+    tokens_per_s=TOKENS_PER_S,
+    samples_per_frame=SAMPLES_PER_FRAME,
+    n_speech_tokens=N_SPEECH_TOKENS,
+    lookahead_tokens=LOOKAHEAD_TOKENS,
+    flow_streams=True,
+    feeds_speaker=False,
+)
+COSYVOICE_300M = ModelFamily(
+    name="CosyVoice-300M",
+    sample_rate_hz=22_050,
+    tokens_per_s=50,
+    samples_per_frame=256,
+    n_speech_tokens=4096,
+    lookahead_tokens=0,
+    flow_streams=False,
+    feeds_speaker=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +97,27 @@ class LmConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeLmConfig:
+    """The language model of CosyVoice-300M: a text encoder, and a decoder of the same width over its rows."""
+
+    n_text_rows: int = 51_866
+    d_text: int = 512
+    d_model: int = 1024
+    n_heads: int = 16
+    d_ff: int = 4096
+    n_text_layers: int = 6
+    n_layers: int = 14
+    d_speaker: int = 192
+    n_tokens: int = COSYVOICE_300M.n_speech_tokens
+    norm_eps: float = 1e-12
+    embed_norm_eps: float = 1e-5
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """Repetition-aware sampling."""
 
@@ -61,7 +130,8 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True)
 class FlowEncoderConfig:
-    """Conformer-like encoder: speech tokens at 25 Hz to mel-rate features at 50 Hz."""
+    """Conformer-like encoder: speech tokens at 25 Hz to mel-rate features at 50 Hz. In CosyVoice-300M it stays at the
+    rate of the tokens and has no layers after an up-sampling."""
 
     n_tokens: int = N_SPEECH_TOKENS
     d_model: int = 512
@@ -102,6 +172,10 @@ class FlowDecoderConfig:
 class VocoderConfig:
     """HiFT: neural source filter and inverse STFT."""
 
+    sample_rate_hz: int = SAMPLE_RATE_HZ
+    ramps_pitch: bool = True
+    """Whether the phase of the sines is known at frame centres and linear between them (CosyVoice2). If not, the pitch
+    is constant within a frame, and each harmonic but the first begins at a random phase (CosyVoice-300M)."""
     d_mel: int = N_MELS
     d_base: int = 512
     n_harmonics: int = 8
@@ -119,11 +193,34 @@ class VocoderConfig:
     audio_limit: float = 0.99
     d_f0: int = 512
 
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.up_rates) * self.hop
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    lm: LmConfig = field(default_factory=LmConfig)
+    lm: LmConfig | RelativeLmConfig = field(default_factory=LmConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     flow_encoder: FlowEncoderConfig = field(default_factory=FlowEncoderConfig)
     flow_decoder: FlowDecoderConfig = field(default_factory=FlowDecoderConfig)
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
+
+    @property
+    def family(self) -> ModelFamily:
+        return COSYVOICE_300M if isinstance(self.lm, RelativeLmConfig) else COSYVOICE2
+
+
+def official_300m() -> ModelConfig:
+    """The sizes of CosyVoice-300M, -SFT and -Instruct."""
+    return ModelConfig(
+        lm=RelativeLmConfig(),
+        flow_encoder=FlowEncoderConfig(n_tokens=COSYVOICE_300M.n_speech_tokens, n_up_layers=0),
+        vocoder=VocoderConfig(
+            sample_rate_hz=COSYVOICE_300M.sample_rate_hz,
+            ramps_pitch=False,
+            up_rates=(8, 8),
+            up_kernels=(16, 16),
+            source_res_kernels=(7, 11),
+        ),
+    )

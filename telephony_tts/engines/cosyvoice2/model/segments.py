@@ -12,6 +12,8 @@ class EmbeddingTable(Enum):
     CONTROL = "control"
     TEXT = "text"
     SPEECH = "speech"
+    SPEAKER = "speaker"
+    """Not a table: the row of the slot's speaker, whose only id is 0 (CosyVoice-300M)."""
 
 
 @dataclass(frozen=True, slots=True)

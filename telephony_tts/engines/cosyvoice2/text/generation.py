@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from telephony_tts.engines.cosyvoice2.model.config import EOS, FILL, N_SPEECH_TOKENS, UNUSED_STOP
+from telephony_tts.engines.cosyvoice2.model.config import (
+    COSYVOICE2,
+    EOS,
+    FILL,
+    N_SPEECH_TOKENS,
+    UNUSED_STOP,
+    ModelFamily,
+)
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.errors import EngineError
 
@@ -22,6 +29,7 @@ MIN_TOKENS_PER_TEXT, MAX_TOKENS_PER_TEXT = 2, 20
 
 SOS = TokenSegment(EmbeddingTable.CONTROL, (0,))
 TASK = TokenSegment(EmbeddingTable.CONTROL, (1,))
+SPEAKER = TokenSegment(EmbeddingTable.SPEAKER, (0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +69,38 @@ class Decoding(Protocol):
 
 
 def whole_prompt(
-    prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
+    prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int], *, has_speaker: bool = False
 ) -> tuple[TokenSegment, ...]:
-    """start | prompt text, text | task | prompt speech (specification 4.1)."""
+    """start | prompt text, text | task | prompt speech (specification 4.1). CosyVoice-300M has a row for the speaker
+    after the start (specification 300M, 4)."""
     words = TokenSegment(EmbeddingTable.TEXT, (*prompt_text, *text))
     speech = TokenSegment(EmbeddingTable.SPEECH, tuple(prompt_speech))
-    return tuple(segment for segment in (SOS, words, TASK, speech) if segment.ids)
+    opening = (SOS, SPEAKER) if has_speaker else (SOS,)
+    return tuple(segment for segment in (*opening, words, TASK, speech) if segment.ids)
 
 
 class SentenceDecoding:
     """All text is known: the prompt, then one speech id after the other up to a stop id or the longest length.
 
-    The end-of-speech id is banned below the shortest length; the other two stop ids always stop (specification 4.2).
-    Text without tokens is done at once.
+    The end-of-speech id is banned below the shortest length; CosyVoice2's other two stop ids always stop (specification
+    4.2). Text without tokens is done at once.
     """
 
-    def __init__(self, prompt_text: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]) -> None:
+    def __init__(
+        self,
+        prompt_text: Sequence[int],
+        text: Sequence[int],
+        prompt_speech: Sequence[int],
+        family: ModelFamily = COSYVOICE2,
+        *,
+        has_speaker: bool = False,
+    ) -> None:
         self.min_len = MIN_TOKENS_PER_TEXT * len(text)
         self.max_len = MAX_TOKENS_PER_TEXT * len(text)
         self.n_out = 0
         self._done = self.max_len == 0
-        self._pending = whole_prompt(prompt_text, text, prompt_speech)
+        self._end = family.end_of_speech
+        self._pending = whole_prompt(prompt_text, text, prompt_speech, has_speaker=has_speaker)
 
     @property
     def done(self) -> bool:
@@ -89,14 +108,14 @@ class SentenceDecoding:
 
     def banned_at(self, n_out: int) -> tuple[int, ...]:
         """Ids that must not be drawn after `n_out` ids. Known ahead, so a device can draw several ids in a row."""
-        return (EOS,) if n_out < self.min_len else ()
+        return (self._end,) if n_out < self.min_len else ()
 
     def next_feed(self) -> LmFeed | None:
         return None if self._done else LmFeed(self._pending, self.banned_at(self.n_out))
 
     def consume(self, drawn: int) -> int | None:
         """Ids past the end, from a device that drew ahead, are dropped."""
-        if self._done or drawn >= N_SPEECH_TOKENS:
+        if self._done or drawn >= self._end:
             self._done = True
             return None
         self.n_out += 1

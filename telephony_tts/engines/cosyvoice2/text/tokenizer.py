@@ -56,27 +56,11 @@ _PIECES = (
 )
 
 
-class TextTokenizer:
-    """Immutable after construction; `encode` may be called from several threads."""
+class ControlledBpe:
+    """A BPE whose control tokens are recognised only where the caller allows them."""
 
-    def __init__(self, directory: Path) -> None:
-        """Reads vocab.json and merges.txt of `CosyVoice-BlankEN`. Raises EngineUnavailable if they do not fit."""
-        try:
-            bpe, self.special_ids = _read(directory)
-        except ValueError as error:
-            raise EngineUnavailable(
-                f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory again with "
-                f"telephony-tts models pull {directory.parent}"
-            ) from error
-        self.n_ids = max(self.special_ids.values()) + 1
-        self._bpe = Tokenizer(bpe)
-        self._bpe.normalizer = normalizers.NFC()
-        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+    def __init__(self, bpe: Tokenizer, special_ids: dict[str, int], n_ids: int) -> None:
+        self._bpe, self.special_ids, self.n_ids = bpe, special_ids, n_ids
 
     def encode(self, text: str, control: Collection[str] = ()) -> list[int]:
         """Token ids, without begin or end marks; [] for "".
@@ -91,6 +75,29 @@ class TextTokenizer:
             elif piece:
                 ids += self._bpe.encode(piece, add_special_tokens=False).ids
         return ids
+
+
+class TextTokenizer(ControlledBpe):
+    """Immutable after construction; `encode` may be called from several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads vocab.json and merges.txt of `CosyVoice-BlankEN`. Raises EngineUnavailable if they do not fit."""
+        try:
+            model, special_ids = _read(directory)
+        except ValueError as error:
+            raise EngineUnavailable(
+                f"the tokenizer in {directory} cannot be used, {error}: fetch the model directory again with "
+                f"telephony-tts models pull {directory.parent}"
+            ) from error
+        bpe = Tokenizer(model)
+        bpe.normalizer = normalizers.NFC()
+        bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        super().__init__(bpe, special_ids, max(special_ids.values()) + 1)
 
 
 def tokenizer_problem(directory: Path) -> str:

@@ -16,14 +16,27 @@ SYLLABLE_SHARES = 2.5
 """Letters that a syllable sign (Han, kana, hangul) counts as: with its gap about four in a second."""
 
 
+def spoken_s(text: str) -> float:
+    """Estimated time to say a text."""
+    return sum(sum(map(_shares, text[slice(*span)])) + 1.0 for span in words(text)) / SHARES_PER_S
+
+
 class WordClock:
     """The words of `text[start_char:end_char]`, whose audio begins at `first_sample`."""
 
-    def __init__(self, text: str, start_char: int, end_char: int, first_sample: int, speed: float) -> None:
+    def __init__(
+        self,
+        text: str,
+        start_char: int,
+        end_char: int,
+        first_sample: int,
+        speed: float,
+        sample_rate_hz: int = SAMPLE_RATE_HZ,
+    ) -> None:
         spans = [(start + start_char, end + start_char) for start, end in words(text[start_char:end_char])]
         self._words = spans[::-1]
         """Words not placed yet; the next one is last."""
-        self._share = SAMPLE_RATE_HZ / SHARES_PER_S / speed
+        self._share = sample_rate_hz / SHARES_PER_S / speed
         self._lengths = {span: sum(map(_shares, text[slice(*span)])) + 1.0 for span in spans}
         self._n_made = self._at = first_sample
         """Samples made, and the end of the last placed word."""

@@ -22,6 +22,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     SPEAKER_ONNX,
     SPEAKERS_FILE,
     TOKENS_ONNX,
+    is_first_generation,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice import (
     SPEAKER_INPUTS,
@@ -116,6 +117,11 @@ def enrol(
         raise ConfigError(
             f"voice {name} cannot be stored: {'; '.join(too_long)}, and 30 s of speech have fewer. Give only the words "
             "of the recording. The transcript is not cut, because it is unknown which words to drop"
+        )
+    if is_first_generation(model_dir):
+        raise ConfigError(
+            f"{model_dir} is CosyVoice-300M, which speaks with the preset speakers of its {SPEAKERS_FILE} only: voices "
+            "from recordings need CosyVoice2 (telephony-tts models pull DIR)"
         )
     for graph in (SPEAKER_ONNX, TOKENS_ONNX):
         if not (model_dir / graph).is_file():
@@ -224,6 +230,7 @@ class ModelSizes:
 
     def __init__(self, model_dir: Path | None) -> None:
         self._model_dir = model_dir
+        self.takes_prompts = model_dir is None or not is_first_generation(model_dir)
         if model_dir is None:
             self.n_embedding = ModelConfig().flow_encoder.d_speaker
         else:
@@ -233,7 +240,8 @@ class ModelSizes:
     def n_text_rows(self) -> int:
         if self._model_dir is None:
             return ModelConfig().lm.n_text_rows
-        return _shape(self._model_dir, LM_FILE, "llm.model.model.embed_tokens.weight")[0]
+        name = "llm.model.model.embed_tokens.weight" if self.takes_prompts else "text_embedding.weight"
+        return _shape(self._model_dir, LM_FILE, name)[0]
 
 
 def _shape(model_dir: Path, file: str, name: str) -> tuple[int, ...]:

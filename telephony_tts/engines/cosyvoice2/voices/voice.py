@@ -133,6 +133,10 @@ class VoiceSizes(Protocol):
     def n_text_rows(self) -> int:
         """Text tokens that the language model knows. Read only for a voice with transcript ids."""
 
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the engine speaks with voices that have a prompt."""
+
 
 def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
     """Why a voice without `problems` does not fit a model of these sizes; empty if it fits.
@@ -141,6 +145,8 @@ def misfits(features: PromptFeatures, sizes: VoiceSizes) -> list[str]:
     """
     found = []
     n_embedding, ids = features.embedding.numel(), features.transcript_ids
+    if features.speech_tokens.numel() and not sizes.takes_prompts:
+        found.append("it has a prompt, and CosyVoice-300M speaks with preset speakers only")
     if n_embedding != sizes.n_embedding:
         found.append(f"its embedding has {n_embedding} numbers and the model takes {sizes.n_embedding}")
     if ids and not all(0 <= number < sizes.n_text_rows for number in ids):

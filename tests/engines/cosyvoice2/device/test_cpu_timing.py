@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from telephony_tts.engines.cosyvoice2 import kernels
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import SIZES
 from telephony_tts.engines.cosyvoice2.device import cpu_timing
 from telephony_tts.engines.cosyvoice2.device.cpu_timing import made_up, measure_cpu
+from telephony_tts.engines.cosyvoice2.kernels import library as kernels
 from telephony_tts.engines.cosyvoice2.model.config import VocoderConfig
 
 TINY = SIZES["tiny"]
@@ -52,7 +52,7 @@ def test_every_network_is_timed_in_every_precision() -> None:
 
 @pytest.mark.usefixtures("ticks")
 def test_without_int8_nothing_is_timed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.SWITCH, "off")
+    monkeypatch.setattr(kernels, "available", lambda: False)
     timings = measure_cpu(TINY)
     assert set(timings.lm) == set(timings.lm_shared) == set(timings.flow) == {"float32", "bfloat16"}
 

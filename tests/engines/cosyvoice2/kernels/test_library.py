@@ -14,6 +14,8 @@ import pytest
 from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, OFF, best_level
 
+pytestmark = pytest.mark.slow  # it runs a compiler
+
 XEON = frozenset(["avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx_vnni"])
 
 

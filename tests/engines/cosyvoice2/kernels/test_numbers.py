@@ -15,6 +15,8 @@ from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, Piece, functions
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
 
+pytestmark = pytest.mark.slow  # it runs a compiler
+
 HERE = [level for level in LEVELS if CPU_FLAGS[level] <= library.cpu_flags()]
 BLOCK = 50
 

@@ -155,8 +155,8 @@ class Flow:
         block.voice = prompt
         return block
 
-    def start(self, prompt: FlowPrompt) -> FlowStream:
-        """A new utterance. Nothing is computed and nothing of the prompt is copied."""
+    def start(self, prompt: FlowPrompt, seed: int = 0) -> FlowStream:
+        """A new utterance. Nothing is computed and nothing of the prompt is copied. The noise depends on no seed."""
         return FlowStream(prompt, prompt.table.fork(), prompt.tail_tokens, self.decoder.n_steps)
 
     @torch.inference_mode()

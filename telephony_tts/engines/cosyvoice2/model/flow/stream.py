@@ -13,7 +13,10 @@ from telephony_tts.engines.cosyvoice2.model.flow.page_table import KeptPage, Pag
 
 @dataclass(frozen=True, slots=True)
 class FlowPrompt:
-    """A voice that is ready to speak. All of its streams share it, and none of them writes to it."""
+    """A voice that is ready to speak. All of its streams share it, and none of them writes to it.
+
+    In `whole_flow` the whole prompt is its tail, and its mel has a number of frames of its own.
+    """
 
     spk: Tensor
     """[1, 80]"""
@@ -42,6 +45,8 @@ class FlowStream:
     """A step has failed. Its kept keys and values do not match any more, so the stream cannot go on."""
     steps_done: list[int] = field(default_factory=list)
     """Euler steps of each block that was begun. A block takes step k only after the block before has taken it."""
+    seed: int = 0
+    """Of the noise of `whole_flow`; CosyVoice2's noise is the same for all."""
 
     @property
     def n_open(self) -> int:

@@ -27,6 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
@@ -71,15 +72,8 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     x.copy_(turned.add_(wide * cos))
 
 
-class KvCache:
-    """Keys and values of all slots: `data` [n_layers, 2, n_slots + 1, KV, max_len, d], never reallocated.
-
-    `lengths[slot]` positions are filled. The host counts them itself, so it never waits for the device. The core knows
-    which slots are taken (`core.scheduler.Slots`); a free slot is empty.
-
-    The last slot, `scratch_slot`, is for the rows of a decode step that belong to no utterance. So the number of rows,
-    and with it the arithmetic of every other row, stays the same while utterances begin and end.
-    """
+class KvCache(SlotCache):
+    """The cache of a Qwen2 decoder, and the angles of its positions."""
 
     def __init__(
         self,
@@ -89,34 +83,8 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        if n_slots < 1 or max_len < 1:
-            raise ValueError(f"a cache needs slots and positions, not {n_slots} slots of {max_len} positions")
-        shape = (config.n_layers, 2, n_slots + 1, config.n_kv_heads, max_len, config.d_head)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        super().__init__(config.n_layers, config.n_kv_heads, config.d_head, n_slots, max_len, dtype, device)
         self.rotary = rotary_table(max_len, config.d_head, config.rope_theta, self.data.device)
-        self.n_slots, self.max_len = n_slots, max_len
-        self.scratch_slot = n_slots
-        self.lengths = [0] * n_slots
-
-    @torch.inference_mode()
-    def clear(self, slot: int) -> None:
-        """Empty a slot. Its values are zeroed: a masked position gets the weight zero, and zero times NaN is NaN."""
-        if not 0 <= slot < self.n_slots:
-            raise ValueError(f"no slot {slot} among {self.n_slots}")
-        try:
-            self.data[:, :, slot, :, : self.lengths[slot]] = 0
-        finally:
-            self.lengths[slot] = 0
-
-    def room(self, slot: int, n: int) -> int:
-        """The first of the next `n` positions of `slot`. Raises EngineError if they do not fit."""
-        if slot == self.scratch_slot:
-            return 0
-        if not 0 <= slot < self.n_slots:
-            raise ValueError(f"no slot {slot} among {self.n_slots}")
-        if self.lengths[slot] + n > self.max_len:
-            raise EngineError(f"prompt, text and speech exceed {self.max_len} tokens; speak it in shorter pieces")
-        return self.lengths[slot]
 
 
 def _grouped(queries: Tensor, n_kv_heads: int) -> Tensor:
@@ -259,6 +227,10 @@ class LanguageModel:
         """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
         return isinstance(self.head, Int8Matrix)
 
+    def n_ids(self, table: EmbeddingTable) -> int:
+        """Ids of a table."""
+        return len(self.tables[table])
+
     def new_cache(self, n_slots: int, max_len: int) -> KvCache:
         return KvCache(self.config, n_slots, max_len, self.dtype, self.device)
 
@@ -277,6 +249,11 @@ class LanguageModel:
     def embed_speech(self, ids: Tensor) -> Tensor:
         """[B] -> [B, D] for ids on the device. The caller must check that the table has them."""
         return F.embedding(ids, self.tables[EmbeddingTable.SPEECH])
+
+    def feed(self, segments: Sequence[TokenSegment], slot: int, cache: KvCache) -> Tensor:
+        """Append the segments to one slot; returns [n, D] after the final norm. Raises EngineError if they do not
+        fit."""
+        return self.extend(self.embed(segments), slot, cache)
 
     @torch.inference_mode()
     def extend(self, x: Tensor, slot: int, cache: KvCache) -> Tensor:

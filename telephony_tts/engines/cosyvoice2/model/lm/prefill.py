@@ -11,8 +11,9 @@ and transfers is the same for any number of utterances.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +32,15 @@ ROW_STEP = 32
 """Rows of attention are padded to a multiple of this, so that few shapes occur."""
 
 
-def part_of(segments: Sequence[TokenSegment], first: int, n: int) -> list[TokenSegment]:
-    """Positions `first` to `first + n` of the segments, or up to their end."""
+def part_of(
+    segments: Sequence[TokenSegment], first: int, n: int, whole: Collection[EmbeddingTable] = ()
+) -> list[TokenSegment]:
+    """Positions `first` to `first + n` of the segments, or up to their end. A segment of a table in `whole` is not cut:
+    if it begins among them, they go on to its end. Such a segment must not have begun before `first`."""
     parts, at = [], 0
     for segment in segments:
+        if segment.table in whole and first <= at < first + n:
+            n = max(n, at + len(segment.ids) - first)
         ids = segment.ids[max(0, first - at) : max(0, first + n - at)]
         if ids:
             parts.append(TokenSegment(segment.table, ids))
@@ -42,10 +48,15 @@ def part_of(segments: Sequence[TokenSegment], first: int, n: int) -> list[TokenS
     return parts
 
 
-def check_ids(lm: LanguageModel, segments: Sequence[TokenSegment]) -> None:
+class TableSizes(Protocol):
+    def n_ids(self, table: EmbeddingTable) -> int:
+        """Ids of a table."""
+
+
+def check_ids(lm: TableSizes, segments: Sequence[TokenSegment]) -> None:
     """Raises EngineError for an id that its table lacks."""
     for segment in segments:
-        n_ids = len(lm.tables[segment.table])
+        n_ids = lm.n_ids(segment.table)
         if any(not 0 <= item < n_ids for item in segment.ids):
             raise EngineError(f"{segment.table.value} token outside 0 to {n_ids - 1}")
 
@@ -127,8 +138,8 @@ def extend_batch(
         check_ids(lm, part)
     counts = [sum(len(segment.ids) for segment in part) for part in parts]
     starts = [cache.room(slot, n) for slot, n in zip(slots, counts, strict=True)]
-    by_table: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
-    places: dict[EmbeddingTable, list[int]] = {table: [] for table in EmbeddingTable}
+    by_table: dict[EmbeddingTable, list[int]] = {table: [] for table in lm.tables}
+    places: dict[EmbeddingTable, list[int]] = {table: [] for table in lm.tables}
     at = 0
     for segment in (segment for part in parts for segment in part):
         by_table[segment.table] += segment.ids
@@ -140,15 +151,15 @@ def extend_batch(
             *slots,
             *starts,
             *counts,
-            *(item for table in EmbeddingTable for item in by_table[table]),
-            *(place for table in EmbeddingTable for place in places[table]),
+            *(item for ids in by_table.values() for item in ids),
+            *(place for found in places.values() for place in found),
         ],
         device,
     )
     slots_there, starts_there, counts_there, ids, order = torch.split(numbers, [n_rows, n_rows, n_rows, at, at])
-    sizes = [len(by_table[table]) for table in EmbeddingTable]
+    sizes = [len(ids) for ids in by_table.values()]
     x = torch.empty(at, lm.config.d_model, dtype=lm.dtype, device=device)
-    of_tables = zip(EmbeddingTable, torch.split(ids, sizes), strict=True)
+    of_tables = zip(lm.tables, torch.split(ids, sizes), strict=True)
     x[order] = torch.cat([F.embedding(of_table, lm.tables[table]) for table, of_table in of_tables])
     n_row = -(-max(counts) // ROW_STEP) * ROW_STEP
     longest = max(start + n for start, n in zip(starts, counts, strict=True))

@@ -1,8 +1,8 @@
 """The columns of HiFT's layers that a range of audio needs, and from these the reach of a sample (specification 6).
 
-The layers run at 50, 400, 2,000 and 6,000 columns a second. Each column sees a few columns on both sides. `spans` goes
-back from the audio to the mel and the source, and `Vocoder.decode` computes only these columns. For a chunk of a second
-they are 10 % more than its own columns. Giving every layer all frames in reach would make it 60 %.
+CosyVoice2's layers run at 50, 400, 2,000 and 6,000 columns a second. Each column sees a few columns on both sides.
+`spans` goes back from the audio to the mel and the source, and `Vocoder.decode` computes only these columns. For a
+chunk of a second they are 10 % more than its own columns. Giving every layer all frames in reach would make it 60 %.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME, VocoderConfig
+from telephony_tts.engines.cosyvoice2.model.config import VocoderConfig
 
 N_F0_LAYERS, F0_KERNEL = 5, 3
 EDGE_KERNEL = 7
 """Kernel of the first and of the last convolution"""
-HALF_FRAME = SAMPLES_PER_FRAME // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class StageSpans:
     """The columns of one up-sampling stage."""
 
     before: ColumnSpan
-    """Input of the up-sampling, at 50, 400 and 2,000 columns a second"""
+    """Input of the up-sampling, in CosyVoice2 at 50, 400 and 2,000 columns a second"""
     up: ColumnSpan
     """Output of the transposed convolution"""
     inside: ColumnSpan
@@ -84,9 +83,9 @@ class DecodeSpans:
 
 def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> DecodeSpans:
     """The columns that the audio of the frames first .. until of `n_frames` needs."""
-    half, hop = config.n_fft // 2, config.hop
-    n_columns = n_frames * SAMPLES_PER_FRAME // hop + 1
-    begin, end = first * SAMPLES_PER_FRAME, until * SAMPLES_PER_FRAME
+    half, hop, n_frame = config.n_fft // 2, config.hop, config.samples_per_frame
+    n_columns = n_frames * n_frame // hop + 1
+    begin, end = first * n_frame, until * n_frame
     post = needed(-((half - 1 - begin) // hop), (end - 1 + half) // hop + 1, n_columns)
     out, n, stages = post.around(EDGE_KERNEL // 2), n_columns - 1, []
     low, high = out.first, out.until
@@ -105,7 +104,7 @@ def spans(config: VocoderConfig, n_frames: int, first: int, until: int) -> Decod
         before = needed(-((kernel - 1 - up.first - pad) // rate), (up.until - 1 + pad) // rate + 1, n)
         stages.append(StageSpans(before, up, inside, source, spectrum, out))
         out = before
-    samples = needed(low * hop - half, (high - 1) * hop + half, n_frames * SAMPLES_PER_FRAME)
+    samples = needed(low * hop - half, (high - 1) * hop + half, n_frames * n_frame)
     return DecodeSpans(out.around(EDGE_KERNEL // 2), tuple(reversed(stages)), post, samples)
 
 
@@ -128,11 +127,12 @@ class Reach:
     def of(cls, config: VocoderConfig) -> Self:
         f0 = N_F0_LAYERS * (F0_KERNEL // 2)
         at = 1000  # far from both ends
-        seen = spans(config, 2 * at, at, at + 1)
-        left = at - min(seen.mel.first, seen.samples.first // SAMPLES_PER_FRAME)
-        right = max(seen.mel.until, math.ceil(seen.samples.until / SAMPLES_PER_FRAME)) - at - 1
-        # A source sample is final with the pitch at the next frame's centre.
-        pitch = math.ceil((seen.samples.until + HALF_FRAME) / SAMPLES_PER_FRAME) + f0
+        seen, n_frame = spans(config, 2 * at, at, at + 1), config.samples_per_frame
+        left = at - min(seen.mel.first, seen.samples.first // n_frame)
+        right = max(seen.mel.until, math.ceil(seen.samples.until / n_frame)) - at - 1
+        # A source sample is final with the pitch at the next frame's centre, or of its own frame.
+        ramp = n_frame // 2 if config.ramps_pitch else 0
+        pitch = math.ceil((seen.samples.until + ramp) / n_frame) + f0
         return cls(f0, max(left, right), max(seen.mel.until, pitch) - at - 1)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLES_PER_FRAME
 from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Noise, SineState, Vocoder
@@ -77,7 +76,7 @@ class SourceStep:
         if states:
             state = SineState(_stacked([each.cycles for each in states]), _stacked([each.voiced for each in states]))
         f0 = _stacked([step.f0 for step in steps])
-        first, noise = _noise_of_rows([(step.noise, step.first) for step in steps])
+        first, noise = _noise_of_rows([(step.noise, step.first) for step in steps], steps[0].vocoder)
         source, state = steps[0].vocoder.excite(f0, first, state, noise, last=steps[0].last)
         states = [SineState(*each) for each in zip(_rows(state.cycles), _rows(state.voiced), strict=True)]
         return list(zip(_rows(source), states, strict=True))
@@ -99,7 +98,7 @@ class RestartedSourceStep:
     @classmethod
     def run(cls, steps: Sequence[Self]) -> list[Tensor]:
         vocoder = steps[0].vocoder
-        first, noise = _noise_of_rows([(step.noise, step.first) for step in steps])
+        first, noise = _noise_of_rows([(step.noise, step.first) for step in steps], vocoder)
         return _rows(vocoder.mix(vocoder.restarted_sines(_stacked([step.f0 for step in steps]), first, noise)))
 
 
@@ -166,14 +165,14 @@ def _rows(batch: Tensor) -> list[Tensor]:
     return list(torch.split(batch, 1))
 
 
-def _noise_of_rows(noises: Sequence[tuple[Noise, int]]) -> tuple[int, Noise]:
+def _noise_of_rows(noises: Sequence[tuple[Noise, int]], vocoder: Vocoder) -> tuple[int, Noise]:
     """A first frame and a noise function for the batch, from the noise function and first frame of each row."""
     if len(noises) == 1:
         return noises[0][1], noises[0][0]
     counters = [noise for noise, _ in noises if isinstance(noise, CounterNoise)]
 
     def batch_noise(first: int, n: int) -> Tensor:
-        firsts = [SAMPLES_PER_FRAME * frame + first for _, frame in noises]
+        firsts = [vocoder.config.samples_per_frame * frame + first for _, frame in noises]
         if len(counters) == len(noises):
             return CounterNoise.batch(counters, firsts, n)
         return torch.cat([noise(at, n) for (noise, _), at in zip(noises, firsts, strict=True)])

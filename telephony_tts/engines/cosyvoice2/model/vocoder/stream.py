@@ -109,6 +109,7 @@ class ContinuousJoint:
             raise ValueError(f"hold_frames must be at least {least}, not {hold_frames}")
         self.hold_frames = hold_frames
         self.vocoder = vocoder
+        self._n_frame = vocoder.config.samples_per_frame
         self._noise = noise
         self._mel = torch.zeros(1, vocoder.config.d_mel, 0, device=vocoder.device, dtype=vocoder.source_dtype)
         self._mel_start = 0
@@ -140,7 +141,7 @@ class ContinuousJoint:
         else:
             left = max(0, self._n_emitted - decode_reach)
             source = torch.cat([self._source, provisional], 2)
-            begin, end = ((frame - self._source_start) * SAMPLES_PER_FRAME for frame in (left, right))
+            begin, end = ((frame - self._source_start) * self._n_frame for frame in (left, right))
             decoded: Tensor = yield DecodeStep(
                 self.vocoder,
                 self._mel[:, :, left - self._mel_start : right - self._mel_start],
@@ -158,7 +159,7 @@ class ContinuousJoint:
             n = self._tail.shape[1]
             weight = (torch.arange(n, device=audio.device) + 0.5) / n
             audio[:, :n] = self._tail + (audio[:, :n] - self._tail) * weight
-        n = n_ready * SAMPLES_PER_FRAME
+        n = n_ready * self._n_frame
         self._tail = audio[:, n:].clone() if audio.shape[1] > n else None
         self._n_emitted += n_ready
         return audio[:, :n]
@@ -179,7 +180,7 @@ class ContinuousJoint:
             source, self._sines = yield SourceStep(self.vocoder, f0[:, :n_new], done, self._sines, self._noise, last)
             self._source = torch.cat([self._source, source], 2)
             self._n_final = n_final
-        if right * SAMPLES_PER_FRAME <= self._source_start * SAMPLES_PER_FRAME + self._source.shape[2]:
+        if right * self._n_frame <= self._source_start * self._n_frame + self._source.shape[2]:
             return self._source[:, :, :0]
         provisional: Tensor
         provisional, _ = yield SourceStep(self.vocoder, f0[:, n_new:], n_final, self._sines, self._noise, True)
@@ -191,7 +192,7 @@ class ContinuousJoint:
         mel_start = max(self._mel_start, min(left, self._n_final - f0_reach))
         self._mel = self._mel[:, :, mel_start - self._mel_start :].clone()
         self._mel_start = mel_start
-        self._source = self._source[:, :, (left - self._source_start) * SAMPLES_PER_FRAME :].clone()
+        self._source = self._source[:, :, (left - self._source_start) * self._n_frame :].clone()
         self._source_start = left
 
 

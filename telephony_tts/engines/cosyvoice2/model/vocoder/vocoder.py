@@ -8,6 +8,9 @@ the stage. The last layer gives the magnitude and phase of an inverse STFT of ho
     mel ─ conv_pre ─────── stage 0 ── stage 1 ── stage 2 ── conv_post ─ istft ─ audio
       50 Hz                400 Hz     2 kHz      6 kHz                          24 kHz
 
+CosyVoice-300M has two stages at 86.1 frames a second and 22.05 kHz, and another source (`VocoderConfig.ramps_pitch`;
+specification 300M, 7).
+
 `stream.py` runs these parts chunk by chunk. `Reach` tells how much context they need. The pitch, the source and both
 transforms are float32 or wider, whatever the weights are: a rounded pitch shifts all later phases, and these parts cost
 a few percent of the time.
@@ -37,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.config import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, VocoderConfig
+from telephony_tts.engines.cosyvoice2.model.config import VocoderConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import VOCODER_FILE
 from telephony_tts.engines.cosyvoice2.model.state import State
 from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
@@ -50,7 +53,6 @@ from telephony_tts.engines.cosyvoice2.model.vocoder.layers import (
 from telephony_tts.engines.cosyvoice2.model.vocoder.reach import (
     EDGE_KERNEL,
     F0_KERNEL,
-    HALF_FRAME,
     N_F0_LAYERS,
     Reach,
     StageSpans,
@@ -147,25 +149,34 @@ class Vocoder:
         begins here, and the first half frame has a constant phase. `last` adds the half frame after the last centre,
         also with a constant phase. The phase is float64 modulo one cycle, so it is as precise after an hour as in the
         first second.
+
+        If the pitch does not ramp, each frame completes its own samples, so the source begins at its first one. The
+        utterance begins at random phases, which depend on the noise before its first sample.
         """
+        n_frame, ramps = self.config.samples_per_frame, self.config.ramps_pitch
+        half = n_frame // 2 if ramps else 0
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=torch.float64)
-        step = (f0.double()[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)  # [B, L, H] cycles per sample
-        begin = torch.zeros_like(step[:, :1]) if state is None else state.cycles[:, None]
-        ends = (begin + (SAMPLES_PER_FRAME * step).cumsum(1)).remainder(1.0)
+        rate_hz = self.config.sample_rate_hz
+        step = (f0.double()[:, :, None] * harmonics / rate_hz).remainder(1.0)  # [B, L, H] cycles per sample
+        if state is not None:
+            begin = state.cycles[:, None]
+        else:
+            begin = torch.zeros_like(step[:, :1]) if ramps else _random_cycles(noise)
+        ends = (begin + (n_frame * step).cumsum(1)).remainder(1.0)
         starts = torch.cat([begin, ends[:, :-1]], 1)
-        ramp = torch.arange(SAMPLES_PER_FRAME, device=f0.device, dtype=torch.float64)[:, None] + 0.5
+        ramp = torch.arange(n_frame, device=f0.device, dtype=torch.float64)[:, None] + (0.5 if ramps else 1.0)
         cycles = (starts[:, :, None] + ramp * step[:, :, None]).flatten(1, 2)  # [B, 480 L, H]
-        if state is None:
-            cycles = torch.cat([ends[:, :1].expand(-1, HALF_FRAME, -1), cycles[:, SAMPLES_PER_FRAME:]], 1)
-        if last:
-            cycles = torch.cat([cycles, ends[:, -1:].expand(-1, HALF_FRAME, -1)], 1)
+        if state is None and ramps:
+            cycles = torch.cat([ends[:, :1].expand(-1, half, -1), cycles[:, n_frame:]], 1)
+        if last and ramps:
+            cycles = torch.cat([cycles, ends[:, -1:].expand(-1, half, -1)], 1)
         voiced = f0 > self.config.voiced_above_hz
-        skip = 0 if state is None else HALF_FRAME
-        frames = voiced if state is None else torch.cat([state.voiced, voiced], 1)
+        skip = 0 if state is None else half
+        frames = voiced if state is None or not ramps else torch.cat([state.voiced, voiced], 1)
         n = cycles.shape[1]
-        is_voiced = frames.repeat_interleave(SAMPLES_PER_FRAME, 1)[:, skip : skip + n]
+        is_voiced = frames.repeat_interleave(n_frame, 1)[:, skip : skip + n]
         phase = (2 * math.pi * cycles.remainder(1.0)).to(self.source_dtype)
-        sines = self._noisy_sines(phase, is_voiced, noise(SAMPLES_PER_FRAME * first - skip, n))
+        sines = self._noisy_sines(phase, is_voiced, noise(n_frame * first - skip, n))
         return self.mix(sines), SineState(ends[:, -1], voiced[:, -1:])
 
     @torch.inference_mode()
@@ -175,11 +186,12 @@ class Vocoder:
         The phase is not reduced to one cycle, so float32 is off by 0.1 rad after half a minute. Kept for parity.
         """
         harmonics = torch.arange(1, self.config.n_harmonics + 2, device=f0.device, dtype=self.source_dtype)
-        step = (f0[:, :, None] * harmonics / SAMPLE_RATE_HZ).remainder(1.0)
-        phase = (step.cumsum(1) * 2 * math.pi).transpose(1, 2) * SAMPLES_PER_FRAME
-        phase = F.interpolate(phase, scale_factor=float(SAMPLES_PER_FRAME), mode="linear").transpose(1, 2)
-        is_voiced = (f0 > self.config.voiced_above_hz).repeat_interleave(SAMPLES_PER_FRAME, 1)
-        return self._noisy_sines(phase, is_voiced, noise(SAMPLES_PER_FRAME * first, phase.shape[1]))
+        n_frame = self.config.samples_per_frame
+        step = (f0[:, :, None] * harmonics / self.config.sample_rate_hz).remainder(1.0)
+        phase = (step.cumsum(1) * 2 * math.pi).transpose(1, 2) * n_frame
+        phase = F.interpolate(phase, scale_factor=float(n_frame), mode="linear").transpose(1, 2)
+        is_voiced = (f0 > self.config.voiced_above_hz).repeat_interleave(n_frame, 1)
+        return self._noisy_sines(phase, is_voiced, noise(n_frame * first, phase.shape[1]))
 
     def _noisy_sines(self, phase: Tensor, is_voiced: Tensor, noise: Tensor) -> Tensor:
         """Phase [B, n, H] in radians, voicing [B, n], standard normal [B, n, H] -> [B, n, H] (specification 6.3)."""
@@ -226,8 +238,9 @@ class Vocoder:
             trace["magnitude"], trace["phase"] = magnitude, phase
         audio = self.istft(magnitude.clamp(max=MAX_MAGNITUDE), phase)
         audio = audio.clamp(-self.config.audio_limit, self.config.audio_limit)
-        begin = first * SAMPLES_PER_FRAME - needs.post.first * self.config.hop
-        return audio[:, begin : begin + (until - first) * SAMPLES_PER_FRAME].float()
+        n_frame = self.config.samples_per_frame
+        begin = first * n_frame - needs.post.first * self.config.hop
+        return audio[:, begin : begin + (until - first) * n_frame].float()
 
     def _source_part(self, stage: UpsampleStage, need: StageSpans, spectrum: Tensor) -> Tensor:
         """Spectrum [B, 120 L + 1, 18] -> the part of the source that the stage adds, [B, n, C] for `need.inside`."""
@@ -314,6 +327,14 @@ class Vocoder:
             stages.append(UpsampleStage(up, down, source_block, blocks))
         post = read.normed_conv("conv_post", (n_spectrum, c.d_base >> len(c.up_rates), EDGE_KERNEL))
         return VocoderLayers(pitch, pitch_out, mix, pre, tuple(stages), post)
+
+
+def _random_cycles(noise: Noise) -> Tensor:
+    """The phases with which an utterance begins, [B, 1, H] float64 in cycles: 0, then uniform in -0.5..0.5."""
+    normal = noise(-1, 1).double()
+    cycles = torch.erf(normal / math.sqrt(2.0)) / 2.0
+    cycles[:, :, 0] = 0.0
+    return cycles
 
 
 def _transforms(n_fft: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

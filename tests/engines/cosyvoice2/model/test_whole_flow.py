@@ -1,0 +1,122 @@
+"""The flow of CosyVoice-300M against the formulas of its specification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from reference_300m_flow import SlowUnetFlow, frames_of
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.checkpoint.layout import whole_flow_outline
+from telephony_tts.engines.cosyvoice2.checkpoint.random_300m import SIZES_300M
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import random_state
+from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt
+from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow, n_frames_of, sentence_noise
+
+N_STEPS = 3
+TINY = SIZES_300M["tiny"]
+CONFIG = replace(TINY, flow_decoder=replace(TINY.flow_decoder, n_steps=N_STEPS))
+NO_TOKENS = torch.zeros(1, 0, dtype=torch.int64)
+Flows = tuple[WholeFlow, SlowUnetFlow]
+
+
+@pytest.fixture(scope="module")
+def flows() -> Flows:
+    shapes = whole_flow_outline(CONFIG.flow_encoder, CONFIG.flow_decoder, {}).shapes
+    state = random_state("flow.pt", shapes, 1)
+    ours = WholeFlow.from_state(CONFIG, {name: tensor.double() for name, tensor in state.items()})
+    return ours, SlowUnetFlow(state, CONFIG.flow_decoder.d_head, N_STEPS)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ids_of(n: int, seed: int = 0) -> list[int]:
+    return torch.randint(4096, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+EMBEDDING = random(1, 192, seed=7)
+
+
+def preset(flow: WholeFlow) -> FlowPrompt:
+    return flow.begin_prompt(NO_TOKENS, torch.zeros(1, 0, 80), EMBEDDING).prompt()
+
+
+def begun(flow: WholeFlow, prompt: FlowPrompt, ids: Sequence[int], seed: int = 5) -> FlowBlock:
+    (block,) = flow.begin([BlockRequest(flow.start(prompt, seed), ids, None)])
+    return block
+
+
+def solved(flow: WholeFlow, block: FlowBlock) -> Tensor:
+    while not block.done:
+        flow.step([block])
+    return block.mel()
+
+
+@pytest.mark.parametrize("n", [1, 2, 40, 41, 67])
+def test_a_sentence_equals_the_reference(flows: Flows, n: int) -> None:
+    """Odd and even numbers of frames, and both ways to stretch."""
+    ours, slow = flows
+    mel = solved(ours, begun(ours, preset(ours), ids_of(n)))
+    noise = sentence_noise(5, frames_of(n), 80)[0]
+    want = slow.mel(ids_of(n), noise, EMBEDDING)
+    assert mel.shape == (1, 80, frames_of(n))
+    torch.testing.assert_close(mel[0].T.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sentence_behind_a_prompt_equals_the_reference(flows: Flows) -> None:
+    """The prompt's frames are not those of its tokens: neither is cut to fit the other."""
+    ours, slow = flows
+    prompt_ids, prompt_mel = ids_of(13, seed=3), random(25, 80, seed=4)
+    prompt = ours.begin_prompt(torch.tensor([prompt_ids]), prompt_mel[None], EMBEDDING).prompt()
+    mel = solved(ours, begun(ours, prompt, ids_of(45)))
+    noise = sentence_noise(5, 25 + frames_of(45), 80)[0]
+    want = slow.mel(ids_of(45), noise, EMBEDDING, prompt_ids, prompt_mel)
+    torch.testing.assert_close(mel[0].T.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_frames_are_rounded_down() -> None:
+    assert [n_frames_of(n) for n in (0, 1, 20, 41, 100, 120)] == [0, 1, 34, 70, 172, 206]
+
+
+def test_the_noise_depends_on_the_seed_alone() -> None:
+    first, same, other = (sentence_noise(seed, 30, 80) for seed in (3, 3, 4))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert sentence_noise(-1, 2, 80).isfinite().all() and sentence_noise(1 << 70, 2, 80).isfinite().all()
+    many = sentence_noise(9, 4000, 80)
+    assert abs(float(many.mean())) < 0.01 and abs(float(many.std()) - 1) < 0.01
+
+
+def test_no_tokens_are_no_frames(flows: Flows) -> None:
+    ours, _ = flows
+    block = begun(ours, preset(ours), [])
+    assert block.done and block.mel().shape == (1, 80, 0)
+
+
+def test_a_stream_takes_one_block(flows: Flows) -> None:
+    ours, _ = flows
+    stream = ours.start(preset(ours), 0)
+    with pytest.raises(ValueError, match="one block"):
+        ours.begin([BlockRequest(stream, ids_of(25), (1, 2, 3))])
+    ours.begin([BlockRequest(stream, ids_of(5), None)])
+    with pytest.raises(ValueError, match="one block"):
+        ours.begin([BlockRequest(stream, ids_of(5), None)])
+
+
+def test_a_failed_step_fails_its_own_block_only(flows: Flows) -> None:
+    ours, _ = flows
+    alone = solved(ours, begun(ours, preset(ours), ids_of(9)))
+    bad, good = begun(ours, preset(ours), ids_of(7)), begun(ours, preset(ours), ids_of(9))
+    bad.mu = bad.mu[:, :2]
+    failures: list[int] = []
+    ours.step([bad, good], lambda i, error: failures.append(i))
+    assert failures == [0] and bad.failed and not good.failed
+    assert torch.equal(solved(ours, good), alone)
+    with pytest.raises(ValueError, match="has failed"):
+        ours.step([bad])
+    with pytest.raises(ValueError, match="is done"):
+        ours.step([good])
