@@ -39,7 +39,7 @@ ENGINE_EXAMPLES = """examples:
   telephony-tts bench engine --config configs/cosyvoice2-l20.yaml --concurrency 1,2,4,8,16 --json l20.json
   telephony-tts bench engine --random full --keep /data/random --no-pacing --concurrency 1 --turns 2
   telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
-  telephony-tts bench engine --random full --concurrency 1,2 --turns 2    this machine, with what auto chooses for it
+  telephony-tts bench engine --random full --concurrency 1,2 --turns 2         this machine, as auto chooses
   telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
   telephony-tts bench engine --random full --device cuda --dtype float16 --arrivals-per-s 1,5,10,20 --turns 2
   telephony-tts bench plot l20.json -o l20.png

@@ -355,7 +355,7 @@ def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert main(words[1:]) == 0
                 if words[2] == "engine":
                     cli_bench._loads(cli_args(words[1:]))
-    assert len(asked) == 11
+    assert len(asked) == 12
 
 
 def cli_args(words: list[str]) -> Any:

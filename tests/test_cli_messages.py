@@ -200,7 +200,10 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
     for wrong, words in (
         ([], "required: NAME\n"),
         (["speed"], "unknown benchmark 'speed'; expected one of engine, plot, first_audio, "),
-        (["isolation", "--", "--quick"], "source checkout (engine, isolation, pbx, schedule, voice_activity): "),
+        (
+            ["isolation", "--", "--quick"],
+            "source checkout (engine, flow_paths, gpu_check, isolation, lanes, pbx, schedule, voice_activity): ",
+        ),
         (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -24,6 +24,7 @@ from telephony_tts.engines.cosyvoice2.model.flow.attention import attend, by_hea
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import EncoderContext
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear, LinearMap
 from telephony_tts.engines.cosyvoice2.model.relative import by_key, relative_sinusoids
 
 N_LEFT_LOOKAHEAD, N_LEFT_UP = 2, 4
@@ -53,14 +54,21 @@ class EncoderLayer:
         d, self.n_heads, self.index = config.d_model, config.n_heads, index
         attention = f"{key}.self_attn"
         self.norm_mha = take.norm(f"{key}.norm_mha", d, config.norm_eps)
-        self.qkv = take.stacked_linear([f"{attention}.linear_{name}" for name in "qkv"], d, d)
-        self.position = take.linear(f"{attention}.linear_pos", d, d, bias=False)
+        self.qkv: LinearMap = take.stacked_linear([f"{attention}.linear_{name}" for name in "qkv"], d, d)
+        self.position: LinearMap = take.linear(f"{attention}.linear_pos", d, d, bias=False)
         self.u = take(f"{attention}.pos_bias_u", self.n_heads, d // self.n_heads)[:, None]
         self.v = take(f"{attention}.pos_bias_v", self.n_heads, d // self.n_heads)[:, None]
-        self.out = take.linear(f"{attention}.linear_out", d, d)
+        self.out: LinearMap = take.linear(f"{attention}.linear_out", d, d)
         self.norm_ff = take.norm(f"{key}.norm_ff", d, config.norm_eps)
-        self.w_1 = take.linear(f"{key}.feed_forward.w_1", config.d_ff, d)
-        self.w_2 = take.linear(f"{key}.feed_forward.w_2", d, config.d_ff)
+        self.w_1: LinearMap = take.linear(f"{key}.feed_forward.w_1", config.d_ff, d)
+        self.w_2: LinearMap = take.linear(f"{key}.feed_forward.w_2", d, config.d_ff)
+
+    def quantize(self) -> None:
+        """Converts the maps to int8, on a CPU. Activations have 15 bits: all frames of a block depend on them."""
+        self.qkv, self.position, self.out, self.w_1, self.w_2 = (
+            Int8Linear(each, in_15_bits=True) if isinstance(each, Linear) else each
+            for each in (self.qkv, self.position, self.out, self.w_1, self.w_2)
+        )
 
     def __call__(self, x: Tensor, r: Tensor, mask: Tensor | None, context: EncoderContext) -> Tensor:
         """x [B, N, C]; r [T + N - 1, C] of `relative_sinusoids`; mask as of `EncoderContext.mask`."""
@@ -89,6 +97,11 @@ class FlowEncoder:
         ]
         self.after_norm = take.norm("encoder.after_norm", d, config.embed_norm_eps)
         self.projection = take.linear("encoder_proj", config.d_out, d)
+
+    def quantize(self) -> None:
+        """Converts the layers to int8, on a CPU."""
+        for layer in (*self.layers, *self.up_layers):
+            layer.quantize()
 
     def layout(self) -> PassLayout:
         """What a pass keeps of a stream."""

@@ -81,6 +81,7 @@ class Flow:
         if weights == "int8":
             if flow.encoder.tokens.device.type != "cpu":
                 raise ValueError("int8 weights are for a CPU: leave weights at float on an accelerator")
+            flow.encoder.quantize()
             flow.decoder.estimator.quantize()
             flow.backend = HostBackend(flow.encoder, flow.decoder)
         return flow

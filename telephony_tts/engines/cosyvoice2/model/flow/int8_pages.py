@@ -2,14 +2,17 @@
 
 They lie in pieces. A block's keys and values are written behind those of the block before, as long as the piece has
 room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its own length.
-Memory of a piece that was never written to takes no room in the machine's memory.
+Memory of a piece that was never written to takes no room in the machine's memory. Memory of pieces that nobody needs
+any more is kept for the next ones: to get a page from the system costs more than to attend to it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +22,37 @@ from telephony_tts.engines.cosyvoice2.model.config import BLOCK_FRAMES
 from telephony_tts.engines.cosyvoice2.model.flow.host_pages import HostPass, PassRecord, PassStorage
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 
+MAX_SPARE = 20
+"""Pieces of which memory is kept: of two streams with ten Euler steps each, 0.5 GB at full size."""
+
+
+class PieceMemory:
+    """Memory of a piece, uint8 [n_bytes]. When nothing refers to it any more, it becomes spare."""
+
+    _spare: ClassVar[list[Tensor]] = []
+
+    def __init__(self, n_bytes: int) -> None:
+        """Takes spare memory of this size, or new memory. Its contents are undefined."""
+        for i, spare in enumerate(self._spare):
+            if len(spare) == n_bytes:
+                with suppress(IndexError):  # another lane may take it first
+                    spare = self._spare.pop(i)
+                    if len(spare) == n_bytes:
+                        self.tensor = spare
+                        return
+                break
+        self.tensor = torch.empty(n_bytes, dtype=torch.uint8)
+
+    def __del__(self) -> None:
+        self._spare.append(self.tensor)
+        del self._spare[:-MAX_SPARE]
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Piece:
     """The first `n` positions of a piece, in all layers of one Euler step."""
 
-    memory: Tensor
+    memory: PieceMemory
     capacity: int
     n: int
 
@@ -36,7 +64,7 @@ class Int8Piece:
         capacity = -(-n_positions // step) * step
         n_heads = len(layout.rates) * layout.n_rows * layout.n_heads
         n_bytes = n_heads * capacity * library.bytes_per_position(layout.d_head)
-        return cls(torch.empty(n_bytes, dtype=torch.uint8), capacity, 0)
+        return cls(PieceMemory(n_bytes), capacity, 0)
 
 
 class Int8Pass(HostPass):
@@ -54,7 +82,8 @@ class Int8Pass(HostPass):
             own.append(Int8Piece.empty(layout, max(n_new, storage.piece) if past else n_new))
         pieces = [*shared, *own]
         self._own = [*own[:-1], replace(own[-1], n=own[-1].n + n_new)]
-        self._pieces = (Piece * len(pieces))(*(Piece(each.memory.data_ptr(), each.capacity, each.n) for each in pieces))
+        given = (Piece(each.memory.tensor.data_ptr(), each.capacity, each.n) for each in pieces)
+        self._pieces = (Piece * len(pieces))(*given)
         self._run = functions().attend
 
     def attend(self, layer: int, qkv: Tensor, n_heads: int) -> Tensor:
