@@ -1,4 +1,4 @@
-// Int8 linear maps and attention for a CPU. `int8_linear.py` and `int8_attention.py` call them.
+// Int8 linear maps and attention for a CPU. `model/linear.py`, `model/flow/int8_layers.py` and `int8_pages.py` call them.
 //
 // Every sum of products is a sum of integers, so it is exact: a row's result depends neither on the number of rows nor on
 // the build that `library.py` chooses. All else is computed row by row.

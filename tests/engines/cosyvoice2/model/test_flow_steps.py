@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -280,3 +281,12 @@ def test_int8_stays_near() -> None:
     assert ours.dtype == torch.float32
     difference = float((ours - reference).square().mean().sqrt() / reference.square().mean().sqrt())
     assert 1e-4 < difference <= 0.03
+
+
+@pytest.mark.parametrize("d_head", [6, 260])
+def test_int8_refuses_heads_that_the_kernels_cannot_attend_with(d_head: int) -> None:
+    """They would write beside their memory."""
+    estimator = small_flow().decoder.estimator
+    estimator.config = replace(estimator.config, d_head=d_head)
+    with pytest.raises(ValueError, match=f"heads of {d_head}: int8 needs a multiple of 4 up to 256"):
+        estimator.quantize()
