@@ -87,7 +87,8 @@ class Core:
         self._profile = profile
         self.tell = tell
         self._now_ns = now_ns
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._idle = runner.idle_lanes
         self._batches = Batches(runner, self._fail)
         self._jobs: dict[int, Job] = {}
         self._is_decoding = False
@@ -103,7 +104,7 @@ class Core:
         if isinstance(order, SubmitUtterance):
             self._submit(order)
             return
-        with self._changed:
+        with self._lock:
             job = self._jobs.get(order.key)
             if job is None or job.is_over:
                 return
@@ -121,7 +122,7 @@ class Core:
                 case CancelOrder():
                     job.is_over = True
                     self.counters.add("cancelled")
-            self._changed.notify_all()
+            self._idle.call()
 
     def _submit(self, order: SubmitUtterance) -> None:
         # The stream cuts and tokenises its text later, with the lock held. That takes a small part of a step:
@@ -129,7 +130,7 @@ class Core:
         model = self.runner.model
         n_positions = self.runner.n_positions
         stream = Stream(order.request, self._profile, model.tokenizer, model.lm.config, n_positions, model.family)
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 self.tell(order.key, UtteranceEnded(EngineError("cosyvoice2 is closed")))
                 return
@@ -138,17 +139,17 @@ class Core:
             self._jobs[order.key] = Job(
                 order.key, order.voice, stream, due_ns, follows=order.follows or due_ns > now_ns
             )
-            self._changed.notify_all()
+            self._idle.call()
 
     def close(self) -> None:
         """Begin no further step; `serve` returns. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._idle.call()
 
     def end_all(self) -> None:
         """End every utterance with an error. Call it after `close`, when no lane steps any more."""
-        with self._changed:
+        with self._lock:
             for job in self._jobs.values():
                 job.fail(EngineError("cosyvoice2 was closed"))
                 job.busy.clear()
@@ -166,17 +167,20 @@ class Core:
         """Step until closed: the body of a thread."""
         self.runner.enter()
         while True:
-            with self._changed:
-                while not (step := self._find(lane)):
-                    if self._is_closed:
-                        return
-                    self._changed.wait()
-            self._compute(step)
-            del step  # an idle lane must not keep the last utterance alive
+            n_calls = self._idle.n_calls()
+            with self._lock:
+                if self._is_closed:
+                    return
+                step = self._find(lane)
+            if step:
+                self._compute(step)
+                del step  # an idle lane must not keep the last utterance alive
+            else:
+                self._idle.wait(n_calls)
 
     def step(self, lane: Lane = Lane.ALL) -> bool:
         """Make one step. False if nothing can be done now."""
-        with self._changed:
+        with self._lock:
             step = self._find(lane)
         if step:
             self._compute(step)
@@ -288,7 +292,7 @@ class Core:
                     case Stage.VOCODE:
                         sounds += self._batches.vocode(jobs)
                 end = self.runner.moment(self._now_ns)
-                with self._changed:
+                with self._lock:
                     # A voice's prompt costs far more than a block, so its time says nothing about blocks.
                     self._in_flight.add(stage, n_rows, begin, end, is_usual=not step.builds)
             self._in_flight.wait()
@@ -306,12 +310,12 @@ class Core:
                 self.runner.step_blocks([build.work.flow_block])
             if build.work.flow_block.done:
                 prompt = build.work.finished()
-                with self._changed:
+                with self._lock:
                     self.voices.finish(build, prompt)
         except Exception as raised:
             log.exception("voice %s could not be made ready", build.name)
             error = raised
-        with self._changed:
+        with self._lock:
             build.is_busy = False
             if error is not None:
                 self.voices.abandon(build)
@@ -327,7 +331,7 @@ class Core:
                 self.runner.close(job.track)
             except Exception:
                 log.exception("a slot could not be emptied")
-        with self._changed:
+        with self._lock:
             if not job.is_over and job.stream.can_hand_over:
                 job.earlier_track = job.track
                 self.slots.release(job.stream.hand_over())
@@ -342,7 +346,7 @@ class Core:
                 job.blocks.clear()
                 del self._jobs[job.key]
                 self.tell(job.key, UtteranceEnded(job.error))
-            self._changed.notify_all()
+            self._idle.call()
 
     def _settle(
         self, step: _LaneStep, drawn: Sequence[tuple[Job, DrawnIds]], sounds: Sequence[tuple[Job, Sound]]
@@ -351,7 +355,7 @@ class Core:
         ids = [(job, self._batches.read(job, each.read)) for job, each in drawn]
         audio = [(job, sound, self._batches.read(job, sound.read)) for job, sound in sounds]
         now_ns = self._now_ns()
-        with self._changed:
+        with self._lock:
             for stage, jobs in step.batches.items():
                 self._is_decoding &= stage is not Stage.DECODE
                 for job in jobs:
@@ -387,7 +391,7 @@ class Core:
                     if job.may_be_heard(job.pending_work(*per), self.counters.costs):
                         self._give_out(job, [], now_ns)
             self.counters.add("steps")
-            self._changed.notify_all()
+            self._idle.call()
 
     def _give_out(self, job: Job, chunks: Sequence[Chunk], now_ns: int) -> None:
         """Tell of audio, first of that which was held back."""
@@ -406,5 +410,5 @@ class Core:
                 voicing.take_mel(self.runner.queue_mel(track, done.block, cast("FlowBlock", done.flow_block)))
 
     def _fail(self, job: Job, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             job.fail(error)

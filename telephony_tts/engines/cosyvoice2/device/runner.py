@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from telephony_tts.engines.api import Pcm
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
 from telephony_tts.engines.cosyvoice2.device.lm_steps import CpuLmSteps, DeviceLmSteps, DrawnIds, LmSteps
 from telephony_tts.engines.cosyvoice2.device.mel_stretch import MelStretch
 from telephony_tts.engines.cosyvoice2.device.requests import BatchSizes, DecodeRow, TokenBlock
@@ -113,6 +114,8 @@ class Runner:
         if not by_slot:
             assert isinstance(lm, LanguageModel) and isinstance(cache, KvCache)
             self._lm_steps = DeviceLmSteps(lm, cache, model.sampler, self.n_run_ahead, self.graphs)
+        is_int8 = lm.rows_are_exact or model.flow.decoder.estimator.is_int8
+        self.idle_lanes: IdleLanes = HelpingLanes() if is_int8 else SleepingLanes()
         self._uncut = () if isinstance(lm, LanguageModel) else (EmbeddingTable.TEXT,)
         """Tables whose segments are fed at once: a text encoder reads a whole text."""
 

@@ -19,6 +19,8 @@
 #include <immintrin.h>
 #endif
 
+#include "sharing.h"
+
 namespace {
 
 #if defined(__AVX512VNNI__)
@@ -29,6 +31,8 @@ constexpr int kLanes = 8, kVectors = 2, kRows = 4;
 constexpr int kPanel = kLanes * kVectors;  // outputs that a tile computes, of kRows rows at most
 constexpr int kHeadStep = 64;              // values of a head are padded to a multiple of this, in every build
 constexpr int kLargestHead = 256;
+constexpr int kParts = 8;                  // of a call that threads may share
+constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
 
@@ -39,16 +43,17 @@ typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 template <class V, class P> inline V load(const P* p) { V v; memcpy(&v, p, sizeof v); return v; }
 template <class V, class P> inline void store(P* p, V v) { memcpy(p, &v, sizeof v); }
 inline Floats splat(float x) { return x - Floats{}; }
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
 inline Floats absolute(Floats x) { return x < 0 ? -x : x; }
 inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
 #if defined(__AVX512VNNI__)
 inline float largest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
+inline int32_t largest(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
 inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
 inline int32_t sum(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 #else
-inline float largest(Floats v) {
-    float most = v[0];
+template <class V> inline auto largest(V v) {
+    auto most = v[0];
     for (int i = 1; i < kLanes; i++) most = v[i] > most ? v[i] : most;
     return most;
 }
@@ -72,6 +77,17 @@ inline Ints rounded_ints(Floats x) {
     return (Ints)_mm512_cvtps_epi32((__m512)x);
 #else
     return __builtin_convertvector(rounded(x), Ints);
+#endif
+}
+
+// Whole numbers within -128 ... 127
+inline Bytes to_bytes(Ints v) {
+#if defined(__AVX512VNNI__)
+    __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v);
+    asm("" : "+x"(bytes));  // the instruction that converts into memory takes many times as long on AMD
+    return (Bytes)bytes;
+#else
+    return __builtin_convertvector(v, Bytes);
 #endif
 }
 
@@ -137,32 +153,53 @@ struct Layout {  // of weights [k4][kLanes][4] for each vector of outputs: bytes
     long step, vector;
 };
 
-// R rows of `a` times NV vectors of outputs
 template <int R, int NV>
-void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, int32_t* out, long ldo) {
-    Ints sums[R][NV] = {};
-    for (int k = 0; k < k4; k++, w += layout.step) {
-        Ints column[NV];
-        for (int v = 0; v < NV; v++) column[v] = load<Ints>(w + layout.vector * v);
-        for (int r = 0; r < R; r++) {
-            const int32_t x = load<int32_t>(a + r * lda + 4 * k);
-            for (int v = 0; v < NV; v++) sums[r][v] = dot(sums[r][v], column[v], x);
-        }
+inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], const int8_t* a, long lda, const uint8_t* w, long vector) {
+    Ints column[NV];
+    for (int v = 0; v < NV; v++) column[v] = load<Ints>(w + vector * v);
+    for (int r = 0; r < R; r++) {
+        const int32_t x = load<int32_t>(a + r * lda);
+        for (int v = 0; v < NV; v++) sums[r][v] = dot(sums[r][v], column[v], x);
     }
-    for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) store(out + r * ldo + v * kLanes, sums[r][v]);
 }
 
-template <int NV>
-void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, int32_t* out, long ldo) {
+// R rows of `a` times NV vectors of outputs: each(row, vector, sums)
+template <int R, int NV, class Each>
+inline void tile(const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+    Ints sums[R][NV];
+    for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) sums[r][v] = Ints{};
+    int k = 0;
+    // Four steps in one go: on Zen 5 a loop of single steps takes 1.8 times as long.
+    for (; k + 4 <= k4; k += 4, a += 16, w += 4 * layout.step)
+        for (int u = 0; u < 4; u++) add_products<R, NV>(sums, a + 4 * u, lda, w + u * layout.step, layout.vector);
+    for (; k < k4; k++, a += 4, w += layout.step) add_products<R, NV>(sums, a, lda, w, layout.vector);
+    for (int r = 0; r < R; r++) for (int v = 0; v < NV; v++) each(r, v, sums[r][v]);
+}
+
+template <int NV, class Each>
+void tiles(int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
     switch (n_rows) {
-        case 1: return tile<1, NV>(a, lda, w, layout, k4, out, ldo);
-        case 2: return tile<2, NV>(a, lda, w, layout, k4, out, ldo);
-        case 3: return tile<3, NV>(a, lda, w, layout, k4, out, ldo);
-        case 4: return tile<4, NV>(a, lda, w, layout, k4, out, ldo);
+        case 1: return tile<1, NV>(a, lda, w, layout, k4, each);
+        case 2: return tile<2, NV>(a, lda, w, layout, k4, each);
+        case 3: return tile<3, NV>(a, lda, w, layout, k4, each);
+        case 4: return tile<4, NV>(a, lda, w, layout, k4, each);
 #if defined(__AVX512VNNI__)
-        case 5: return tile<5, NV>(a, lda, w, layout, k4, out, ldo);
-        case 6: return tile<6, NV>(a, lda, w, layout, k4, out, ldo);
+        case 5: return tile<5, NV>(a, lda, w, layout, k4, each);
+        case 6: return tile<6, NV>(a, lda, w, layout, k4, each);
 #endif
+    }
+}
+
+// `tiles` of `n` outputs, or of kPanel if there are more
+template <class Each>
+void vectors_of(int n, int n_rows, const int8_t* a, long lda, const uint8_t* w, Layout layout, int k4, const Each& each) {
+    switch (n / kLanes) {
+        case 1: return tiles<1>(n_rows, a, lda, w, layout, k4, each);
+#if defined(__AVX512VNNI__)
+        case 2: return tiles<2>(n_rows, a, lda, w, layout, k4, each);
+        case 3: return tiles<3>(n_rows, a, lda, w, layout, k4, each);
+#endif
+        default: return tiles<kVectors>(n_rows, a, lda, w, layout, k4, each);
     }
 }
 
@@ -181,26 +218,25 @@ struct Row {        // a row of activations as bytes: value = scale * byte
 // x [k] -> q [k] within 127. With `low`, also the rest of each rounding in steps of scale / 254, and its sum.
 // If a value is not finite, the scale is not.
 inline Row quantize(const float* x, int k, int8_t* q, int8_t* low = nullptr, int32_t* low_total = nullptr) {
-    Floats most = {}, check = {};
+    // Bits of a positive float are in its order, and those of infinity and of NaNs come last.
+    Ints most = {};
     int i = 0;
-    for (; i + kLanes <= k; i += kLanes) {
-        const Floats v = load<Floats>(x + i);
-        most = larger(most, absolute(v));
-        check += v * 0.0f;  // zero times a NaN or an infinity is a NaN
-    }
-    float peak = std::fmax(largest(most), kSmallest), not_finite = sum(check);
-    for (; i < k; i++) { peak = std::fmax(peak, std::fabs(x[i])); not_finite += x[i] * 0.0f; }
+    for (; i + kLanes <= k; i += kLanes) most = larger(most, load<Ints>(x + i) & 0x7fffffff);
+    int32_t bits = largest(most);
+    for (; i < k; i++) { const int32_t tail = load<int32_t>(x + i) & 0x7fffffff; bits = tail > bits ? tail : bits; }
+    const bool is_finite = bits < 0x7f800000;
+    const float found = load<float>(&bits), peak = !is_finite ? 1 : found > kSmallest ? found : kSmallest;
     const float inverse = 127 / peak;
     Ints total = {}, rest = {};
     for (i = 0; i + kLanes <= k; i += kLanes) {
         const Floats steps = load<Floats>(x + i) * inverse, high = rounded(steps);
         const Ints whole = __builtin_convertvector(high, Ints);
         total += whole;
-        store(q + i, __builtin_convertvector(whole, Bytes));
+        store(q + i, to_bytes(whole));
         if (low) {
             const Ints small = rounded_ints((steps - high) * 254.0f);
             rest += small;
-            store(low + i, __builtin_convertvector(small, Bytes));
+            store(low + i, to_bytes(small));
         }
     }
     int32_t tail = 0, low_tail = 0;
@@ -211,7 +247,7 @@ inline Row quantize(const float* x, int k, int8_t* q, int8_t* low = nullptr, int
         if (low) { low[i] = (int8_t)std::nearbyint((steps - high) * 254); low_tail += low[i]; }
     }
     if (low) *low_total = sum(rest) + low_tail;
-    return {peak / 127 + not_finite, sum(total) + tail};
+    return {is_finite ? peak / 127 : NAN, sum(total) + tail};
 }
 
 inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
@@ -281,68 +317,124 @@ void pack(const float* from, int n, int k, uint8_t* weights, uint8_t* low, float
     }
 }
 
-// y [m, n] = f(norm(x) W' + b), or y + that with `add`. Rows of x may overlap (ldx < k), like the windows of a
-// convolution. The rows are `n_batch` groups of m rows, `batch_x` and `batch_y` values apart.
-void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n_batch, float* y, long ldy, long batch_y,
-            int add) {
-    const int k = map->k, kp = round_up(k, 4), n_rows = m * n_batch, n_halves = map->with_low ? 2 : 1;
-    const size_t q_bytes = round_up(n_rows * n_halves * kp, 64);
-    char* memory = scratch(q_bytes + (size_t)n_rows * (sizeof(Row) + sizeof(int32_t)) + k * sizeof(float));
-    int8_t* high = (int8_t*)memory;
-    int8_t* low = map->with_low ? high + (size_t)n_rows * kp : nullptr;
-    Row* rows = (Row*)(memory + q_bytes);
-    int32_t* low_totals = (int32_t*)(rows + n_rows);
-    float* normed = (float*)(low_totals + n_rows);
-    for (int i = 0; i < n_rows; i++) {
-        const float* from = x + i / m * batch_x + i % m * ldx;
-        if (map->norm_weight) {
-            normalize(from, k, map->norm, map->norm_weight, map->norm_bias, map->eps, normed);
-            from = normed;
-        }
-        int8_t* q = high + (long)i * kp;
-        int8_t* q_low = low ? low + (long)i * kp : nullptr;
-        rows[i] = quantize(from, k, q, q_low, low_totals + i);
-        for (int j = k; j < kp; j++) { q[j] = 0; if (low) q_low[j] = 0; }
+}  // extern "C"
+
+namespace {
+
+// Store, or add, the first n of kLanes outputs.
+inline void put(Floats z, float* to, int n, bool add) {
+    if (n >= kLanes) {
+        store(to, add ? load<Floats>(to) + z : z);
+        return;
     }
+    for (int c = 0; c < n; c++) to[c] = add ? to[c] + z[c] : z[c];
+}
+
+struct Rows {  // quantised activations; with 15 bits each row has two: the bytes, and the rest of their rounding
+    const int8_t* bytes;
+    const Row* rows;
+    const int32_t* low_totals;
+    int n, stride;  // bytes from one row to the next
+};
+
+// The outputs `column` ... of `map` for all rows. to(row): where the first output of the map belongs.
+template <bool kWithLow, class To> void panel_outputs_of(const Map& map, const Rows& a, int column, bool add, const To& to) {
     constexpr Layout kPacked{4 * kPanel, 4 * kLanes};
-    int32_t sums[kRows * kPanel], low_sums[kRows * kPanel], low_weight_sums[kRows * kPanel];
-    for (int column = 0; column < map->n; column += kPanel) {
-        const uint8_t* panel = map->weights + (long)column * kp;
-        const uint8_t* low_panel = map->low ? map->low + (long)column * kp : nullptr;
-        const int n = map->n - column < kPanel ? map->n - column : kPanel;
-        for (int i = 0; i < n_rows; i += kRows) {
-            const int r = n_rows - i < kRows ? n_rows - i : kRows;
-            tiles<kVectors>(r, high + (long)i * kp, kp, panel, kPacked, kp / 4, sums, kPanel);
-            if (low) tiles<kVectors>(r, low + (long)i * kp, kp, panel, kPacked, kp / 4, low_sums, kPanel);
-            if (low_panel) tiles<kVectors>(r, high + (long)i * kp, kp, low_panel, kPacked, kp / 4, low_weight_sums, kPanel);
-            for (int j = 0; j < r; j++) {
-                float out[kPanel];
-                const Row& row = rows[i + j];
-                for (int v = 0; v < kPanel; v += kLanes) {
-                    Floats z = to_floats(load<Ints>(sums + j * kPanel + v) - 128 * row.total);
-                    if (low) z += to_floats(load<Ints>(low_sums + j * kPanel + v) - 128 * low_totals[i + j]) * (1 / 254.0f);
-                    if (low_panel) z += to_floats(load<Ints>(low_weight_sums + j * kPanel + v) - 128 * row.total) * (1 / 254.0f);
-                    z = z * (row.scale * load<Floats>(map->scale + column + v)) + load<Floats>(map->bias + column + v);
-                    if (map->with_gelu) z = gelu(z);
-                    store(out + v, z);
-                }
-                float* to = y + (i + j) / m * batch_y + (i + j) % m * ldy + column;
-                if (add) for (int c = 0; c < n; c++) to[c] += out[c];
-                else memcpy(to, out, n * sizeof(float));
-            }
+    constexpr float kLowStep = 1 / 254.0f;
+    constexpr int kStep = kWithLow ? kRows / 2 : kRows;  // rows of the map in a tile
+    const int kp = round_up(map.k, 4);
+    const uint8_t* panel = map.weights + (long)column * kp;
+    const uint8_t* next = panel + (long)kPanel * kp;
+    const long n_prefetched = column + kPanel < map.n ? (long)kPanel * kp / ((a.n + kStep - 1) / kStep) : 0;
+    const float *scale = map.scale + column, *bias = map.bias + column;
+    const int n = map.n - column;
+    const bool with_gelu = map.with_gelu;
+    float rest[kRows * kPanel];  // of the low bytes of weights
+    for (int i = 0; i < a.n; i += kStep, next += n_prefetched) {
+        const int r = a.n - i < kStep ? a.n - i : kStep;
+        const int8_t* bytes = a.bytes + (long)i * a.stride;
+        const Row* rows = a.rows + i;
+        float* out[kStep];
+        for (int j = 0; j < r; j++) out[j] = to(i + j) + column;
+        if (a.n >= 4 * kStep)
+            for (long line = 0; line < n_prefetched; line += 64) __builtin_prefetch(next + line, 0, 2);
+        if (map.low)
+            tiles<kVectors>(r, bytes, a.stride, map.low + (long)column * kp, kPacked, kp / 4, [&](int j, int v, Ints sums) {
+                store(rest + j * kPanel + v * kLanes, to_floats(sums - 128 * rows[j].total) * kLowStep);
+            });
+        const auto finish = [&](int j, int v, Floats z) {
+            const int c = v * kLanes;
+            if (map.low) z += load<Floats>(rest + j * kPanel + c);
+            z = z * (rows[j].scale * load<Floats>(scale + c)) + load<Floats>(bias + c);
+            if (with_gelu) z = gelu(z);
+            put(z, out[j] + c, n - c, add);
+        };
+        if constexpr (kWithLow) {
+            Floats high[kVectors];
+            tiles<kVectors>(2 * r, bytes, a.stride / 2, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
+                if (j % 2 == 0) high[v] = to_floats(sums - 128 * rows[j / 2].total);
+                else finish(j / 2, v, high[v] + to_floats(sums - 128 * a.low_totals[i + j / 2]) * kLowStep);
+            });
+        } else {
+            tiles<kVectors>(r, bytes, a.stride, panel, kPacked, kp / 4, [&](int j, int v, Ints sums) {
+                finish(j, v, to_floats(sums - 128 * rows[j].total));
+            });
         }
     }
 }
 
+}  // namespace
+
+extern "C" {
+
+// y [m, n] = f(norm(x) W' + b), or y + that with `add`. Rows of x may overlap (ldx < k), like the windows of a
+// convolution. The rows are `n_batch` groups of m rows, `batch_x` and `batch_y` values apart.
+void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n_batch, float* y, long ldy, long batch_y,
+            int add) {
+    const int k = map->k, kp = round_up(k, 4), n_rows = m * n_batch, stride = kp * (map->with_low ? 2 : 1);
+    const int n_parts = n_rows < kShared ? 1 : kParts;
+    const size_t q_bytes = round_up(n_rows * stride, 64);
+    char* memory = scratch(q_bytes + (size_t)n_rows * (sizeof(Row) + sizeof(int32_t)) + (size_t)n_parts * k * sizeof(float));
+    int8_t* bytes = (int8_t*)memory;
+    Row* rows = (Row*)(memory + q_bytes);
+    int32_t* low_totals = (int32_t*)(rows + n_rows);
+    float* normed = (float*)(low_totals + n_rows);
+    share(n_parts, [&](int part) {
+        for (int i = (long)n_rows * part / n_parts; i < (long)n_rows * (part + 1) / n_parts; i++) {
+            const float* from = x + i / m * batch_x + i % m * ldx;
+            if (map->norm_weight) {
+                float* to = normed + (long)part * k;
+                normalize(from, k, map->norm, map->norm_weight, map->norm_bias, map->eps, to);
+                from = to;
+            }
+            int8_t* q = bytes + (long)i * stride;
+            int8_t* low = map->with_low ? q + kp : nullptr;
+            rows[i] = quantize(from, k, q, low, low_totals + i);
+            for (int j = k; j < kp; j++) { q[j] = 0; if (low) low[j] = 0; }
+        }
+    });
+    const Rows a{bytes, rows, low_totals, n_rows, stride};
+    const auto to = [&](int i) { return y + i / m * batch_y + i % m * ldy; };
+    const int n_panels = (map->n + kPanel - 1) / kPanel, n_shares = n_panels < kParts ? n_panels : kParts;
+    share(n_shares, [&](int part) {
+        for (int p = n_panels * part / n_shares; p < n_panels * (part + 1) / n_shares; p++)
+            if (map->with_low) panel_outputs_of<true>(*map, a, p * kPanel, add, to);
+            else panel_outputs_of<false>(*map, a, p * kPanel, add, to);
+    });
+}
+
 // x [m, k] = mish(LayerNorm(x)), in place
 void norm_mish(float* x, int m, int k, const float* weight, const float* bias, float eps) {
-    for (int i = 0; i < m; i++) {
-        float* row = x + (long)i * k;
-        normalize(row, k, kLayerNorm, weight, bias, eps, row);
-        int c = 0;
-        for (; c + kLanes <= k; c += kLanes) store(row + c, mish(load<Floats>(row + c)));
-        for (; c < k; c++) row[c] = mish(splat(row[c]))[0];
-    }
+    const int n_parts = m < kShared ? 1 : kParts;
+    share(n_parts, [&](int part) {
+        for (int i = (long)m * part / n_parts; i < (long)m * (part + 1) / n_parts; i++) {
+            float* row = x + (long)i * k;
+            normalize(row, k, kLayerNorm, weight, bias, eps, row);
+            int c = 0;
+            for (; c + kLanes <= k; c += kLanes) store(row + c, mish(load<Floats>(row + c)));
+            for (; c < k; c++) row[c] = mish(splat(row[c]))[0];
+        }
+    });
 }
 
 // --------------------------------------------------------------------------------------------------------- attention
@@ -383,7 +475,10 @@ struct Head {  // one head of a piece
     // Keys and values of the positions from `at` on, m of them, `ld` values apart.
     void write(int at, int m, const float* k, const float* v, long ld) {
         int8_t q[4 * kLargestHead];  // the values of four positions
-        const int d_stored = round_up(d, kHeadStep);
+        // Copies: a store of bytes could change the members, as far as the compiler knows.
+        const int d = this->d, d_stored = round_up(d, kHeadStep), n_groups = d / 4;
+        float *const key_scales = this->key_scales, *const value_scales = this->value_scales;
+        uint8_t *const keys = this->keys, *const values = this->values;
         for (int i = 0; i < m; i++, at++) {
             if (at % kLanes == 0) {
                 // What is not written yet counts as zeros.
@@ -392,7 +487,7 @@ struct Head {  // one head of a piece
             }
             key_scales[at] = quantize(k + i * ld, d, q).scale;
             uint8_t* panel = keys + (long)(at / kLanes) * kLanes * d + at % kLanes * 4;
-            for (int g = 0; g < d / 4; g++) store(panel + g * kLanes * 4, load<uint32_t>(q + 4 * g) ^ 0x80808080u);
+            for (int g = 0; g < n_groups; g++) store(panel + g * kLanes * 4, load<uint32_t>(q + 4 * g) ^ 0x80808080u);
         }
         at -= m;
         for (int i = 0, n; i < m; i += n, at += n) {
@@ -419,52 +514,48 @@ struct Head {  // one head of a piece
 // whole number of 14 bits in two bytes, 128 high + low, in steps of `step` for the head.
 void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_pieces, int width, float step, char* memory,
                  float* out, long ldo) {
-    float* scores = (float*)memory;                                // [kRows][width]
-    int32_t* products = (int32_t*)(scores + (long)kRows * width);  // [kRows][width]
-    int8_t* high = (int8_t*)(products + (long)kRows * width);      // [kRows][width]
+    float* scores = (float*)memory;                        // [kRows][width]
+    int8_t* high = (int8_t*)(scores + (long)kRows * width);  // [kRows][width]
     int8_t* low = high + (long)kRows * width;
     const int d_head = heads[0].d, d_stored = round_up(d_head, kHeadStep);
     int8_t queries[kRows * kLargestHead];
     Row rows[kRows];
-    float most[kRows], factor[kRows];
+    float factor[kRows], scale[kRows];
     int32_t totals[kRows];
-    for (int j = 0; j < r; j++) { rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head); most[j] = -INFINITY; }
+    for (int j = 0; j < r; j++) {
+        rows[j] = quantize(q + j * ldq, d_head, queries + j * d_head);
+        scale[j] = rows[j].scale * kLog2E / std::sqrt((float)d_head);
+    }
     int at = 0;
     for (int p = 0; p < n_pieces; at += heads[p++].padded()) {
-        const Head& head = heads[p];
-        const Layout layout{4 * kLanes, (long)kLanes * d_head};
-        int c = 0;
-        for (; c + kLanes < head.n; c += 2 * kLanes)
-            tiles<2>(r, queries, d_head, head.keys + (long)c * d_head, layout, d_head / 4, products + at + c, width);
-        if (c < head.n)
-            tiles<1>(r, queries, d_head, head.keys + (long)c * d_head, layout, d_head / 4, products + at + c, width);
-        for (int j = 0; j < r; j++) {
-            const float scale = rows[j].scale * kLog2E / std::sqrt((float)d_head);
-            const int32_t offset = 128 * rows[j].total;
-            Floats peak = splat(most[j]);
-            for (c = 0; c < head.n; c += kLanes) {
-                Floats z = to_floats(load<Ints>(products + (long)j * width + at + c) - offset);
-                z *= scale * load<Floats>(head.key_scales + c);
-                for (int l = head.n - c; l < kLanes; l++) z[l] = -INFINITY;
-                peak = larger(peak, z);
-                store(scores + (long)j * width + at + c, z);
-            }
-            most[j] = largest(peak);
+        const Head head = heads[p];
+        for (int c = 0; c < head.n; c += kPanel) {
+            float* to = scores + at + c;
+            const float* key_scales = head.key_scales + c;
+            vectors_of(head.padded() - c, r, queries, d_head, head.keys + (long)c * d_head,
+                       Layout{4 * kLanes, (long)kLanes * d_head}, d_head / 4, [&](int j, int v, Ints sums) {
+                           store(to + (long)j * width + v * kLanes, to_floats(sums - 128 * rows[j].total) *
+                                 (scale[j] * load<Floats>(key_scales + v * kLanes)));
+                       });
         }
+        for (int j = 0; j < r; j++) std::fill(scores + (long)j * width + at + head.n, scores + (long)j * width + at + head.padded(), -INFINITY);
     }
     for (int j = 0; j < r; j++) {
-        Floats total = {};
+        Floats total = {}, most = splat(-INFINITY);
         Ints weights = {};
+        for (int c = 0; c < at; c += kLanes) most = larger(most, load<Floats>(scores + (long)j * width + c));
+        const float peak = largest(most), per_step = 1 / step;
+        const float* of_row = scores + (long)j * width;
+        int8_t *high_of_row = high + (long)j * width, *low_of_row = low + (long)j * width;
         at = 0;
         for (int p = 0; p < n_pieces; at += heads[p++].padded())
-            for (int c = 0; c < heads[p].n; c += kLanes) {
-                const long i = (long)j * width + at + c;
-                const Floats weight = exp2(load<Floats>(scores + i) - most[j]);
+            for (int c = 0, n = heads[p].n; c < n; c += kLanes) {
+                const Floats weight = exp2(load<Floats>(of_row + at + c) - peak);
                 total += weight;
-                const Ints whole = rounded_ints(weight * (load<Floats>(heads[p].value_scales + c) * (1 / step)));
+                const Ints whole = rounded_ints(weight * (load<Floats>(heads[p].value_scales + c) * per_step));
                 weights += whole;
-                store(high + i, __builtin_convertvector(whole >> 7, Bytes));
-                store(low + i, __builtin_convertvector(whole & 127, Bytes));
+                store(high_of_row + at + c, to_bytes(whole >> 7));
+                store(low_of_row + at + c, to_bytes(whole & 127));
             }
         factor[j] = step / sum(total);
         totals[j] = sum(weights);
@@ -473,13 +564,11 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
         Floats result[kRows][kVectors] = {};
         at = 0;
         for (int p = 0; p < n_pieces; at += heads[p++].padded()) {
-            int32_t sums[2][kRows * kPanel];
             for (int half = 0; half < 2; half++)
                 tiles<kVectors>(r, (half ? low : high) + at, width, heads[p].values + 4 * d,
-                                Layout{4 * d_stored, 4 * kLanes}, heads[p].padded() / 4, sums[half], kPanel);
-            for (int j = 0; j < r; j++) for (int v = 0; v < kVectors; v++)
-                result[j][v] += to_floats(load<Ints>(sums[0] + j * kPanel + v * kLanes)) * 128.0f +
-                                to_floats(load<Ints>(sums[1] + j * kPanel + v * kLanes));
+                                Layout{4 * d_stored, 4 * kLanes}, heads[p].padded() / 4, [&](int j, int v, Ints sums) {
+                                    result[j][v] += to_floats(sums) * (half ? 1.0f : 128.0f);
+                                });
         }
         for (int j = 0; j < r; j++) {
             float found[kPanel];
@@ -502,9 +591,11 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
     int n_before = 0, width = round_up(pieces[n_pieces - 1].n + m, kLanes);
     for (int p = 0; p < n_pieces; p++) n_before += pieces[p].n;
     for (int p = 0; p < n_pieces - 1; p++) width += round_up(pieces[p].n, kLanes);
-    char* memory = scratch((size_t)kRows * width * 10);
-    std::vector<Head> heads;
-    for (int row = 0; row < n_rows; row++) for (int h = 0; h < n_heads; h++) {
+    // Each head is computed by one thread.
+    share(n_rows * n_heads, [&](int part) {
+        const int row = part / n_heads, h = part % n_heads;
+        char* memory = scratch((size_t)kRows * width * 6);
+        static thread_local std::vector<Head> heads;
         heads.clear();
         for (int p = 0; p < n_pieces; p++) heads.emplace_back(pieces[p], ((long)layer * n_rows + row) * n_heads + h, d_head);
         const float* q = qkv + row * m * 3 * d + h * d_head;
@@ -524,6 +615,124 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
             attend_rows(q + i * 3 * d, 3 * d, r, heads.data(), n_pieces, width, step, memory,
                         out + ((long)row * m + i) * d + h * d_head, d);
         }
+    });
+}
+
+// ------------------------------------------------------------------------------- a step of a Qwen2 language model
+
+struct DecoderLayer {
+    const Map *qkv, *out, *gate_up, *down;  // qkv and gate_up begin with their norm
+    const float* qkv_bias;
+};
+
+struct Slots {  // keys and values [n_layers][2][n_slots][n_kv][max_len][d], and what their heads are rotated by
+    float* data;
+    const float *cos, *sin;  // [max_len][d]; sin of the first half of a head is negative
+    int n_slots, n_kv, max_len, d;
+};
+
+}  // extern "C"
+
+namespace {
+
+inline Floats silu(Floats x) { return x / (1.0f + exp2(x * -kLog2E)); }
+
+// x [d]: the first half of a head turns with the second. d is a multiple of 2.
+void rotate(float* x, const float* cos, const float* sin, int d) {
+    for (int i = 0; i < d / 2; i++) {
+        const float a = x[i], b = x[i + d / 2];
+        x[i] = a * cos[i] + b * sin[i];
+        x[i + d / 2] = b * cos[i + d / 2] + a * sin[i + d / 2];
+    }
+}
+
+inline float dot_product(const float* a, const float* b, int d) {
+    Floats total = {};
+    int i = 0;
+    for (; i + kLanes <= d; i += kLanes) total += load<Floats>(a + i) * load<Floats>(b + i);
+    float rest = 0;
+    for (; i < d; i++) rest += a[i] * b[i];
+    return sum(total) + rest;
+}
+
+// One query [d] over keys and values [n][d] -> out [d]. `weights` [n] is scratch.
+void attend_one(const float* q, const float* keys, const float* values, int n, int d, float* weights, float* out) {
+    const float scale = kLog2E / std::sqrt((float)d);
+    float most = -INFINITY, total = 0;
+    for (int i = 0; i < n; i++) {
+        weights[i] = dot_product(q, keys + (long)i * d, d) * scale;
+        // A NaN is never larger, and stays in the weights.
+        most = weights[i] > most ? weights[i] : most;
+    }
+    int i = 0;
+    Floats totals = {};
+    for (; i + kLanes <= n; i += kLanes) {
+        const Floats weight = exp2(load<Floats>(weights + i) - most);
+        totals += weight;
+        store(weights + i, weight);
+    }
+    for (; i < n; i++) total += weights[i] = exp2(splat(weights[i] - most))[0];
+    const float factor = 1 / (total + sum(totals));
+    for (int c = 0; c < d; c += kPanel) {
+        Floats sums[kVectors] = {};
+        const int n_vectors = d - c < kPanel ? (d - c) / kLanes : kVectors;
+        if (n_vectors == kVectors)
+            for (i = 0; i < n; i++)
+                for (int v = 0; v < kVectors; v++) sums[v] += weights[i] * load<Floats>(values + (long)i * d + c + v * kLanes);
+        else
+            for (i = 0; i < n; i++)
+                for (int v = 0; v < n_vectors; v++) sums[v] += weights[i] * load<Floats>(values + (long)i * d + c + v * kLanes);
+        for (int v = 0; v < n_vectors; v++) store(out + c + v * kLanes, sums[v] * factor);
+        for (int l = c + n_vectors * kLanes; l < d && l < c + kPanel; l++) {
+            float one = 0;
+            for (i = 0; i < n; i++) one += weights[i] * values[(long)i * d + l];
+            out[l] = one * factor;
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n_rows][D] through all layers, in place. Row i becomes position starts[i] of slot slots[i].
+void decode(const DecoderLayer* layers, int n_layers, const Slots* cache, const int* slots, const int* starts, int n_rows,
+            float* x) {
+    const int d = cache->d, n_kv = cache->n_kv, width = layers->out->k, d_model = layers->out->n;
+    const int n_heads = width / d, n_qkv = layers->qkv->n, d_ff = layers->down->k;
+    static thread_local std::vector<float> memory;
+    memory.resize((size_t)n_rows * (n_qkv + width + 3 * (size_t)d_ff) + cache->max_len);
+    float *qkv = memory.data(), *attended = qkv + (long)n_rows * n_qkv, *gates = attended + (long)n_rows * width;
+    float *mixed = gates + (long)n_rows * 2 * d_ff, *weights = mixed + (long)n_rows * d_ff;
+    const long head = (long)cache->max_len * d, kind = cache->n_slots * n_kv * head;
+    for (int l = 0; l < n_layers; l++) {
+        const DecoderLayer& layer = layers[l];
+        linear(layer.qkv, x, d_model, 0, n_rows, 1, qkv, n_qkv, 0, false);
+        for (int i = 0; i < n_rows; i++) {
+            float *row = qkv + (long)i * n_qkv, *k = row + width, *v = k + n_kv * d;
+            for (int c = 0; c < n_qkv; c++) row[c] += layer.qkv_bias[c];
+            const float *cos = cache->cos + (long)starts[i] * d, *sin = cache->sin + (long)starts[i] * d;
+            for (int h = 0; h < n_heads + n_kv; h++) rotate(row + h * d, cos, sin, d);
+            for (int h = 0; h < n_kv; h++) {
+                float* keys = cache->data + 2 * l * kind + ((long)slots[i] * n_kv + h) * head;
+                float* values = keys + kind;
+                memcpy(keys + (long)starts[i] * d, k + h * d, d * sizeof(float));
+                memcpy(values + (long)starts[i] * d, v + h * d, d * sizeof(float));
+                const int n_queries = n_heads / n_kv;
+                for (int q = h * n_queries; q < (h + 1) * n_queries; q++)
+                    attend_one(row + q * d, keys, values, starts[i] + 1, d, weights, attended + (long)i * width + q * d);
+            }
+        }
+        linear(layer.out, attended, width, 0, n_rows, 1, x, d_model, 0, true);
+        linear(layer.gate_up, x, d_model, 0, n_rows, 1, gates, 2 * d_ff, 0, false);
+        for (int i = 0; i < n_rows; i++) {
+            const float *gate = gates + (long)i * 2 * d_ff, *up = gate + d_ff;
+            float* to = mixed + (long)i * d_ff;
+            int c = 0;
+            for (; c + kLanes <= d_ff; c += kLanes) store(to + c, silu(load<Floats>(gate + c)) * load<Floats>(up + c));
+            for (; c < d_ff; c++) to[c] = silu(splat(gate[c]))[0] * up[c];
+        }
+        linear(layer.down, mixed, d_ff, 0, n_rows, 1, x, d_model, 0, true);
     }
 }
 

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "sharing.h"))
+"""The first one includes the others."""
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -81,6 +82,26 @@ class Piece(ctypes.Structure):
     _fields_ = (("memory", ctypes.c_void_p), ("capacity", ctypes.c_int), ("n", ctypes.c_int))
 
 
+class DecoderLayer(ctypes.Structure):
+    """`struct DecoderLayer` of kernels.cpp: a layer of a Qwen2 language model."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down", "qkv_bias"))
+
+
+class Slots(ctypes.Structure):
+    """`struct Slots` of kernels.cpp: keys and values of a language model."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("n_slots", ctypes.c_int),
+        ("n_kv", ctypes.c_int),
+        ("max_len", ctypes.c_int),
+        ("d", ctypes.c_int),
+    )
+
+
 NO_NORM, LAYER_NORM, RMS_NORM = range(3)
 """`enum Norm` of kernels.cpp"""
 
@@ -88,6 +109,9 @@ _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
 _ARGUMENTS = {
     "pack": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
     "linear": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER, _LONG, _LONG, _INT),
+    "decode": (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
+    "help": (ctypes.c_uint,),
+    "recall": (),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
 }
@@ -197,7 +221,7 @@ def build(level: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as building:
         for compiler in compilers():
             made = Path(building) / path.name
-            command = [*compiler, *FLAGS, *LEVELS[level], str(SOURCE), "-o", str(made)]
+            command = [*compiler, *FLAGS, *LEVELS[level], str(SOURCES[0]), "-o", str(made)]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as error:
@@ -221,12 +245,13 @@ def _opened(path: Path) -> ctypes.CDLL:
             raise OSError(f"no function {name}") from error
         function.argtypes, function.restype = arguments, None
     library.bytes_per_position.restype = _LONG
+    library.recalls.restype = ctypes.c_uint
     return library
 
 
 def _file_name(level: str) -> str:
     """With a digest of what it is made of, so that a library of another version is never loaded."""
-    made_of = "\0".join([SOURCE.read_text(), *FLAGS, *LEVELS[level]])
+    made_of = "\0".join([*(each.read_text() for each in SOURCES), *FLAGS, *LEVELS[level]])
     return f"kernels-{level}-{platform.machine()}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
 
 

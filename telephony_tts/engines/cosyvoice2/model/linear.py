@@ -117,7 +117,8 @@ class Int8Linear:
             in_15_bits,
             gelu,
         )
-        self._address = ctypes.addressof(self._map)
+        self.address = ctypes.addressof(self._map)
+        """Of the `Map`, which lives as long as this object."""
         self._run = library.linear
 
     def __call__(self, x: Tensor, add_to: Tensor | None = None) -> Tensor:
@@ -126,7 +127,7 @@ class Int8Linear:
         rows = x.to(torch.float32).contiguous()
         y = rows.new_empty(*x.shape[:-1], self.n) if add_to is None else add_to
         n_rows = rows.numel() // self.k
-        self._run(self._address, rows.data_ptr(), self.k, 0, n_rows, 1, y.data_ptr(), self.n, 0, add_to is not None)
+        self._run(self.address, rows.data_ptr(), self.k, 0, n_rows, 1, y.data_ptr(), self.n, 0, add_to is not None)
         return y
 
     def of_windows(self, x: Tensor, n_steps: int) -> Tensor:
@@ -134,5 +135,5 @@ class Int8Linear:
         n_batch, n, d = x.shape
         n_out = n - n_steps + 1
         y = x.new_empty(n_batch, n_out, self.n)
-        self._run(self._address, x.data_ptr(), d, n * d, n_out, n_batch, y.data_ptr(), self.n, n_out * self.n, False)
+        self._run(self.address, x.data_ptr(), d, n * d, n_out, n_batch, y.data_ptr(), self.n, n_out * self.n, False)
         return y

@@ -118,12 +118,12 @@ def test_a_damaged_library_is_built_again(home: Path, content: bytes) -> None:
     assert path.stat().st_size > 1000
 
 
-def test_a_library_of_another_version_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", ["kernels.cpp", "sharing.h"])
+def test_a_library_of_another_version_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     name = library._file_name("generic")
-    source = home / "kernels.cpp"
-    shutil.copy(library.SOURCE, source)
-    source.write_text(source.read_text() + "\n// another version\n")
-    monkeypatch.setattr(library, "SOURCE", source)
+    sources = tuple(Path(shutil.copy(source, home)) for source in library.SOURCES)
+    (home / changed).write_text((home / changed).read_text() + "\n// another version\n")
+    monkeypatch.setattr(library, "SOURCES", sources)
     assert library._file_name("generic") != name
 
 

@@ -27,6 +27,7 @@ from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
 from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
 from telephony_tts.engines.cosyvoice2.model.lm.weights import FloatMatrix, Int8Matrix, Matrix
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
@@ -161,6 +162,7 @@ class LanguageModel:
         self.layers = tuple(layers)
         self.norm = norm
         self.head, self.head_bias = head, head_bias
+        self._int8 = Int8Decoder(self.layers) if isinstance(head, Int8Matrix) else None
 
     @classmethod
     def from_state(cls, config: LmConfig, state: State, weights: Literal["int8"] | None = None) -> Self:
@@ -281,7 +283,10 @@ class LanguageModel:
         if len(slots) != x.shape[0] or len(set(busy)) != len(busy):
             raise ValueError(f"{x.shape[0]} rows for slots {list(slots)}: one row for each slot, no slot twice")
         starts = [cache.room(slot, 1) for slot in slots]
-        hidden = self.run_layers(x, cache.rotary[:, starts], AttendSlots(cache, slots, starts))
+        if self._int8 is not None:
+            hidden = self._final_norm(self._int8(x, slots, starts, cache))
+        else:
+            hidden = self.run_layers(x, cache.rotary[:, starts], AttendSlots(cache, slots, starts))
         for slot in busy:
             cache.lengths[slot] += 1
         return hidden
@@ -312,4 +317,7 @@ class LanguageModel:
             x = x + layer.out(attend(i, q, kv))
             gate, up = layer.gate_up(x).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate).mul_(up))
-        return RmsNorm(self.norm, size.norm_eps)(x)
+        return self._final_norm(x)
+
+    def _final_norm(self, x: Tensor) -> Tensor:
+        return RmsNorm(self.norm, self.config.norm_eps)(x)

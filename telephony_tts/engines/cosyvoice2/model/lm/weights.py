@@ -45,8 +45,8 @@ class Int8Matrix:
         """Raises ValueError for weights on another device, RuntimeError if int8 is not available here."""
         columns = weight.square().mean(dim=0).sqrt_().clamp_(min=SMALLEST_SCALE)
         scaled = columns if norm is None else RmsNorm(norm.weight * columns, norm.eps)
-        self._linear = Int8Linear(Linear(weight / columns, None), scaled, in_15_bits=True)
+        self.linear = Int8Linear(Linear(weight / columns, None), scaled, in_15_bits=True)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = self._linear(x)
+        y = self.linear(x)
         return y if bias is None else y.add_(bias)
