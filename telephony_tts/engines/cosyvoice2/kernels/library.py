@@ -1,4 +1,4 @@
-"""Builds and loads `kernels.cpp`: int8 products for a CPU, which run without PyTorch's operations.
+"""Builds and loads `kernels.cpp` and `relative.cpp`: int8 products and attention for a CPU, without PyTorch.
 
 The library is built once for each level of instructions, by the machine's own compiler, in two seconds. `make model`
 builds it, and the engine does at its start if it is missing. It is kept beside this file, or in the user's cache
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "relative.cpp"))
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -90,6 +90,7 @@ _ARGUMENTS = {
     "linear": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER, _LONG, _LONG, _INT),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+    "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }
 
 
@@ -197,7 +198,7 @@ def build(level: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as building:
         for compiler in compilers():
             made = Path(building) / path.name
-            command = [*compiler, *FLAGS, *LEVELS[level], str(SOURCE), "-o", str(made)]
+            command = [*compiler, *FLAGS, *LEVELS[level], *map(str, SOURCES), "-o", str(made)]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as error:
@@ -226,7 +227,7 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 def _file_name(level: str) -> str:
     """With a digest of what it is made of, so that a library of another version is never loaded."""
-    made_of = "\0".join([SOURCE.read_text(), *FLAGS, *LEVELS[level]])
+    made_of = "\0".join([*(source.read_text() for source in SOURCES), *FLAGS, *LEVELS[level]])
     return f"kernels-{level}-{platform.machine()}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
 
 

@@ -120,11 +120,14 @@ def test_a_damaged_library_is_built_again(home: Path, content: bytes) -> None:
 
 def test_a_library_of_another_version_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = library._file_name("generic")
-    source = home / "kernels.cpp"
-    shutil.copy(library.SOURCE, source)
-    source.write_text(source.read_text() + "\n// another version\n")
-    monkeypatch.setattr(library, "SOURCE", source)
-    assert library._file_name("generic") != name
+    for changed in library.SOURCES:
+        source = home / changed.name
+        shutil.copy(changed, source)
+        source.write_text(source.read_text() + "\n// another version\n")
+        sources = tuple(source if each is changed else each for each in library.SOURCES)
+        with monkeypatch.context() as patched:
+            patched.setattr(library, "SOURCES", sources)
+            assert library._file_name("generic") != name
 
 
 def test_a_directory_that_cannot_be_written_is_left_for_the_next(home: Path) -> None:

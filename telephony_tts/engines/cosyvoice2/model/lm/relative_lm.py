@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import RelativeLmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
@@ -291,6 +292,8 @@ class RelativeLm:
         for i, layer in enumerate(self.layers):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, layer: RelativeLayer = layer) -> Tensor:
+                if self.rows_are_exact:
+                    return _attend_rows(layer, cache, i, slots, starts, q)
                 rows = [
                     _attend_slot(layer, cache, i, slot, start, q[at : at + 1], k[at : at + 1], v[at : at + 1])
                     for at, (slot, start) in enumerate(zip(slots, starts, strict=True))
@@ -316,3 +319,20 @@ def _attend_slot(
     keys, values = cache.data[i, :, slot, :, :end].unbind(0)  # [H, L, d] each
     keys[:, start:], values[:, start:] = k.transpose(0, 1), v.transpose(0, 1)
     return layer.attended(q, keys, values, cache.positions[i, :, cache.max_len - end :])
+
+
+def _attend_rows(
+    layer: RelativeLayer, cache: RelativeCache, i: int, slots: Sequence[int], starts: Sequence[int], q: Tensor
+) -> Tensor:
+    """`_attend_slot` of one new row in each of `slots`, in float32 on a CPU. The rows of q [B, H, d] are followed by their
+    keys and values in memory."""
+    n_rows, n_heads, d_head = q.shape
+    out = q.new_empty(n_rows, n_heads * d_head)
+    data, run = cache.data[i], functions().attend_relative
+    of_row, of_slot, of_values = 4 * q.stride(0), 4 * data.stride(1), 4 * data.stride(0)
+    first, keys, to = q.data_ptr(), data.data_ptr(), out.data_ptr()
+    u, v, positions = layer.u.data_ptr(), layer.v.data_ptr(), cache.positions[i].data_ptr()
+    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+        at, of = keys + slot * of_slot, 4 * row * n_heads * d_head
+        run(first + row * of_row, u, v, at, at + of_values, positions, n_heads, d_head, cache.max_len, start + 1, to + of)
+    return out
