@@ -103,7 +103,9 @@ def add_bench(command: Commands) -> None:
 def _engine_flags(flags: argparse.ArgumentParser) -> None:
     what = flags.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
-    what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB (300m: 1.7) as the official ones, or 6 MB")
+    what.add_argument(
+        "--random", choices=("full", "tiny"), help="random weights: 2.6 GB (300m: 1.7) as the official ones, or 6 MB"
+    )
     flags.add_argument(
         "--family", choices=("cosyvoice2", "300m"), help="with --random: CosyVoice2 (default) or CosyVoice-300M-SFT"
     )
@@ -111,7 +113,8 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
         "--keep", metavar="DIR", help="with --random: keep the weights there for the next run, a directory a family"
     )
     flags.add_argument(
-        "--flow-steps", metavar="N", type=int, help="Euler steps of the flow: fewer are faster (default 10, or that of --config)"
+        "--flow-steps", metavar="N", type=int,
+        help="Euler steps of the flow: fewer are faster and less exact (default 10, or that of --config)",
     )
     flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
     flags.add_argument(

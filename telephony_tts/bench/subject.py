@@ -82,7 +82,7 @@ def random_text(seconds: float, family: FamilyName = "cosyvoice2") -> str:
     n_text = _n_text(seconds, family)
     if family == "cosyvoice2":
         return "a" + " the" * (n_text - 2) + "."
-    # Clauses of three to five tokens: "a", one to three words, and a mark. The first is the shortest that leaves clauses.
+    # Clauses of three to five tokens: "a", one to three words, and a mark. The first is as short as can be.
     rest = n_text - _LEAST_CLAUSE
     sizes = [n_text - rest] if rest == 0 or rest >= _LEAST_CLAUSE else [n_text]
     while (rest := n_text - sum(sizes)) > 0:

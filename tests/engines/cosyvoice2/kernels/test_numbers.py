@@ -45,6 +45,28 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
+# -------------------------------------------------------------------- relative positions
+
+
+@pytest.mark.parametrize(("n_heads", "d"), [(1, 1), (3, 7), (16, 64), (2, 40)])
+@pytest.mark.parametrize("n", [1, 2, 17, 90])
+def test_a_row_with_relative_positions_is_the_formula(n_heads: int, d: int, n: int) -> None:
+    """And the new key and value are written, and nothing else."""
+    capacity = 90
+    qkv, u, v = randn(3, n_heads, d), 3 * randn(n_heads, d, seed=1), 3 * randn(n_heads, d, seed=2)
+    keys, values, positions = (randn(n_heads, capacity, d, seed=seed) for seed in (3, 4, 5))
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    wanted_keys[:, n - 1], wanted_values[:, n - 1] = qkv[1], qkv[2]
+    scores = torch.einsum("hd,hnd->hn", qkv[0] + u, wanted_keys[:, :n])
+    scores += torch.einsum("hd,hnd->hn", qkv[0] + v, positions[:, capacity - n :])
+    wanted = torch.einsum("hn,hnd->hd", (scores / math.sqrt(d)).softmax(-1), wanted_values[:, :n])
+    got = torch.empty(n_heads, d)
+    addresses = (each.data_ptr() for each in (qkv, u, v, keys, values, positions))
+    functions().attend_relative(*addresses, n_heads, d, capacity, n, got.data_ptr())
+    assert error(got, wanted) < 1e-5
+    assert torch.equal(keys, wanted_keys) and torch.equal(values, wanted_values)
+
+
 # ---------------------------------------------------------------------------- products
 
 

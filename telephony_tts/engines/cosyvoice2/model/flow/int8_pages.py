@@ -3,8 +3,9 @@
     Int8Pass            CosyVoice2: a block sees what the blocks before have kept
     Int8WholeSequence   CosyVoice-300M: the input is the whole sentence, and nothing is kept
 
-Those of CosyVoice2 lie in pieces. A block's keys and values are written behind those of the block before, as long as the piece has
-room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its own length.
+Those of CosyVoice2 lie in pieces. A block's keys and values are written behind those of the block before, as long as
+the piece has room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its
+own length.
 Memory of a piece that was never written to takes no room in the machine's memory. Memory of pieces that nobody needs
 any more is kept for the next ones: to get a page from the system costs more than to attend to it.
 """

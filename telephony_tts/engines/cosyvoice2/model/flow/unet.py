@@ -197,7 +197,8 @@ class UnetEstimator:
         times, n_heads = times.to(self.dtype), self.config.n_heads
         attend: Attend
         if self.is_int8:
-            attend = Int8WholeSequence(*features.shape[:2], n_heads, self.config.d_head).attend
+            n_rows, n_frames, _ = features.shape
+            attend = Int8WholeSequence(n_rows, n_frames, n_heads, self.config.d_head).attend
         else:
             attend = functools.partial(WholeSequence().attend, 0, n_heads=n_heads)
         skip_0 = self.down_0(features, times, attend)

@@ -195,8 +195,10 @@ class RelativeLm:
 
     def quantize(self) -> None:
         """Converts all maps to int8 but those that are computed once: of the speaker and of the distances."""
-        for part in (self.text_embed, *self.text_layers, self.embed_rows, *self.layers):
-            part.quantize()
+        for embedding in (self.text_embed, self.embed_rows):
+            embedding.quantize()
+        for layer in (*self.text_layers, *self.layers):
+            layer.quantize()
         assert isinstance(self.text_affine, Linear) and isinstance(self.head, Linear)
         self.text_affine, self.head = int8_map(self.text_affine), int8_map(self.head)
 
@@ -324,8 +326,8 @@ def _attend_slot(
 def _attend_rows(
     layer: RelativeLayer, cache: RelativeCache, i: int, slots: Sequence[int], starts: Sequence[int], q: Tensor
 ) -> Tensor:
-    """`_attend_slot` of one new row in each of `slots`, in float32 on a CPU. The rows of q [B, H, d] are followed by their
-    keys and values in memory."""
+    """`_attend_slot` of one new row in each of `slots`, in float32 on a CPU. The rows of q [B, H, d] are followed by
+    their keys and values in memory."""
     n_rows, n_heads, d_head = q.shape
     out = q.new_empty(n_rows, n_heads * d_head)
     data, run = cache.data[i], functions().attend_relative
@@ -333,6 +335,6 @@ def _attend_rows(
     first, keys, to = q.data_ptr(), data.data_ptr(), out.data_ptr()
     u, v, positions = layer.u.data_ptr(), layer.v.data_ptr(), cache.positions[i].data_ptr()
     for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-        at, of = keys + slot * of_slot, 4 * row * n_heads * d_head
-        run(first + row * of_row, u, v, at, at + of_values, positions, n_heads, d_head, cache.max_len, start + 1, to + of)
+        at, sizes = keys + slot * of_slot, (n_heads, d_head, cache.max_len, start + 1)
+        run(first + row * of_row, u, v, at, at + of_values, positions, *sizes, to + 4 * row * n_heads * d_head)
     return out
