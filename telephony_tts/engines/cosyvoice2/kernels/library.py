@@ -1,4 +1,4 @@
-"""Builds and loads `kernels.cpp` and `relative.cpp`: int8 products and attention for a CPU, without PyTorch.
+"""Builds and loads `kernels.cpp` and `small_model.cpp`: int8 products and attention for a CPU, without PyTorch.
 
 The library is built once for each level of instructions, by the machine's own compiler, in two seconds. `make model`
 builds it, and the engine does at its start if it is missing. It is kept beside this file, or in the user's cache
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "relative.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp"))
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -90,6 +90,7 @@ _ARGUMENTS = {
     "linear": (_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER, _LONG, _LONG, _INT),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+    "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }
 

@@ -45,7 +45,16 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
-# -------------------------------------------------------------------- relative positions
+# ----------------------------------------------------------------------- CosyVoice-300M
+
+
+@pytest.mark.parametrize(("n_batch", "n", "d", "n_groups"), [(1, 1, 8, 8), (2, 43, 256, 8), (3, 7, 20, 4), (2, 5, 6, 1)])
+def test_group_norm_and_mish_are_the_formula(n_batch: int, n: int, d: int, n_groups: int) -> None:
+    x = 40 * randn(n_batch, n, d, seed=1) * torch.logspace(-1, 1, d) + 3 * randn(d, seed=4)
+    weight, bias = 5 * randn(d, seed=2), 30 * randn(d, seed=3)
+    wanted = F.mish(F.group_norm(x.double().mT, n_groups, weight.double(), bias.double(), 1e-5).mT)
+    functions().group_norm_mish(x.data_ptr(), n_batch, n, d, n_groups, weight.data_ptr(), bias.data_ptr(), 1e-5)
+    assert error(x.double(), wanted) < 2e-5
 
 
 @pytest.mark.parametrize(("n_heads", "d"), [(1, 1), (3, 7), (16, 64), (2, 40)])

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.config import FlowDecoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import (
     KERNEL,
@@ -51,7 +52,7 @@ class TimeNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]"""
         y = F.group_norm(x.to(self.weight.dtype).transpose(1, 2), self.n_groups, self.weight, self.bias, self.eps)
-        return y.transpose(1, 2).contiguous()
+        return y.transpose(1, 2)
 
 
 def centred(conv: FlowConv | Int8Conv, x: Tensor) -> Tensor:
@@ -77,7 +78,14 @@ class CentredConvBlock:
         self.conv = int8_conv(self.conv, in_15_bits=in_15_bits)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.mish(self.norm(centred(self.conv, x)))
+        y = centred(self.conv, x)
+        if isinstance(self.conv, FlowConv):
+            return F.mish(self.norm(y))
+        norm = self.norm
+        functions().group_norm_mish(
+            y.data_ptr(), *y.shape, norm.n_groups, norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps
+        )
+        return y
 
 
 class UnetResnet:
@@ -117,7 +125,7 @@ class UnetStage:
 
     def __call__(self, x: Tensor, times: Tensor, attend: Attend) -> Tensor:
         """x [B, T, C_in]; `times` [n_stages, B or 1, C] of `UnetEstimator.time_vectors` -> [B, T, C]"""
-        x = self.resnet(x, times[self.index]).contiguous()
+        x = self.resnet(x, times[self.index])
         for transformer in self.transformers:
             x = transformer(x, attend)
         return x
