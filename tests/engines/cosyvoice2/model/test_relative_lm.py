@@ -158,6 +158,15 @@ def test_a_row_in_int8_has_the_same_bits_in_any_batch(both: tuple[RelativeLm, Re
     assert logits[1].isnan().all() and torch.equal(logits[[0, 2]], alone[[0, 2]])
 
 
+def test_int8_reads_weights_with_any_strides(speaker: Tensor) -> None:
+    """A file may hold a tensor whose values do not lie side by side."""
+    state = random_state("llm.pt", lm_outline(CONFIG, {}).shapes, 3)
+    name = "llm.encoders.0.self_attn.pos_bias_u"
+    spread = dict(state) | {name: torch.stack([state[name] * 7, state[name]], dim=-1)[..., 1]}
+    plain, strided = (RelativeLm.from_state(CONFIG, each, "int8") for each in (state, spread))
+    assert torch.equal(drawn(plain, [1, 2], speaker), drawn(strided, [1, 2], speaker))
+
+
 def test_int8_is_made_of_float32(lm: Lm) -> None:
     state = random_state("llm.pt", lm_outline(CONFIG, {}).shapes, 3)
     with pytest.raises(ValueError, match="int8 weights are made of float32 on the CPU"):

@@ -125,6 +125,17 @@ def test_each_position_in_int8_sees_all_others(n: int) -> None:
     assert float((got - wanted).norm() / wanted.norm()) < 0.02
 
 
+def test_int8_reads_weights_with_any_strides(both: tuple[WholeFlow, WholeFlow]) -> None:
+    """A file may hold a tensor whose values do not lie side by side."""
+    state = random_state("flow.pt", whole_flow_outline(WIDE.flow_encoder, WIDE.flow_decoder, {}).shapes, 2)
+    for part in ("weight", "bias"):
+        name = f"decoder.estimator.final_block.block.1.{part}"
+        state[name] = torch.stack([state[name] * 7, state[name]], dim=-1)[..., 1]
+    strided = WholeFlow.from_state(WIDE, state, "int8")
+    mels = [solved(flow, begun(flow, preset(flow), ids_of(9))) for flow in (both[1], strided)]
+    assert torch.equal(*mels)
+
+
 def test_int8_refuses_what_it_cannot_compute() -> None:
     shapes = whole_flow_outline(CONFIG.flow_encoder, CONFIG.flow_decoder, {}).shapes
     state = random_state("flow.pt", shapes, 1)

@@ -76,6 +76,8 @@ class CentredConvBlock:
     def quantize(self, *, in_15_bits: bool = False) -> None:
         """`in_15_bits`: the activations."""
         self.conv = int8_conv(self.conv, in_15_bits=in_15_bits)
+        norm = self.norm
+        norm.weight, norm.bias = norm.weight.contiguous(), norm.bias.contiguous()  # the kernels read their memory
 
     def __call__(self, x: Tensor) -> Tensor:
         y = centred(self.conv, x)

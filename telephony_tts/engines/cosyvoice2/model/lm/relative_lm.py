@@ -82,6 +82,7 @@ class RelativeLayer:
         assert isinstance(self.out, Linear) and isinstance(self.w_2, Linear)
         self.qkv, self.out = int8_map(self.qkv.linear, self.qkv.norm), int8_map(self.out)
         self.w_1, self.w_2 = int8_map(self.w_1.linear, self.w_1.norm), int8_map(self.w_2)
+        self.u, self.v = self.u.contiguous(), self.v.contiguous()  # the kernels read their memory
 
     def __call__(self, x: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """x [N, D]"""
