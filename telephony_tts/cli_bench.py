@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from telephony_tts.bench.load import Load
     from telephony_tts.config import Config
     from telephony_tts.engines.api import Engine, Utterance
+    from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import FamilyName
 
 Run = Callable[[argparse.Namespace], int]
 Commands = Callable[[str, str, str, Run], argparse.ArgumentParser]
@@ -41,11 +42,13 @@ ENGINE_EXAMPLES = """examples:
   telephony-tts bench engine --config configs/cosyvoice2-cpu.yaml --random full --concurrency 1,2 --cancel-every 3
   telephony-tts bench engine --random full --concurrency 1,2 --turns 2         this machine, as auto chooses
   telephony-tts bench engine --random full --dtype bfloat16 --mode open --set engines.cosyvoice2.lm_dtype=int8
+  telephony-tts bench engine --random full --family 300m --flow-steps 5 --no-pacing --concurrency 1 --turns 3
   telephony-tts bench engine --random full --device cuda --dtype float16 --arrivals-per-s 1,5,10,20 --turns 2
   telephony-tts bench plot l20.json -o l20.png
 
 The engine runs as in the server, but without sockets. A real model speaks English and Chinese sentences of about
---seconds. A random model makes noise, which takes the same time; its speech is a multiple of 0.8 seconds long. With
+--seconds. A random model makes noise, which takes the same time; its speech is a multiple of 0.8 seconds long (300m:
+of 0.4, in pieces as it speaks them: a first one of 1.2 to 2 seconds, then up to 5). With
 --config the engine has the slots of that file, and further callers wait. In the closed loop all callers begin at once,
 and each begins its next turn when it has heard the one before. In the open loop turns begin at random times, one every
 seconds / concurrency on average, or --arrivals-per-s of them a second; there are --turns of them for each caller who
@@ -68,6 +71,8 @@ PLOT_EXAMPLES = """examples:
 The chart also has published figures of other CosyVoice2 servers on one GPU.
 """
 MAX_SECONDS, MAX_CONCURRENCY = 30.0, 1024
+PROMPT_S = 3.5
+"""Of the voice of a random model."""
 
 
 def add_bench(command: Commands) -> None:
@@ -98,8 +103,19 @@ def add_bench(command: Commands) -> None:
 def _engine_flags(flags: argparse.ArgumentParser) -> None:
     what = flags.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="DIR", help="a model directory (default that of --config)")
-    what.add_argument("--random", choices=("full", "tiny"), help="random weights: 2.6 GB as the official ones, or 6 MB")
-    flags.add_argument("--keep", metavar="DIR", help="with --random: keep the weights there for the next run")
+    what.add_argument(
+        "--random", choices=("full", "tiny"), help="random weights: 2.6 GB (300m: 1.7) as the official ones, or 6 MB"
+    )
+    flags.add_argument(
+        "--family", choices=("cosyvoice2", "300m"), help="with --random: CosyVoice2 (default) or CosyVoice-300M-SFT"
+    )
+    flags.add_argument(
+        "--keep", metavar="DIR", help="with --random: keep the weights there for the next run, a directory a family"
+    )
+    flags.add_argument(
+        "--flow-steps", metavar="N", type=int,
+        help="Euler steps of the flow: fewer are faster and less exact (default 10, or that of --config)",
+    )
     flags.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default cpu, or that of --config)")
     flags.add_argument(
         "--dtype", choices=("auto", "float32", "float16", "bfloat16"),
@@ -113,8 +129,8 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--concurrency", metavar="N,N,...", default="1,2,4,8,16,32,64", help="callers (%(default)s)")
     flags.add_argument("--seconds", metavar="S", type=float, default=8.0, help="of speech in a turn (%(default)s)")
     flags.add_argument(
-        "--prompt-seconds", metavar="S", type=float, default=3.5,
-        help="with --random: length of the voice's recording (%(default)s)",
+        "--prompt-seconds", metavar="S", type=float,
+        help=f"with --random: length of the voice's recording ({PROMPT_S}; voices of 300m have none)",
     )
     flags.add_argument(
         "--mode", choices=("closed", "open", "both"), help="the loop (default closed; with --arrivals-per-s open)"
@@ -148,7 +164,7 @@ def _engine(arguments: argparse.Namespace) -> int:
     app.need_torch()
     machine.need_gpu(settings.engines.cosyvoice2.device)
     if arguments.random is not None:
-        loads = [_with_random_length(load) for load in loads]
+        loads = [_with_random_length(load, arguments.family) for load in loads]
     rows: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     interrupted = False
@@ -180,8 +196,14 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     ):
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{flag} is {value}; expected {least:g} to {most:g}")
-    if arguments.keep is not None and arguments.random is None:
-        raise ConfigError("--keep goes with --random")
+    for flag, value in (("--keep", arguments.keep), ("--family", arguments.family)):
+        if value is not None and arguments.random is None:
+            raise ConfigError(f"{flag} goes with --random")
+    if arguments.family == "300m" and arguments.prompt_seconds:
+        raise ConfigError("--prompt-seconds goes with CosyVoice2; the voices of --family 300m have no recording")
+    arguments.family = arguments.family or "cosyvoice2"
+    if arguments.prompt_seconds is None:
+        arguments.prompt_seconds = PROMPT_S if arguments.family == "cosyvoice2" else 0.0
     if arguments.voice is not None and arguments.random is not None:
         raise ConfigError("--voice goes with --model; the voice of a random model follows from --prompt-seconds")
     rates = [] if arguments.arrivals_per_s is None else arrival_rates(arguments.arrivals_per_s)
@@ -241,6 +263,7 @@ def _settings(arguments: argparse.Namespace, model: str, loads: Sequence[Load]) 
             f"{key}.device": arguments.device,
             f"{key}.dtype": arguments.dtype,
             f"{key}.threads": arguments.threads,
+            f"{key}.flow_steps": arguments.flow_steps,
             f"{key}.profile": arguments.profile,
             f"{key}.slots": slots,
             **overrides(arguments),
@@ -256,8 +279,8 @@ def _model(arguments: argparse.Namespace) -> Iterator[Path]:
         yield Path(arguments.model)
         return
     keep = None if arguments.keep is None else Path(arguments.keep)
-    _progress(f"random weights, {arguments.random} size")
-    with random_model(arguments.random, arguments.prompt_seconds, keep) as directory:
+    _progress(f"random weights of {arguments.family}, {arguments.random} size")
+    with random_model(arguments.random, arguments.prompt_seconds, keep, arguments.family) as directory:
         yield directory
 
 
@@ -275,14 +298,14 @@ def _seconds(arguments: argparse.Namespace) -> float:
     """The length of a turn's speech that the model makes."""
     from telephony_tts.bench.subject import random_seconds
 
-    return arguments.seconds if arguments.random is None else random_seconds(arguments.seconds)
+    return arguments.seconds if arguments.random is None else random_seconds(arguments.seconds, arguments.family)
 
 
-def _with_random_length(load: Load) -> Load:
+def _with_random_length(load: Load, family: FamilyName) -> Load:
     """The load with the length of speech that a random model makes; the rate of the open loop depends on it."""
     from telephony_tts.bench.subject import random_seconds
 
-    return load.with_seconds(random_seconds(load.seconds))
+    return load.with_seconds(random_seconds(load.seconds, family))
 
 
 def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
@@ -294,6 +317,8 @@ def _about(arguments: argparse.Namespace, settings: Config) -> dict[str, Any]:
         "commit": machine.commit(),
         "settings": {
             "model": f"random {arguments.random}" if arguments.random else Path(arguments.model).resolve().name,
+            "family": arguments.family if arguments.random else None,
+            "flow_steps": own.flow_steps,
             "device": own.device,
             "dtype": own.dtype,
             "lm_dtype": own.lm_dtype,
@@ -359,9 +384,11 @@ def _say(arguments: argparse.Namespace, engine: Engine) -> Callable[[int, int], 
     from telephony_tts.bench import subject
     from telephony_tts.engines.api import Utterance
 
-    voice = subject.random_voice(arguments.prompt_seconds) if arguments.random else arguments.voice
-    voice = voice or engine.voices[0].name
-    fixed = subject.random_text(arguments.seconds) if arguments.random else None
+    voice, fixed, family = arguments.voice or engine.voices[0].name, None, arguments.family
+    if arguments.random:
+        voice, fixed = (
+            subject.random_voice(arguments.prompt_seconds, family), subject.random_text(arguments.seconds, family)
+        )
 
     def say(index: int, now_ns: int) -> Utterance:
         text = fixed or subject.real_text(index, arguments.seconds)

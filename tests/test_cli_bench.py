@@ -67,6 +67,21 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     return ended, folder
 
 
+def test_the_small_model_is_measured_with_fewer_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--family", "300m", "--flow-steps", "2", "--keep", str(tmp_path / "random"), "--concurrency", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "TOLD_WITHIN_S", 0)
+        assert main([*RUN, *IN_THIS_PROCESS, *flags, "--turns", "1", "--json", str(tmp_path / "out.json")]) == 0
+    document = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    wanted = {"model": "random tiny", "family": "300m", "flow_steps": 2, "voice": "first", "prompt_seconds": 0.0}
+    assert (wanted | {"seconds": 1.2}).items() <= document["settings"].items()
+    (row,) = document["results"]
+    assert row["audio_s"] == pytest.approx(1.2, abs=0.02) and row["failed"] == 0
+    assert row["counters"]["flow_batches"] == 2
+    assert main([*RUN, *IN_THIS_PROCESS, "--keep", str(tmp_path / "random")]) == 2
+    assert "holds another random model" in capsys.readouterr().err
+
+
 def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
     document = json.loads((done[1] / "new" / "out.json").read_text(encoding="utf-8"))
     assert list(document) == ["machine", "commit", "settings", "results"]
@@ -284,6 +299,13 @@ def test_bad_flags_are_errors_before_weights_are_written(
 def test_keep_needs_random(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engine", "--model", str(tmp_path), "--keep", str(tmp_path)]) == 2
     assert "--keep goes with --random" in told(capsys)
+    assert main(["bench", "engine", "--model", str(tmp_path), "--family", "300m"]) == 2
+    assert "--family goes with --random" in told(capsys)
+    assert main([*RUN, "--family", "300m", "--prompt-seconds", "2"]) == 2
+    assert "--prompt-seconds goes with CosyVoice2; the voices of --family 300m have no recording" in told(capsys)
+    for steps in ("0", "101"):
+        assert main([*RUN, "--family", "300m", "--flow-steps", steps]) == 2
+        assert f"engines.cosyvoice2.flow_steps: {steps} is wrong" in capsys.readouterr().err
 
 
 def test_without_a_flag_the_model_is_that_of_the_configuration(
@@ -355,7 +377,7 @@ def test_the_examples_are_valid_commands(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert main(words[1:]) == 0
                 if words[2] == "engine":
                     cli_bench._loads(cli_args(words[1:]))
-    assert len(asked) == 12
+    assert len(asked) == 13
 
 
 def cli_args(words: list[str]) -> Any:

@@ -131,7 +131,8 @@ ROOMS: dict[str, str] = {
     "kernels": "",
     "model.linear": "kernels",
     "model.relative": "",
-    "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative",
+    "model.lm": "model.config model.file_names model.segments model.state model.border model.linear model.relative "
+    "kernels",
     "model.flow": "model.config model.failures model.file_names model.state model.border model.graphs model.linear "
     "model.relative kernels",
     "model.vocoder": "model.config model.failures model.file_names model.state model.border",

@@ -19,9 +19,12 @@ from telephony_tts.bench.subject import (
     spoken_seconds,
 )
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import check_model_directory
-from telephony_tts.engines.cosyvoice2.model.config import EOS
+from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, EOS
 from telephony_tts.engines.cosyvoice2.model.file_names import TOKENIZER_DIR
+from telephony_tts.engines.cosyvoice2.profile import WHOLE
+from telephony_tts.engines.cosyvoice2.text.prompting import cut
 from telephony_tts.engines.cosyvoice2.text.tokenizer import TextTokenizer
+from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice_store import read_spk2info
 from telephony_tts.errors import ConfigError
 
@@ -57,6 +60,38 @@ def test_a_random_model_never_ends_early_and_a_word_is_one_token(tmp_path: Path)
         voices, problems = read_spk2info(directory / "spk2info.pt")
         assert problems == [] and voices[random_voice(2.0)].speech_tokens.numel() == 50
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "gets", "pieces"),
+    [
+        (0.1, 1.2, [3]), (1.3, 1.6, [4]), (2.0, 2.0, [5]), (2.4, 2.4, [3, 3]), (3.0, 3.2, [3, 5]),
+        (8.0, 8.0, [3, 5, 5, 7]), (8.1, 8.4, [3, 5, 5, 5, 3]),
+    ],
+)  # fmt: skip
+def test_the_small_model_speaks_a_first_clause_and_then_longer_pieces(
+    tmp_path: Path, asked: float, gets: float, pieces: list[int]
+) -> None:
+    with random_model("tiny", 0.0, family="300m") as directory:
+        assert check_model_directory(directory) == []
+        bias = torch.load(directory / "llm.pt", weights_only=True)["llm_decoder.bias"]
+        assert bias[COSYVOICE_300M.end_of_speech] == -1e4 and bias[:-1].abs().max() < 1
+        assert random_voice(0.0, "300m") in read_spk2info(directory / "spk2info.pt")[0]
+        tokenizer = WhisperTokenizer(directory)
+        text = random_text(asked, "300m")
+        lengths = [len(tokenizer.encode(piece)) for _, _, piece in cut(text, WHOLE, tokenizer)]
+    assert random_seconds(asked, "300m") == pytest.approx(gets) and lengths == pieces
+    assert sum(lengths) * 20 == round(gets * COSYVOICE_300M.tokens_per_s)
+
+
+def test_a_kept_model_of_the_other_family_is_left_alone(tmp_path: Path) -> None:
+    keep = tmp_path / "random"
+    with random_model("tiny", 0.0, keep, "300m"):
+        before = (keep / "llm.pt").stat().st_mtime_ns
+    with random_model("tiny", 0.0, keep, "300m"):
+        assert (keep / "llm.pt").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match="another random model"), random_model("tiny", 0.0, keep):
+        pass
 
 
 def test_without_a_prompt_the_voice_is_the_preset() -> None:

@@ -58,7 +58,7 @@ class CpuTimings:
             raise ValueError("a timing is missing")
 
     def without_int8(self) -> CpuTimings:
-        """For a model that has no integer weights."""
+        """For an engine that cannot compute in int8 (`kernels.library.problem`)."""
 
         def floats(table: Mapping[str, float]) -> dict[str, float]:
             return {name: seconds for name, seconds in table.items() if name != INT8}

@@ -74,14 +74,19 @@ def live_storages() -> dict[int, int]:
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in dense}
 
 
+FLOAT32 = Precision()
+
+
 class Rig:
     """The model of a directory, and its voices."""
 
-    def __init__(self, directory: Path, n_slots: int = N_SLOTS, n_euler: int = FEW_EULER) -> None:
+    def __init__(
+        self, directory: Path, n_slots: int = N_SLOTS, n_euler: int = FEW_EULER, precision: Precision = FLOAT32
+    ) -> None:
         checkpoint = with_steps(load_model_directory(directory), n_euler)
         assert checkpoint.spk2info is not None
         self.config = checkpoint.config
-        self.model = SpeechModel.load(checkpoint, device="cpu", precision=Precision(), n_slots=n_slots)
+        self.model = SpeechModel.load(checkpoint, device="cpu", precision=precision, n_slots=n_slots)
         self.runner = Runner(self.model)
         self.features = read_spk2info(checkpoint.spk2info)[0]
 

@@ -14,16 +14,18 @@ from reference_vocoder import whole_audio
 from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import N_SLOTS, UNBOUNDED, Rig, Stepped, Watched, n_empty, pcm
 
+from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
 from telephony_tts.engines.cosyvoice2.core import stream
 from telephony_tts.engines.cosyvoice2.core.scheduler import Lane, Stage
-from telephony_tts.engines.cosyvoice2.device.runner import VOCODED_FRAMES
+from telephony_tts.engines.cosyvoice2.device.runner import vocoded_parts
 from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest
+from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow
 from telephony_tts.engines.cosyvoice2.model.vocoder.noise import CounterNoise
 from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
-from telephony_tts.engines.cosyvoice2.settings import AheadLimits
+from telephony_tts.engines.cosyvoice2.settings import AheadLimits, Precision
 from telephony_tts.engines.cosyvoice2.text.prompting import Request, cut, decoding_of
 from telephony_tts.errors import ConfigError, EngineUnavailable
 
@@ -108,9 +110,6 @@ def test_what_it_cannot_do_is_refused(small_dir: Path, tmp_path: Path) -> None:
         CosyVoice2Engine(small_dir, control_tokens=["[laughter]"])
     with pytest.raises(ConfigError, match="no end_of_instruction 'x'"):
         CosyVoice2Engine(small_dir, end_of_instruction="x")
-    for network in ("lm_dtype", "flow_dtype"):
-        with pytest.raises(EngineUnavailable, match="no integer weights"):
-            started(CosyVoice2Engine(small_dir, **{network: "int8"}), lambda engine: None)  # type: ignore[arg-type, return-value]
     without = tmp_path / "plain"
     without.mkdir()
     for file in small_dir.iterdir():
@@ -118,6 +117,37 @@ def test_what_it_cannot_do_is_refused(small_dir: Path, tmp_path: Path) -> None:
             (without / file.name).symlink_to(file)
     with pytest.raises(EngineUnavailable, match=r"no preset speakers .spk2info.pt.*300M-SFT"):
         started(CosyVoice2Engine(without), lambda engine: None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("networks", [("lm_dtype",), ("flow_dtype",), ("lm_dtype", "flow_dtype")])
+def test_int8_speaks(small_dir: Path, networks: tuple[str, ...]) -> None:
+    async def use(engine: CosyVoice2Engine) -> Pcm:
+        model = core_of(engine).runner.model
+        assert model.lm.rows_are_exact == ("lm_dtype" in networks)
+        assert isinstance(model.flow, WholeFlow)
+        assert model.flow.decoder.estimator.is_int8 == ("flow_dtype" in networks)
+        return joined(await speak(engine, Utterance("u", "Yes.")))
+
+    audio = started(CosyVoice2Engine(small_dir, **dict.fromkeys(networks, "int8")), use)  # type: ignore[arg-type]
+    assert np.square(audio.astype(float)).mean() > 100**2
+
+
+def test_int8_streams_that_share_batches_have_the_samples_of_each_alone(small_dir: Path) -> None:
+    rig = Rig(small_dir, precision=Precision("int8", "int8"))
+    wanted = [alone(rig, request, voice) for request, voice in zip(REQUESTS, VOICES, strict=True)]
+    rows: list[int] = []
+    decode = rig.model.lm.decode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.model.lm, "decode", lambda x, *more: rows.append(len(x)) or decode(x, *more))
+        stepped = Stepped(rig, WHOLE)
+        keys = []
+        for i, (request, voice) in enumerate(zip(REQUESTS, VOICES, strict=True)):
+            keys.append(stepped.say(request, voice, (9 - i) * NS_PER_S))  # more urgent than those that are drawn
+            stepped.run(8)
+        stepped.run()
+    assert max(rows) == len(REQUESTS), "no batch had all streams"
+    for key, want in zip(keys, wanted, strict=True):
+        np.testing.assert_array_equal(stepped.pcm(key), want)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -147,7 +177,7 @@ def test_the_audio_is_that_of_the_networks_one_after_the_other(small: Rig, spoke
         while not block.done:
             flow.step([block])
         noise = CounterNoise(request.seed + i, model.vocoder.config.n_harmonics + 1)
-        n_parts += -(-block.mel().shape[2] // VOCODED_FRAMES)
+        n_parts += len(vocoded_parts(block.mel().shape[2]))
         parts.append(whole_audio(model.vocoder, block.mel(), noise)[0])
     assert n_parts > len(pieces), "no piece is vocoded in more than one part"
     want = (torch.cat(parts).clamp(-1, 1) * 32767).round().short().numpy()

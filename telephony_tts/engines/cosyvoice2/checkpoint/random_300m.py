@@ -41,6 +41,8 @@ SIZES_300M: dict[str, ModelConfig] = {
     ),
 }
 VOICE_NAMES = ("first", "second")
+LONG_WORD = "congratulations"
+"""A single token that a text is expected to take 1.1 seconds for: benchmarks need clauses of few tokens."""
 
 README_300M = """# A random checkpoint
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
 from telephony_tts.engines.cosyvoice2.checkpoint.random_300m import (
+    LONG_WORD,
     README_300M,
     SIZES_300M,
     preset_speakers,
@@ -137,7 +138,7 @@ def _write_300m(path: Path, size: Size, seed: int, *, endless: bool) -> None:
     _write_json(path / RANDOM_MARK, {"random": True, "family": "300m", "size": size, "seed": seed, **special})
     (path / "README.md").write_text(README_300M.format(size=size, seed=seed), encoding="utf-8")
     (path / FIRST_SETTINGS_NAME).write_text(settings_300m(config), encoding="utf-8")
-    write_ranks(path / RANKS_FILE, _spelt_words())
+    write_ranks(path / RANKS_FILE, [*_spelt_words(), f" {LONG_WORD}"])
     torch.save(preset_speakers(config, _generator(seed, SPEAKERS_FILE)), path / SPEAKERS_FILE)
     for name, shapes in checkpoint_shapes(config).items():
         torch.save(random_state(name, shapes, seed, endless=endless), path / name)

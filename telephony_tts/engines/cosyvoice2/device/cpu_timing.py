@@ -2,9 +2,10 @@
 
 It runs the networks' own code at the official widths, with fewer layers and made-up weights: one of 24 layers of the
 language model, two of 14 stages of the flow's estimator, one of three dilations of the vocoder. What remains is in
-proportion. Before each run other data fills the processor's caches, because a whole network does not fit into them
-either. The precisions take turns. The fastest run of each counts, by the time that its thread had a core: other
-programs on this machine should not decide.
+proportion. The choice for CosyVoice-300M is made by the same timings: its layers are the same or nearly as wide. Before
+each run other data fills the processor's caches, because a whole network does not fit into them either. The precisions
+take turns. The fastest run of each counts, by the time that its thread had a core: other programs on this machine
+should not decide.
 
     language model   one id of one stream, and of four at once, behind 300 positions
     flow             a block of 50 frames behind 200: the encoder, and one of the ten Euler steps in both branches

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import checkpoint_shapes
-from telephony_tts.engines.cosyvoice2.device.speech_model import MAX_POSITIONS
+from telephony_tts.engines.cosyvoice2.device.speech_model import MAX_POSITIONS, MAX_POSITIONS_300M
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, TOKENS_PER_S, ModelConfig, RelativeLmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE, LM_FILE, VOCODER_FILE
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
@@ -64,9 +64,14 @@ def memory_need(sizes: ModelConfig, precision: Precision, n_slots: int) -> Memor
         + count(VOCODER_FILE) * BYTES[precision.vocoder]
     )
     lm, decoder = sizes.lm, sizes.flow_decoder
-    n_kv_heads = lm.n_heads if isinstance(lm, RelativeLmConfig) else lm.n_kv_heads
-    position = lm.n_layers * KEYS_AND_VALUES * n_kv_heads * lm.d_head * lm_rest
-    cache = (n_slots + 1) * MAX_POSITIONS * position
+    # The tables of distances of CosyVoice-300M are as large as the keys of a slot.
+    n_tables = 0
+    if isinstance(lm, RelativeLmConfig):
+        n_kv_heads, n_positions, n_tables = lm.n_heads, MAX_POSITIONS_300M, 1
+    else:
+        n_kv_heads, n_positions = lm.n_kv_heads, MAX_POSITIONS
+    keys = lm.n_layers * n_kv_heads * lm.d_head * n_positions * lm_rest
+    cache = ((n_slots + 1) * KEYS_AND_VALUES + n_tables) * keys
     n_layers = (decoder.n_mid_stages + 2) * decoder.n_blocks
     head = decoder.d_head * BYTES[precision.flow] + (SCALE_BYTES if precision.flow == INT8 else 0)
     frame = n_layers * decoder.n_steps * N_BRANCHES * KEYS_AND_VALUES * decoder.n_heads * head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from telephony_tts.engines.cosyvoice2.model.config import (
     ModelFamily,
     RelativeLmConfig,
 )
-from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Flow, Weights
 from telephony_tts.engines.cosyvoice2.model.flow.stream import FlowBlock, FlowPrompt
 from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow
 from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
@@ -25,7 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.lm.relative_lm import RelativeCache,
 from telephony_tts.engines.cosyvoice2.model.state import TakenTensors
 from telephony_tts.engines.cosyvoice2.model.vocoder.vocoder import Vocoder
 from telephony_tts.engines.cosyvoice2.profile import Profile
-from telephony_tts.engines.cosyvoice2.settings import DTYPES, INT8, MIXED, Precision
+from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 from telephony_tts.engines.cosyvoice2.text.tokenizer import ControlledBpe, TextTokenizer
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import WhisperTokenizer
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures
@@ -126,21 +126,17 @@ class SpeechModel:
         hift = moved(checkpoint.hift, "float32")  # the pitch is always float32, whatever the convolutions are
         lm: LanguageModel | RelativeLm
         flow: Flow | WholeFlow
-        if family is COSYVOICE_300M and not {precision.lm, precision.flow} <= set(DTYPES):
-            known = ", ".join(DTYPES)
-            raise ValueError(f"CosyVoice-300M has no integer weights: take one of {known} for lm_dtype and flow_dtype")
+        # int8 weights are made of float32.
+        lm_weights: Literal["int8"] | None = INT8 if precision.lm == INT8 else None
+        lm_state = moved(checkpoint.lm, "float32" if lm_weights else precision.lm)
         if isinstance(config.lm, RelativeLmConfig):
-            lm = RelativeLm.from_state(config.lm, moved(checkpoint.lm, precision.lm))
-        elif precision.lm == INT8:
-            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, "float32"), weights=INT8)
+            lm = RelativeLm.from_state(config.lm, lm_state, lm_weights)
         else:
-            lm = LanguageModel.from_state(config.lm, moved(checkpoint.lm, precision.lm))
-        if family is COSYVOICE_300M:
-            flow = WholeFlow.from_state(config, moved(checkpoint.flow, precision.flow))
-        elif precision.flow == INT8:
-            flow = Flow.from_state(config, moved(checkpoint.flow, "float32"), weights=INT8)
-        else:
-            flow = Flow.from_state(config, moved(checkpoint.flow, precision.flow))
+            lm = LanguageModel.from_state(config.lm, lm_state, lm_weights)
+        flow_weights: Weights = INT8 if precision.flow == INT8 else "float"
+        flow_state = moved(checkpoint.flow, "float32" if flow_weights == INT8 else precision.flow)
+        flow_kind = WholeFlow if family is COSYVOICE_300M else Flow
+        flow = flow_kind.from_state(config, flow_state, flow_weights)
         if precision.vocoder == MIXED:
             vocoder = Vocoder.mixed(config.vocoder, hift, wide=torch.float64)
         else:

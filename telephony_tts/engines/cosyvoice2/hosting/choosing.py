@@ -29,7 +29,7 @@ from telephony_tts.engines.cosyvoice2.device.memory_need import MemoryNeed, memo
 from telephony_tts.engines.cosyvoice2.hosting.kept_timings import Machine, keep_timings, read_timings, timings_file
 from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_model, cpu_share, memory_free
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE_300M, ModelConfig
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
 from telephony_tts.engines.cosyvoice2.settings import INT8, Precision, Settings
 from telephony_tts.errors import EngineUnavailable
 
@@ -52,8 +52,6 @@ def settle(settings: Settings, sizes: ModelConfig | None) -> tuple[Settings, Eng
     if settings.device != "cpu":
         return _settled(settings, without_timings(*asked))
     problem = kernels.problem()
-    if sizes is not None and sizes.family is COSYVOICE_300M:
-        problem = "CosyVoice-300M has no integer weights"
     if INT8 in (settings.precision.lm, settings.precision.flow) and problem is not None:
         raise EngineUnavailable(
             f"cosyvoice2 cannot compute in int8: {problem}. Mend that, or set lm_dtype and flow_dtype to auto "

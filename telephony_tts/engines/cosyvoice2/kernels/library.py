@@ -1,4 +1,4 @@
-"""Builds and loads `kernels.cpp`: int8 products for a CPU, which run without PyTorch's operations.
+"""Builds and loads `kernels.cpp` and `small_model.cpp`: int8 products and attention for a CPU, without PyTorch.
 
 The library is built once for each level of instructions, by the machine's own compiler, in two seconds. `make model`
 builds it, and the engine does at its start if it is missing. It is kept beside this file, or in the user's cache
@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "sharing.h"))
-"""The first one includes the others."""
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp", "sharing.h"))
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -114,6 +113,8 @@ _ARGUMENTS = {
     "recall": (),
     "norm_mish": (_POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
     "attend": (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+    "group_norm_mish": (_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, ctypes.c_float),
+    "attend_relative": (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER),
 }
 
 
@@ -221,7 +222,7 @@ def build(level: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as building:
         for compiler in compilers():
             made = Path(building) / path.name
-            command = [*compiler, *FLAGS, *LEVELS[level], str(SOURCES[0]), "-o", str(made)]
+            command = [*compiler, *FLAGS, *LEVELS[level], *(str(each) for each in SOURCES if each.suffix == ".cpp"), "-o", str(made)]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as error:

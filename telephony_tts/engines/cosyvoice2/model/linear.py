@@ -1,6 +1,6 @@
 """Linear maps that several networks use: in the checkpoint's precision, or in int8 for a CPU.
 
-    Linear       the weights as they are
+    Linear       the weights as they are; NormedLinear has the norm before them
     Int8Linear   weights and activations in 8 bits, or in 15 bits as two bytes; sums exact
 
 An int8 product sums whole numbers exactly. Its result therefore depends neither on the number of rows nor on the
@@ -57,6 +57,17 @@ class RmsNorm(NamedTuple):
         """x [..., K]; the root mean square is computed in float32."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+class NormedLinear(NamedTuple):
+    """A linear map and the norm before it."""
+
+    norm: LayerNorm
+    linear: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N] in the weights' dtype"""
+        return self.linear(self.norm(x))
 
 
 class Int8Linear:
@@ -123,7 +134,9 @@ class Int8Linear:
 
     def __call__(self, x: Tensor, add_to: Tensor | None = None) -> Tensor:
         """[..., K] of any float dtype -> [..., N] float32. With `add_to`, a contiguous float32 [..., N], the result is
-        added to that instead, and it is returned."""
+        added to that instead, and it is returned. Raises ValueError if it is not contiguous."""
+        if add_to is not None and not add_to.is_contiguous():
+            raise ValueError("an int8 map adds to contiguous rows only")
         rows = x.to(torch.float32).contiguous()
         y = rows.new_empty(*x.shape[:-1], self.n) if add_to is None else add_to
         n_rows = rows.numel() // self.k

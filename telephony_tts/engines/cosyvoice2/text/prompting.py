@@ -23,6 +23,9 @@ FIRST_CLAUSES_S = 1.2
 computed."""
 CLAUSES_S = 5.0
 """Longest piece after the first that is made of several clauses. A sentence's end after half of it ends the piece."""
+GROWTH = 1.5
+"""A piece of several clauses is at most this many times as long as the one before. It is computed while that one is
+heard, and a longer one would leave a gap if the engine is little faster than speech."""
 LONE_CLAUSE_S = 8.0
 """A longer clause is cut between words."""
 LAST_CLAUSES_S = 1.0
@@ -104,12 +107,14 @@ def clause_pieces(text: str) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     begin, length_s, ended = 0, 0.0, False
+    most_s = CLAUSES_S
     clauses = _short_clauses(text)
     for start, end, is_sentence in clauses:
         clause_s = spoken_s(text[start:end])
-        is_full = length_s + clause_s > CLAUSES_S or (ended and length_s >= CLAUSES_S / 2)
+        is_full = length_s + clause_s > most_s or (ended and length_s >= CLAUSES_S / 2)
         if length_s and (is_full or (not found and length_s >= FIRST_CLAUSES_S)):
             found.append((begin, start))
+            most_s = min(CLAUSES_S, GROWTH * max(length_s, FIRST_CLAUSES_S))
             begin, length_s = start, 0.0
         length_s, ended = length_s + clause_s, is_sentence
     if not is_speakable(text[begin:]):

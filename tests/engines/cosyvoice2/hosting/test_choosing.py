@@ -15,7 +15,7 @@ from telephony_tts.engines.cosyvoice2.device.memory_need import memory_need
 from telephony_tts.engines.cosyvoice2.hosting import choosing
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle, timings_of_this_cpu, where_kept
 from telephony_tts.engines.cosyvoice2.kernels import library as kernels
-from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.model.config import ModelConfig, official_300m
 from telephony_tts.engines.cosyvoice2.settings import AUTO, Precision, Settings
 from telephony_tts.errors import EngineUnavailable
 
@@ -56,6 +56,14 @@ def test_nothing_is_auto_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     assert replace(settings, precision=Precision.of(AUTO), n_lanes=None, n_threads=None) == ALL_AUTO
     told = [record.getMessage() for record in caplog.records]
     assert f"cosyvoice2: {choice.reasons[0]}" in told and len(choice.reasons) >= 4
+
+
+def test_int8_is_chosen_for_the_small_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = replace(TIMINGS, flow={"float32": 3.0, "bfloat16": 1.3, "int8": 0.7})
+    monkeypatch.setattr(choosing, "timings_of_this_cpu", lambda: fast)
+    settings, choice = settle(ALL_AUTO, official_300m())
+    assert settings.precision == Precision("int8", "int8", "float32") and choice.warnings == ()
+    assert "no int8" not in "".join(choice.reasons)
 
 
 def test_what_is_set_needs_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +190,12 @@ def test_the_need_grows_with_exactness_and_slots() -> None:
     weights = 639_174_467
     assert 4 * weights < exact.weights < 4 * weights + GIB // 2
     assert exact.loading > 4 * weights, "the files"
+
+
+def test_the_need_of_the_small_model() -> None:
+    int8 = Precision("int8", "int8", "mixed")
+    exact, narrow, more = (memory_need(official_300m(), *each) for each in ((Precision(), 4), (int8, 4), (int8, 5)))
+    slot = 2048 * 14 * 2 * 16 * 64 * 4
+    assert more.total - narrow.total == slot, "a slot is its keys and values, in float32"
+    assert narrow.speaking - narrow.weights == 5 * slot + slot // 2, "and there are the tables of distances"
+    assert narrow.weights < exact.weights // 2 and exact.loading == narrow.loading

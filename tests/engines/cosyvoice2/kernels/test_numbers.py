@@ -45,6 +45,38 @@ def error(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
+# ----------------------------------------------------------------------- CosyVoice-300M
+
+
+@pytest.mark.parametrize(("shape", "n_groups"), [((1, 1, 16), 8), ((2, 43, 256), 8), ((3, 7, 20), 4), ((2, 5, 6), 1)])
+def test_group_norm_and_mish_are_the_formula(shape: tuple[int, int, int], n_groups: int) -> None:
+    n_batch, n, d = shape
+    x = 40 * randn(n_batch, n, d, seed=1) * torch.logspace(-1, 1, d) + 3 * randn(d, seed=4)
+    weight, bias = 5 * randn(d, seed=2), 30 * randn(d, seed=3)
+    wanted = F.mish(F.group_norm(x.double().mT, n_groups, weight.double(), bias.double(), 1e-5).mT)
+    functions().group_norm_mish(x.data_ptr(), n_batch, n, d, n_groups, weight.data_ptr(), bias.data_ptr(), 1e-5)
+    assert error(x.double(), wanted) < 2e-5
+
+
+@pytest.mark.parametrize(("n_heads", "d"), [(1, 1), (3, 7), (16, 64), (2, 40)])
+@pytest.mark.parametrize("n", [1, 2, 17, 90])
+def test_a_row_with_relative_positions_is_the_formula(n_heads: int, d: int, n: int) -> None:
+    """And the new key and value are written, and nothing else."""
+    capacity = 90
+    qkv, u, v = randn(3, n_heads, d), 3 * randn(n_heads, d, seed=1), 3 * randn(n_heads, d, seed=2)
+    keys, values, positions = (randn(n_heads, capacity, d, seed=seed) for seed in (3, 4, 5))
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    wanted_keys[:, n - 1], wanted_values[:, n - 1] = qkv[1], qkv[2]
+    scores = torch.einsum("hd,hnd->hn", qkv[0] + u, wanted_keys[:, :n])
+    scores += torch.einsum("hd,hnd->hn", qkv[0] + v, positions[:, capacity - n :])
+    wanted = torch.einsum("hn,hnd->hd", (scores / math.sqrt(d)).softmax(-1), wanted_values[:, :n])
+    got = torch.empty(n_heads, d)
+    addresses = (each.data_ptr() for each in (qkv, u, v, keys, values, positions))
+    functions().attend_relative(*addresses, n_heads, d, capacity, n, got.data_ptr())
+    assert error(got, wanted) < 1e-5
+    assert torch.equal(keys, wanted_keys) and torch.equal(values, wanted_values)
+
+
 # ---------------------------------------------------------------------------- products
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from reference_300m_lm import END, SlowRelativeLm
@@ -89,6 +91,86 @@ def test_ids_drawn_one_by_one_equal_the_reference(lm: Lm, speaker: Tensor) -> No
         torch.testing.assert_close(log_p[finite], wanted[finite], rtol=1e-4, atol=1e-4)
         if n < len(ids):
             hidden = ours.decode(ours.embed_speech(torch.tensor([ids[n]])), [0], cache)
+
+
+ROUNDING = 0.03
+"""Error of the logits by their spread."""
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[RelativeLm, RelativeLm]:
+    """In float32 and in int8, of a width with whole vectors and with a rest, and with channels of different size."""
+    config = replace(CONFIG, d_model=80, d_ff=100)
+    state = random_state("llm.pt", lm_outline(config, {}).shapes, 4)
+    for name, tensor in state.items():
+        if "pos_bias" in name:
+            tensor.mul_(30)
+    large = torch.tensor([3, 40, 79])
+    for i in range(config.n_layers):
+        at = f"llm.encoders.{i}"
+        # A channel that is large behind a norm has small weights in the maps, as in trained models.
+        state[f"{at}.norm1.weight"][large] *= 50
+        state[f"{at}.norm2.weight"][large] *= 50
+        for name in ("self_attn.linear_q", "self_attn.linear_k", "self_attn.linear_v", "feed_forward.w_1"):
+            state[f"{at}.{name}.weight"][:, large] /= 50
+    return RelativeLm.from_state(config, dict(state)), RelativeLm.from_state(config, dict(state), "int8")
+
+
+def drawn(lm: RelativeLm, ids: list[int], speaker: Tensor) -> Tensor:
+    cache = lm.new_cache(1, 80)
+    lm.set_speaker(cache, 0, speaker)
+    hidden = [lm.feed(segments(), 0, cache)[-1:]]
+    hidden += [lm.decode(lm.embed_speech(torch.tensor([drawn])), [0], cache) for drawn in ids]
+    return lm.logits(torch.cat(hidden))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_int8_stays_near(both: tuple[RelativeLm, RelativeLm], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4096, (40,), generator=generator).tolist()
+    speaker = torch.randn(1, CONFIG.d_speaker, generator=generator)
+    exact, near = (drawn(lm, ids, speaker) for lm in both)
+    assert near.dtype == both[1].dtype == torch.float32
+    assert 0 < (near - exact).square().mean().sqrt() < ROUNDING * exact.std()
+    assert [lm.rows_are_exact for lm in both] == [False, True]
+
+
+def test_a_row_in_int8_has_the_same_bits_in_any_batch(both: tuple[RelativeLm, RelativeLm], speaker: Tensor) -> None:
+    _, lm = both
+
+    def filled() -> RelativeCache:
+        cache = lm.new_cache(3, 80)
+        for slot in range(3):
+            lm.set_speaker(cache, slot, speaker * (slot - 1.5))
+            lm.feed(segments(SPEECH[slot:]), slot, cache)
+        return cache
+
+    rows = lm.embed_speech(torch.tensor([5, 6, 7]))
+    cache = filled()
+    alone = torch.cat([lm.logits(lm.decode(rows[slot : slot + 1], [slot], cache)) for slot in range(3)])
+    for slots in ([0, 1, 2], [2, 0], [1]):
+        cache = filled()
+        assert torch.equal(lm.logits(lm.decode(rows[slots], slots, cache)), alone[slots])
+    cache = filled()
+    bad = rows.clone()
+    bad[1, 3] = torch.nan
+    logits = lm.logits(lm.decode(bad, [0, 1, 2], cache))
+    assert logits[1].isnan().all() and torch.equal(logits[[0, 2]], alone[[0, 2]])
+
+
+def test_int8_reads_weights_with_any_strides(speaker: Tensor) -> None:
+    """A file may hold a tensor whose values do not lie side by side."""
+    state = random_state("llm.pt", lm_outline(CONFIG, {}).shapes, 3)
+    name = "llm.encoders.0.self_attn.pos_bias_u"
+    spread = dict(state) | {name: torch.stack([state[name] * 7, state[name]], dim=-1)[..., 1]}
+    plain, strided = (RelativeLm.from_state(CONFIG, each, "int8") for each in (state, spread))
+    assert torch.equal(drawn(plain, [1, 2], speaker), drawn(strided, [1, 2], speaker))
+
+
+def test_int8_is_made_of_float32(lm: Lm) -> None:
+    state = random_state("llm.pt", lm_outline(CONFIG, {}).shapes, 3)
+    with pytest.raises(ValueError, match="int8 weights are made of float32 on the CPU"):
+        RelativeLm.from_state(CONFIG, {name: tensor.bfloat16() for name, tensor in state.items()}, "int8")
 
 
 def test_slots_do_not_change_each_other(lm: Lm, speaker: Tensor) -> None:

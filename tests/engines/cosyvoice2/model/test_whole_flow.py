@@ -13,6 +13,8 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import whole_flow_outline
 from telephony_tts.engines.cosyvoice2.checkpoint.random_300m import SIZES_300M
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import random_state
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8WholeSequence
+from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt
 from telephony_tts.engines.cosyvoice2.model.flow.whole_flow import WholeFlow, n_frames_of, sentence_noise
 
@@ -77,6 +79,72 @@ def test_a_sentence_behind_a_prompt_equals_the_reference(flows: Flows) -> None:
     noise = sentence_noise(5, 25 + frames_of(45), 80)[0]
     want = slow.mel(ids_of(45), noise, EMBEDDING, prompt_ids, prompt_mel)
     torch.testing.assert_close(mel[0].T.double(), want, rtol=1e-4, atol=1e-4)
+
+
+# int8
+
+WIDE = replace(
+    CONFIG,
+    flow_encoder=replace(CONFIG.flow_encoder, d_model=64),
+    flow_decoder=replace(CONFIG.flow_decoder, n_channels=64, n_blocks=2, d_head=20, n_steps=10),
+)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[WholeFlow, WholeFlow]:
+    """In float32 and in int8, with ten steps."""
+    state = random_state("flow.pt", whole_flow_outline(WIDE.flow_encoder, WIDE.flow_decoder, {}).shapes, 2)
+    return WholeFlow.from_state(WIDE, dict(state)), WholeFlow.from_state(WIDE, dict(state), "int8")
+
+
+@pytest.mark.parametrize(("n", "seed"), [(7, 1), (29, 2), (40, 3), (53, 4), (150, 5)])
+def test_the_mel_in_int8_stays_near(both: tuple[WholeFlow, WholeFlow], n: int, seed: int) -> None:
+    """-35 dB of the mel about its mean."""
+    exact, near = (solved(flow, begun(flow, preset(flow), ids_of(n, seed), seed)) for flow in both)
+    assert near.dtype == torch.float32 and near.shape == exact.shape
+    error = (near - exact).square().mean() / (exact - exact.mean()).square().mean()
+    assert 1e-8 < error <= 10**-3.5
+
+
+def test_int8_behind_a_prompt_stays_near(both: tuple[WholeFlow, WholeFlow]) -> None:
+    ids, mel = torch.tensor([ids_of(13, seed=3)]), random(1, 25, 80, seed=4)
+    exact, near = (
+        solved(flow, begun(flow, flow.begin_prompt(ids, mel, EMBEDDING).prompt(), ids_of(45))) for flow in both
+    )
+    assert 1e-8 < (near - exact).square().mean() / (exact - exact.mean()).square().mean() <= 10**-3.5
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 50, 131])
+def test_each_position_in_int8_sees_all_others(n: int) -> None:
+    """Also behind a longer layer, whose keys lie in the same memory."""
+    whole = Int8WholeSequence(2, 140, 3, 20)
+    whole.attend(random(2, 140, 180, seed=9) * 5)
+    qkv = random(2, n, 180, seed=n)
+    got, wanted = whole.attend(qkv), WholeSequence().attend(0, qkv, n_heads=3)
+    assert got.shape == (2, n, 60)
+    assert float((got - wanted).norm() / wanted.norm()) < 0.02
+
+
+def test_int8_reads_weights_with_any_strides(both: tuple[WholeFlow, WholeFlow]) -> None:
+    """A file may hold a tensor whose values do not lie side by side."""
+    state = random_state("flow.pt", whole_flow_outline(WIDE.flow_encoder, WIDE.flow_decoder, {}).shapes, 2)
+    for part in ("weight", "bias"):
+        name = f"decoder.estimator.final_block.block.1.{part}"
+        state[name] = torch.stack([state[name] * 7, state[name]], dim=-1)[..., 1]
+    strided = WholeFlow.from_state(WIDE, state, "int8")
+    mels = [solved(flow, begun(flow, preset(flow), ids_of(9))) for flow in (both[1], strided)]
+    assert torch.equal(*mels)
+
+
+def test_int8_refuses_what_it_cannot_compute() -> None:
+    shapes = whole_flow_outline(CONFIG.flow_encoder, CONFIG.flow_decoder, {}).shapes
+    state = random_state("flow.pt", shapes, 1)
+    with pytest.raises(ValueError, match="int8 weights are made of float32 on the CPU"):
+        WholeFlow.from_state(CONFIG, {name: tensor.bfloat16() for name, tensor in state.items()}, "int8")
+    estimator = WholeFlow.from_state(CONFIG, state).decoder.estimator
+    estimator.config = replace(estimator.config, d_head=260)
+    with pytest.raises(ValueError, match="heads of 260: int8 needs a multiple of 4 up to 256"):
+        estimator.quantize()
 
 
 def test_frames_are_rounded_down() -> None:

@@ -17,6 +17,7 @@ from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.text.prompting import (
     CLAUSES_S,
     FIRST_CLAUSES_S,
+    GROWTH,
     LONE_CLAUSE_S,
     Request,
     clause_pieces,
@@ -54,6 +55,17 @@ def test_the_first_piece_is_short_and_later_ones_are_longer() -> None:
         "It left. It should arrive tomorrow,", "or on Thursday at the latest; if not, call us. Yes."
     ]  # fmt: skip
     assert said("您好，感谢您的来电。请问有什么可以帮您的吗？") == ["您好，感谢您的来电。", "请问有什么可以帮您的吗？"]
+
+
+def test_a_piece_of_several_clauses_grows_with_the_one_before() -> None:
+    """What is computed while a short piece is heard must be short too. A clause is not cut for that."""
+    lengths_s = [spoken_s(piece) for piece in said("call us, " * 30)]
+    assert FIRST_CLAUSES_S <= lengths_s[0] < 2 and max(lengths_s) > 4
+    assert all(after <= GROWTH * before for before, after in itertools.pairwise(lengths_s))
+    long = "or on Thursday of the week after that one"
+    assert said(f"Call us on Tuesday, {long}, yes, {long}, yes.") == [
+        "Call us on Tuesday,", f"{long},", f"yes, {long}, yes."
+    ]  # fmt: skip
 
 
 def test_a_short_text_is_one_piece() -> None:

@@ -22,9 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.config import FRAMES_PER_TOKEN, N_NOISE_FRAMES, FlowDecoderConfig
-from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Conv, Int8ConvBlock, Int8TransformerBlock
+from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import (
+    Int8Conv,
+    Int8ConvBlock,
+    Int8TransformerBlock,
+    check_heads,
+)
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PassLayout
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import ConvolutionContext, EstimatorContext
@@ -180,9 +184,7 @@ class Estimator:
         The first convolution's input holds mels beside noise, and the last maps make the velocity. They take few
         products, so their activations have 15 bits. Raises ValueError for heads that the kernels cannot attend with.
         """
-        most = functions().largest_head()
-        if self.config.d_head % 4 or self.config.d_head > most:
-            raise ValueError(f"heads of {self.config.d_head}: int8 needs a multiple of 4 up to {most}; use float32")
+        check_heads(self.config.d_head)
         assert isinstance(self.down_conv, FlowConv) and isinstance(self.up_conv, FlowConv)
         assert isinstance(self.final, CausalConvBlock) and isinstance(self.projection, FlowConv)
         for stage in self.stages:

@@ -15,6 +15,13 @@ from telephony_tts.engines.cosyvoice2.model.flow.pass_context import Convolution
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
 
 
+def check_heads(d_head: int) -> None:
+    """Raises ValueError for heads that the kernels cannot attend with."""
+    most = functions().largest_head()
+    if d_head % 4 or d_head > most:
+        raise ValueError(f"heads of {d_head}: int8 needs a multiple of 4 up to {most}; use float32")
+
+
 class Int8Conv:
     """`FlowConv` in int8. Weights have 15 bits: rounded to 8, the few convolutions would make most of the error."""
 

@@ -1,7 +1,11 @@
-"""Keys and values of the estimator in int8 on a CPU: each position has a scale for each head (`kernels.cpp`).
+"""Keys and values of an estimator in int8 on a CPU: each position has a scale for each head (`kernels.cpp`).
 
-They lie in pieces. A block's keys and values are written behind those of the block before, as long as the piece has
-room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its own length.
+    Int8Pass            CosyVoice2: a block sees what the blocks before have kept
+    Int8WholeSequence   CosyVoice-300M: the input is the whole sentence, and nothing is kept
+
+Those of CosyVoice2 lie in pieces. A block's keys and values are written behind those of the block before, as long as
+the piece has room, so nothing is copied when a stream grows. A step of an older block reads the same piece, up to its
+own length.
 Memory of a piece that was never written to takes no room in the machine's memory. Memory of pieces that nobody needs
 any more is kept for the next ones: to get a page from the system costs more than to attend to it.
 """
@@ -65,6 +69,31 @@ class Int8Piece:
         n_heads = len(layout.rates) * layout.n_rows * layout.n_heads
         n_bytes = n_heads * capacity * library.bytes_per_position(layout.d_head)
         return cls(PieceMemory(n_bytes), capacity, 0)
+
+
+class Int8WholeSequence:
+    """`WholeSequence` in int8, for one pass. All layers share the memory: each overwrites the layer before."""
+
+    def __init__(self, n_rows: int, n_positions: int, n_heads: int, d_head: int) -> None:
+        """`n_positions`: the most that a layer has."""
+        library = functions()
+        step = library.key_step()
+        capacity = -(-n_positions // step) * step
+        n_bytes = n_rows * n_heads * capacity * library.bytes_per_position(d_head)
+        self._n_heads, self._d_head = n_heads, d_head
+        self._memory = torch.empty(n_bytes, dtype=torch.uint8)
+        self._piece = Piece(self._memory.data_ptr(), capacity, 0)
+        self._address = ctypes.addressof(self._piece)
+        self._run = library.attend
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Contiguous float32 [B, T, 3 * H * D] -> [B, T, H * D]"""
+        n_rows, n, d = qkv.shape
+        out = qkv.new_empty(n_rows, n, d // 3)
+        heads = self._n_heads, self._d_head
+        # One block as long as the sentence: each position sees all others.
+        self._run(qkv.data_ptr(), n_rows, n, *heads, 0, n, self._address, 1, out.data_ptr())
+        return out
 
 
 class Int8Pass(HostPass):

@@ -12,11 +12,13 @@ sentence is computed whole, and sentences of different lengths are not one batch
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.config import FlowDecoderConfig
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import (
     KERNEL,
@@ -26,9 +28,13 @@ from telephony_tts.engines.cosyvoice2.model.flow.decoder import (
     euler_times,
     time_sinusoids,
 )
+from telephony_tts.engines.cosyvoice2.model.flow.int8_layers import Int8Conv, Int8TransformerBlock, check_heads
+from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8WholeSequence
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowConv, FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
 
+Attend = Callable[[Tensor], Tensor]
+"""Attention of all frames to all frames: [B, T, 3 * H * D] -> [B, T, H * D]."""
 N_NORM_GROUPS = 8
 UP_KERNEL = 4
 
@@ -49,21 +55,39 @@ class TimeNorm:
         return y.transpose(1, 2)
 
 
-def centred(conv: FlowConv, x: Tensor) -> Tensor:
+def centred(conv: FlowConv | Int8Conv, x: Tensor) -> Tensor:
     """A convolution that looks as far ahead as back: [B, T, C_in] -> [B, T, C_out], with zeros beyond the ends."""
     half = conv.kernel // 2
     return conv(F.pad(x, (0, 0, half, half)))
+
+
+def int8_conv(conv: FlowConv | Int8Conv, *, in_15_bits: bool = False) -> Int8Conv:
+    assert isinstance(conv, FlowConv)
+    return Int8Conv(conv, in_15_bits=in_15_bits)
 
 
 class CentredConvBlock:
     """Convolution over this frame and its two neighbours, group norm, Mish."""
 
     def __init__(self, take: FlowReader, key: str, d_in: int, d_out: int) -> None:
-        self.conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
+        self.conv: FlowConv | Int8Conv = take.conv(f"{key}.block.0", d_out, d_in, KERNEL)
         self.norm = TimeNorm(take, f"{key}.block.1", d_out, N_NORM_GROUPS)
 
+    def quantize(self, *, in_15_bits: bool = False) -> None:
+        """`in_15_bits`: the activations."""
+        self.conv = int8_conv(self.conv, in_15_bits=in_15_bits)
+        norm = self.norm
+        norm.weight, norm.bias = norm.weight.contiguous(), norm.bias.contiguous()  # the kernels read their memory
+
     def __call__(self, x: Tensor) -> Tensor:
-        return F.mish(self.norm(centred(self.conv, x)))
+        y = centred(self.conv, x)
+        if isinstance(self.conv, FlowConv):
+            return F.mish(self.norm(y))
+        norm = self.norm
+        functions().group_norm_mish(
+            y.data_ptr(), *y.shape, norm.n_groups, norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps
+        )
+        return y
 
 
 class UnetResnet:
@@ -74,7 +98,13 @@ class UnetResnet:
         self.time = take.linear(f"{key}.mlp.1", d, config.d_time)
         self.block_1 = CentredConvBlock(take, f"{key}.block1", d_in, d)
         self.block_2 = CentredConvBlock(take, f"{key}.block2", d, d)
-        self.skip = take.conv(f"{key}.res_conv", d, d_in, 1)
+        self.skip: FlowConv | Int8Conv = take.conv(f"{key}.res_conv", d, d_in, 1)
+
+    def quantize(self, *, in_15_bits: bool) -> None:
+        """`in_15_bits`: the activations of the two maps that read x."""
+        self.block_1.quantize(in_15_bits=in_15_bits)
+        self.block_2.quantize()
+        self.skip = int8_conv(self.skip, in_15_bits=in_15_bits)
 
     def __call__(self, x: Tensor, time: Tensor) -> Tensor:
         """x [B, T, C_in], time [B or 1, C], which is Linear(Mish(temb)) -> [B, T, C]"""
@@ -87,14 +117,19 @@ class UnetStage:
     def __init__(self, config: FlowDecoderConfig, take: FlowReader, key: str, d_in: int, index: int) -> None:
         self.index = index
         self.resnet = UnetResnet(config, take, f"{key}.0", d_in)
-        self.transformers = [TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)]
-        self._attend = functools.partial(WholeSequence().attend, 0, n_heads=config.n_heads)
+        self.transformers: Sequence[TransformerBlock | Int8TransformerBlock] = [
+            TransformerBlock(config, take, f"{key}.1.{i}") for i in range(config.n_blocks)
+        ]
 
-    def __call__(self, x: Tensor, times: Tensor) -> Tensor:
+    def quantize(self, *, in_15_bits: bool = False) -> None:
+        self.resnet.quantize(in_15_bits=in_15_bits)
+        self.transformers = [each.quantized() for each in self.transformers if isinstance(each, TransformerBlock)]
+
+    def __call__(self, x: Tensor, times: Tensor, attend: Attend) -> Tensor:
         """x [B, T, C_in]; `times` [n_stages, B or 1, C] of `UnetEstimator.time_vectors` -> [B, T, C]"""
         x = self.resnet(x, times[self.index])
         for transformer in self.transformers:
-            x = transformer(x, self._attend)
+            x = transformer(x, attend)
         return x
 
 
@@ -129,16 +164,32 @@ class UnetEstimator:
         self.down_0 = UnetStage(config, take, f"{key}.down_blocks.0", config.d_in, 0)
         self.halve = HalvingConv(take, f"{key}.down_blocks.0.2.conv", d)
         self.down_1 = UnetStage(config, take, f"{key}.down_blocks.1", d, 1)
-        self.down_conv = take.conv(f"{key}.down_blocks.1.2", d, d, KERNEL)
+        self.down_conv: FlowConv | Int8Conv = take.conv(f"{key}.down_blocks.1.2", d, d, KERNEL)
         self.mid = [UnetStage(config, take, f"{key}.mid_blocks.{i}", d, 2 + i) for i in range(n_mid)]
         self.up_0 = UnetStage(config, take, f"{key}.up_blocks.0", 2 * d, 2 + n_mid)
         self.double = DoublingConv(take, f"{key}.up_blocks.0.2.conv", d)
         self.up_1 = UnetStage(config, take, f"{key}.up_blocks.1", 2 * d, 3 + n_mid)
-        self.up_conv = take.conv(f"{key}.up_blocks.1.2", d, d, KERNEL)
+        self.up_conv: FlowConv | Int8Conv = take.conv(f"{key}.up_blocks.1.2", d, d, KERNEL)
         self.final = CentredConvBlock(take, f"{key}.final_block", d, d)
-        self.projection = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
+        self.projection: FlowConv | Int8Conv = take.conv(f"{key}.final_proj", config.d_mel, d, 1)
         self.dtype = self.time_1.weight.dtype
         """The dtype of activations."""
+        self.is_int8 = False
+
+    def quantize(self) -> None:
+        """Converts all maps to int8 but those of the time and the two of stride 2, on a CPU. Activations are float32
+        from then on; those of 15 bits are the same as in CosyVoice2's `Estimator`.
+
+        Raises ValueError for heads that the kernels cannot attend with.
+        """
+        check_heads(self.config.d_head)
+        for stage in self.stages:
+            stage.quantize(in_15_bits=stage is self.down_0)
+        self.down_conv, self.up_conv, self.projection = (
+            int8_conv(conv, in_15_bits=True) for conv in (self.down_conv, self.up_conv, self.projection)
+        )
+        self.final.quantize(in_15_bits=True)
+        self.dtype, self.is_int8 = torch.float32, True
 
     @property
     def stages(self) -> list[UnetStage]:
@@ -153,14 +204,20 @@ class UnetEstimator:
 
     def velocity(self, features: Tensor, times: Tensor) -> Tensor:
         """features [B, T, 320] of x, mu, spk, cond; times [n_stages, B or 1, C] -> [B, T, 80]."""
-        times = times.to(self.dtype)
-        skip_0 = self.down_0(features, times)
-        skip_1 = self.down_1(self.halve(skip_0), times)
+        times, n_heads = times.to(self.dtype), self.config.n_heads
+        attend: Attend
+        if self.is_int8:
+            n_rows, n_frames, _ = features.shape
+            attend = Int8WholeSequence(n_rows, n_frames, n_heads, self.config.d_head).attend
+        else:
+            attend = functools.partial(WholeSequence().attend, 0, n_heads=n_heads)
+        skip_0 = self.down_0(features, times, attend)
+        skip_1 = self.down_1(self.halve(skip_0), times, attend)
         h = centred(self.down_conv, skip_1)
         for stage in self.mid:
-            h = stage(h, times)
-        h = self.double(self.up_0(torch.cat([h, skip_1], dim=-1), times))
-        h = self.up_1(torch.cat([h[:, : skip_0.shape[1]], skip_0], dim=-1), times)
+            h = stage(h, times, attend)
+        h = self.double(self.up_0(torch.cat([h, skip_1], dim=-1), times, attend))
+        h = self.up_1(torch.cat([h[:, : skip_0.shape[1]], skip_0], dim=-1), times, attend)
         return self.projection(self.final(centred(self.up_conv, h)))
 
 

@@ -26,6 +26,7 @@ from telephony_tts.engines.cosyvoice2.model.failures import OnFailure, isolated
 from telephony_tts.engines.cosyvoice2.model.file_names import FLOW_FILE
 from telephony_tts.engines.cosyvoice2.model.flow.decoder import KERNEL
 from telephony_tts.engines.cosyvoice2.model.flow.encoder import EncoderEmbedding, EncoderLayer
+from telephony_tts.engines.cosyvoice2.model.flow.flow import Weights
 from telephony_tts.engines.cosyvoice2.model.flow.layers import FlowReader
 from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.pass_context import WholeSequence
@@ -122,12 +123,20 @@ class WholeFlow:
         self.decoder = UnetDecoder(config.flow_decoder, take)
 
     @classmethod
-    def from_state(cls, config: ModelConfig, state: State) -> Self:
+    def from_state(cls, config: ModelConfig, state: State, weights: Weights = "float") -> Self:
         """Reads the keys of `flow.pt` (specification 300M, 2); ValueError lists all missing, unexpected or
-        mis-shaped."""
+        mis-shaped.
+
+        `weights`: "int8" rounds the encoder's layers and most of the estimator; it needs float32 on a CPU, or raises
+        ValueError.
+        """
         take = FlowReader(state)
         flow = cls(config, take)
         take.finish(FLOW_FILE)
+        if weights == "int8":
+            for layer in flow.encoder.layers:
+                layer.quantize()
+            flow.decoder.estimator.quantize()
         return flow
 
     @property

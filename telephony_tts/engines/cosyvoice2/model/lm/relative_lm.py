@@ -21,33 +21,23 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from telephony_tts.engines.cosyvoice2.kernels.library import functions
 from telephony_tts.engines.cosyvoice2.model.border import sent
 from telephony_tts.engines.cosyvoice2.model.config import RelativeLmConfig
 from telephony_tts.engines.cosyvoice2.model.file_names import LM_FILE
-from telephony_tts.engines.cosyvoice2.model.linear import Linear, LinearMap
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, LinearMap, NormedLinear
 from telephony_tts.engines.cosyvoice2.model.lm.slot_cache import SlotCache
+from telephony_tts.engines.cosyvoice2.model.lm.weights import int8_map
 from telephony_tts.engines.cosyvoice2.model.relative import by_key, relative_sinusoids
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.model.state import State, StateReader
 from telephony_tts.errors import EngineError
-
-
-@dataclass(frozen=True, slots=True)
-class RowNorm:
-    """Layer norm of rows, in the dtype of its weights."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(slots=True)
@@ -55,8 +45,12 @@ class RowEmbedding:
     """The layer before a stack: norm(linear(x)), in the decoder also its positive part, times the root of the width."""
 
     linear: LinearMap
-    norm: RowNorm
+    norm: LayerNorm
     is_rectified: bool
+
+    def quantize(self) -> None:
+        assert isinstance(self.linear, Linear)
+        self.linear = int8_map(self.linear)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self.norm(self.linear(x))
@@ -65,10 +59,10 @@ class RowEmbedding:
 
 @dataclass(slots=True)
 class RelativeLayer:
-    """x += MHA(norm(x)); x += FFN(norm(x)). Its linear maps can be replaced by others of the same sizes."""
+    """x += MHA(norm(x)); x += FFN(norm(x))."""
 
-    norm_1: RowNorm
     qkv: LinearMap
+    """Behind a norm."""
     out: LinearMap
     position: Linear
     """Of a distance's row, without a bias."""
@@ -76,17 +70,25 @@ class RelativeLayer:
     """[H, d], added to the queries of keys."""
     v: Tensor
     """[H, d], added to the queries of distances."""
-    norm_2: RowNorm
     w_1: LinearMap
+    """Behind a norm."""
     w_2: LinearMap
     is_rectified: bool
     """Activation: the positive part, or x * sigmoid(x)."""
 
+    def quantize(self) -> None:
+        """Converts the maps to int8, on a CPU. `position` stays as it is: its products are in a table."""
+        assert isinstance(self.qkv, NormedLinear) and isinstance(self.w_1, NormedLinear)
+        assert isinstance(self.out, Linear) and isinstance(self.w_2, Linear)
+        self.qkv, self.out = int8_map(self.qkv.linear, self.qkv.norm), int8_map(self.out)
+        self.w_1, self.w_2 = int8_map(self.w_1.linear, self.w_1.norm), int8_map(self.w_2)
+        self.u, self.v = self.u.contiguous(), self.v.contiguous()  # the kernels read their memory
+
     def __call__(self, x: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """x [N, D]"""
-        heads = self.qkv(self.norm_1(x)).to(self.u.dtype).view(len(x), 3, *self.u.shape)
+        heads = self.qkv(x).view(len(x), 3, *self.u.shape)
         x = x + self.out(attend(*heads.unbind(1)))
-        h = self.w_1(self.norm_2(x))
+        h = self.w_1(x)
         return x + self.w_2(F.relu(h) if self.is_rectified else F.silu(h))
 
     def distances(self, n: int) -> Tensor:
@@ -126,9 +128,6 @@ class RelativeCache(SlotCache):
 class RelativeLm:
     """Weights and functions of them. An utterance writes to its slot of the cache only."""
 
-    rows_are_exact = False
-    """A row of `decode` may have other bits in a batch, so each row is computed by itself."""
-
     def __init__(self, config: RelativeLmConfig, read: StateReader) -> None:
         """Takes the tensors of `llm.pt`. Raises ValueError for heads that do not divide the width."""
         if config.d_model % config.n_heads or config.d_model % 2:
@@ -139,22 +138,21 @@ class RelativeLm:
         def linear(name: str, d_out: int, d_in: int) -> Linear:
             return Linear(read(f"{name}.weight", d_out, d_in), read(f"{name}.bias", d_out))
 
-        def norm(name: str, eps: float = config.embed_norm_eps) -> RowNorm:
-            return RowNorm(read(f"{name}.weight", d), read(f"{name}.bias", d), eps)
+        def norm(name: str, eps: float = config.embed_norm_eps) -> LayerNorm:
+            return LayerNorm(read(f"{name}.weight", d), read(f"{name}.bias", d), eps)
 
         def layer(name: str, norms: tuple[str, str], *, is_rectified: bool) -> RelativeLayer:
             at, size = f"{name}.self_attn", (config.n_heads, config.d_head)
             parts = [linear(f"{at}.linear_{part}", d, d) for part in "qkv"]
             biases = [part.bias for part in parts if part.bias is not None]
+            qkv = Linear(read.joined([part.weight for part in parts]), read.joined(biases))
             return RelativeLayer(
-                norm(f"{name}.{norms[0]}", config.norm_eps),
-                Linear(read.joined([part.weight for part in parts]), read.joined(biases)),
+                NormedLinear(norm(f"{name}.{norms[0]}", config.norm_eps), qkv),
                 linear(f"{at}.linear_out", d, d),
                 Linear(read(f"{at}.linear_pos.weight", d, d), None),
                 read(f"{at}.pos_bias_u", *size),
                 read(f"{at}.pos_bias_v", *size),
-                norm(f"{name}.{norms[1]}", config.norm_eps),
-                linear(f"{name}.feed_forward.w_1", d_ff, d),
+                NormedLinear(norm(f"{name}.{norms[1]}", config.norm_eps), linear(f"{name}.feed_forward.w_1", d_ff, d)),
                 linear(f"{name}.feed_forward.w_2", d, d_ff),
                 is_rectified,
             )
@@ -183,13 +181,32 @@ class RelativeLm:
         self.head: LinearMap = linear("llm_decoder", config.n_tokens + 1, d)
 
     @classmethod
-    def from_state(cls, config: RelativeLmConfig, state: State) -> Self:
+    def from_state(cls, config: RelativeLmConfig, state: State, weights: Literal["int8"] | None = None) -> Self:
         """Reads `llm.pt`, in the dtype and on the device of its tensors. Raises ValueError that names every tensor that
-        is missing, unexpected or of another shape (specification 300M, 2)."""
+        is missing, unexpected or of another shape (specification 300M, 2).
+
+        `weights`: "int8" rounds all matrices but the embeddings; it needs float32 on a CPU, or raises ValueError.
+        """
         reader = StateReader(state)
         model = cls(config, reader)
         reader.finish(LM_FILE)
+        if weights == "int8":
+            model.quantize()
         return model
+
+    def quantize(self) -> None:
+        """Converts all maps to int8 but those that are computed once: of the speaker and of the distances."""
+        for embedding in (self.text_embed, self.embed_rows):
+            embedding.quantize()
+        for layer in (*self.text_layers, *self.layers):
+            layer.quantize()
+        assert isinstance(self.text_affine, Linear) and isinstance(self.head, Linear)
+        self.text_affine, self.head = int8_map(self.text_affine), int8_map(self.head)
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Whether a row of `decode` and of `logits` has the same bits with any number of rows."""
+        return isinstance(self.head, Int8Linear)
 
     @property
     def device(self) -> torch.device:
@@ -278,6 +295,8 @@ class RelativeLm:
         for i, layer in enumerate(self.layers):
 
             def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, layer: RelativeLayer = layer) -> Tensor:
+                if self.rows_are_exact:
+                    return _attend_rows(layer, cache, i, slots, starts, q)
                 rows = [
                     _attend_slot(layer, cache, i, slot, start, q[at : at + 1], k[at : at + 1], v[at : at + 1])
                     for at, (slot, start) in enumerate(zip(slots, starts, strict=True))
@@ -303,3 +322,20 @@ def _attend_slot(
     keys, values = cache.data[i, :, slot, :, :end].unbind(0)  # [H, L, d] each
     keys[:, start:], values[:, start:] = k.transpose(0, 1), v.transpose(0, 1)
     return layer.attended(q, keys, values, cache.positions[i, :, cache.max_len - end :])
+
+
+def _attend_rows(
+    layer: RelativeLayer, cache: RelativeCache, i: int, slots: Sequence[int], starts: Sequence[int], q: Tensor
+) -> Tensor:
+    """`_attend_slot` of one new row in each of `slots`, in float32 on a CPU. The rows of q [B, H, d] are followed by
+    their keys and values in memory."""
+    n_rows, n_heads, d_head = q.shape
+    out = q.new_empty(n_rows, n_heads * d_head)
+    data, run = cache.data[i], functions().attend_relative
+    of_row, of_slot, of_values = 4 * q.stride(0), 4 * data.stride(1), 4 * data.stride(0)
+    first, keys, to = q.data_ptr(), data.data_ptr(), out.data_ptr()
+    u, v, positions = layer.u.data_ptr(), layer.v.data_ptr(), cache.positions[i].data_ptr()
+    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+        at, sizes = keys + slot * of_slot, (n_heads, d_head, cache.max_len, start + 1)
+        run(first + row * of_row, u, v, at, at + of_values, positions, *sizes, to + 4 * row * n_heads * d_head)
+    return out

@@ -12,10 +12,23 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear, RmsNorm
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
 
 SMALLEST_SCALE = 1e-30
 """Columns are divided by their root mean square. A smaller one counts as this, so that zeros stay zeros."""
+
+
+def int8_map(linear: Linear, norm: LayerNorm | RmsNorm | None = None) -> Int8Linear:
+    """`linear` behind `norm`, in int8 as the module describes. The columns' sizes become a part of the norm.
+
+    Raises ValueError for weights on another device, RuntimeError if int8 is not available here."""
+    columns = linear.weight.square().mean(dim=0).sqrt_().clamp_(min=SMALLEST_SCALE)
+    scaled: LayerNorm | RmsNorm | Tensor = columns
+    if isinstance(norm, RmsNorm):
+        scaled = RmsNorm(norm.weight * columns, norm.eps)
+    elif norm is not None:
+        scaled = LayerNorm(norm.weight * columns, norm.bias * columns, norm.eps)
+    return Int8Linear(Linear(linear.weight / columns, linear.bias), scaled, in_15_bits=True)
 
 
 class Matrix(Protocol):
@@ -43,9 +56,7 @@ class Int8Matrix:
 
     def __init__(self, weight: Tensor, norm: RmsNorm | None = None) -> None:
         """Raises ValueError for weights on another device, RuntimeError if int8 is not available here."""
-        columns = weight.square().mean(dim=0).sqrt_().clamp_(min=SMALLEST_SCALE)
-        scaled = columns if norm is None else RmsNorm(norm.weight * columns, norm.eps)
-        self.linear = Int8Linear(Linear(weight / columns, None), scaled, in_15_bits=True)
+        self.linear = int8_map(Linear(weight, None), norm)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self.linear(x)
