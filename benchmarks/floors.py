@@ -179,14 +179,14 @@ class Work(TorchDispatchMode):
     def add_map(self, of: Int8Linear, n_rows: int) -> None:
         """A map of int8 weights. Rests of activations, and rests of weights, are products of their own."""
         n_each = 1 + of._map.with_low + (of._low is not None)
-        self.products[INT8] += n_rows * of.n * of.k * n_each
+        self.products[f"{INT8} maps"] += n_rows * of.n * of.k * n_each
         self.weight_bytes += of.weights.numel() * (1 + (of._low is not None)) + of.scale.nbytes + of.bias.nbytes
 
     def add_attention(self, run: Int8Pass, qkv: Tensor) -> None:
         """Scores, and twice the values, because the weights of attention have two bytes."""
         n_rows, n, d = qkv.shape
-        self.products[INT8] += 3 * n_rows * n * sum(piece.n for piece in run._pieces) * (d // 3)
-        self.products[INT8] += 3 * n_rows * n * n * (d // 3)
+        n_keys = n + sum(piece.n for piece in run._pieces)
+        self.products[f"{INT8} attention"] += 3 * n_rows * n * n_keys * (d // 3)
 
 
 @contextmanager
@@ -315,12 +315,12 @@ def _floor(found: dict[str, Any], speeds: dict[str, float]) -> dict[str, float]:
     )
 
     def products_s(int8: str) -> float:
-        return sum(n / speeds[int8 if kind == INT8 else kind] for kind, n in found["giga_products"].items())
+        return sum(n / speeds[int8 if kind.startswith(INT8) else kind] for kind, n in found["giga_products"].items())
 
     return {
-        "floor_s": round(max(products_s(registers), alone_s), 4),
-        "floor_of_maps_s": round(max(products_s(maps), alone_s), 4),
-        "floor_beside_s": round(max(products_s(maps), beside_s), 4),
+        "floor_s": round(max(products_s(registers), alone_s), 6),
+        "floor_of_maps_s": round(max(products_s(maps), alone_s), 6),
+        "floor_beside_s": round(max(products_s(maps), beside_s), 6),
     }
 
 
@@ -336,9 +336,7 @@ def _totals(stages: dict[str, dict[str, Any]], key: str) -> dict[str, float]:
     }
 
 
-def _show(
-    speeds: dict[str, float], stages: dict[str, dict[str, Any]], totals: dict[str, dict[str, float]]
-) -> None:
+def _show(speeds: dict[str, float], stages: dict[str, dict[str, Any]], totals: dict[str, dict[str, float]]) -> None:
     report.table("this core, 10^9 products or bytes a second", ("what", "speed"), list(speeds.items()))
     keys = list(totals)
     report.table(
