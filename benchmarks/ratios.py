@@ -2,11 +2,10 @@
 
 Every side runs `bench engine` on the same random weights of full size, in a process of its own. The sides take turns.
 
-  now               this checkout, with what `auto` chooses
-  before            --commit, with the configuration for a CPU of that time
-  formula           this engine, but every chunk of the flow computes all frames so far once more, at the reference's
-                    growing chunks (harness/recompute.py)
-  formula, float32  the same in float32, in which the reference computes on a CPU
+  now      this checkout, with what `auto` chooses
+  before   --commit, with the configuration for a CPU of that time
+  formula  this engine, but every chunk of the flow computes all frames so far once more, at the reference's growing
+           chunks (harness/recompute.py). The reference itself would take longer: it computes in float32 on a CPU
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/cosyvoice2-cpu.yaml"
 BEFORE = "d9d057f"
 """The commit before the int8 kernels, and before `auto`."""
-SIDES = ("now", "before", "formula", "formula, float32")
+SIDES = ("now", "before", "formula")
 FIGURES = ("rtf", "first_audio_ms_p50", "first_gap_ms_max", "underrun_ms_max", "audio_s")
 
 
@@ -73,7 +72,7 @@ def main() -> None:
             for side, of_side in medians.items()
         ],
     )
-    del chosen.keep
+    del chosen.keep, chosen.prefix
     report.save(chosen, results)
 
 
@@ -91,13 +90,11 @@ def _checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
 def _run(chosen: argparse.Namespace, side: str, root: Path, keep: Path, out: Path) -> dict[str, Any]:
     """The figures of one run of `bench engine`. Raises SystemExit if it fails."""
     program = ["-m", "telephony_tts.cli"]
-    if side.startswith("formula"):
+    if side == "formula":
         program = [str(ROOT / "benchmarks" / "harness" / "recompute.py")]
     words = [*shlex.split(chosen.prefix), sys.executable, *program, "bench", "engine", "--config", CONFIG]
     words += ["--random", chosen.size, "--keep", str(keep), "--no-pacing", "--concurrency", "1"]
     words += ["--turns", str(chosen.turns), "--seconds", str(chosen.seconds), "--json", str(out)]
-    if side.endswith("float32"):
-        words += ["--dtype", "float32"]
     print(f"  {side}", file=sys.stderr, flush=True)
     done = subprocess.run(
         words, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
