@@ -27,7 +27,9 @@ from telephony_tts.engines.cosyvoice2.model.flow.page_table import PageTable
 from telephony_tts.engines.cosyvoice2.model.flow.stream import BlockRequest, FlowBlock, FlowPrompt
 
 FLAGS = (
-    "--profile", "upstream", "--set", "engines.cosyvoice2.finish=causal", "--set", "engines.cosyvoice2.isolation=thread",
+    "--profile", "upstream",
+    "--set", "engines.cosyvoice2.finish=causal",
+    "--set", "engines.cosyvoice2.isolation=thread",
 )  # fmt: skip
 """Only an engine in this process computes with what this module replaces."""
 
