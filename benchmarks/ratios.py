@@ -52,7 +52,7 @@ def main() -> None:
     chosen = flags.parse_args()
     chosen.size = "full"
     if chosen.quick:
-        chosen.size, chosen.seconds, chosen.rounds, chosen.turns = "tiny", 1.6, 1, 1
+        chosen.size, chosen.seconds, chosen.rounds, chosen.turns = "tiny", 3.2, 1, 1
         chosen.sides = ["now", "formula"]
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in chosen.sides}
     with tempfile.TemporaryDirectory(prefix="telephony-tts-ratios-") as folder:
