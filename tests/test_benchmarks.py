@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-_NAMES = ("capacity", "first_audio", "barge_in", "memory", "frontend", "voice_activity")
+_NAMES = (
+    "capacity", "first_audio", "barge_in", "memory", "frontend", "voice_activity", "precision", "ratios", "floors",
+)  # fmt: skip
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,6 +75,22 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert results["in_process"]["alive"] == {}
     elif name == "voice_activity":
         assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
+    elif name == "precision":
+        assert results["lm"]["n_steps"] == 80 and results["speech"]["seconds"] == 3.2
+        for precision in ("bfloat16", "int8"):
+            ids, speech = results["lm"][precision], results["speech"][precision]
+            # Of a tiny model: loud enough to be real, and no other utterance.
+            assert -60 < ids["logits_db"] < -20 and ids["greedy"] > 0.9 and ids["overlap"] > 0.9
+            assert -60 < speech["mel_db"] < -20 and -80 < speech["vocoder_db"] < -30
+            assert speech["chain_same_pitch_db"] < -30 and speech["chain_db"] <= speech["chain_db_worst"]
+    elif name == "ratios":
+        assert set(results["median"]) == {"now", "formula"} and results["ratio"]["now"]["rtf"] == 1
+        # Two blocks: a block that was computed once more must not be spoken once more.
+        assert all(side["rtf"] > 0 and side["audio_s"] == pytest.approx(3.2) for side in results["median"].values())
+    elif name == "floors":
+        assert all(speed > 0 for speed in results["speeds"].values())
+        assert set(results["stages"]) == {"prompt", "language model", "flow", "vocoder"}
+        assert all(0 < stage["floor_s"] < stage["measured_s"] for stage in results["stages"].values())
     else:
         assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
 

@@ -97,6 +97,7 @@ def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
     for row in rows:
         assert row["turns"] == row["concurrency"] and row["failed"] == 0
         assert row["audible_ms_p50"] >= row["first_audio_ms_p50"] and row["holds"] == (not row["underruns"])
+        assert (row["first_gap_ms_max"] > 0) == bool(row["underruns"])
         assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the shortest speech above 1 s"
         assert all(row[name] > 0 for name in FIGURES), row
         assert "left_in_engine" not in row and "interrupted" not in row
@@ -111,7 +112,7 @@ def test_progress_goes_to_stderr_and_a_table_to_stdout(done: tuple[Any, Path]) -
     assert lines[-1].endswith("out.json") and "Traceback" not in ended.stderr
     shown = ended.stdout.splitlines()
     assert len(shown) == 5 and len(set(map(len, shown))) == 1
-    assert "first audio p50, ms" in shown[0] and "GPU" not in shown[0]
+    assert "first audio p50, ms" in shown[0] and "first gap p50, ms" in shown[0] and "GPU" not in shown[0]
     assert [line.split()[:2] for line in shown[1:]] == [["closed", "1"], ["closed", "2"], ["open", "1"], ["open", "2"]]
 
 

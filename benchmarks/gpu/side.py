@@ -88,7 +88,7 @@ class ModelSide:
         assert checkpoint.spk2info is not None
         self.device = device
         self.features = read_spk2info(checkpoint.spk2info)[0]
-        self.work = LeastWork.of(checkpoint, torch.finfo(getattr(torch, precision.flow)).bits // 8)
+        self.work = LeastWork.of(checkpoint, getattr(torch, precision.flow).itemsize)
         self.model = SpeechModel.load(checkpoint, device=device.name, precision=precision, n_slots=n_slots)
         record = device.recorder()
         self.recorded = None if record is None else CountedRecorder(record)

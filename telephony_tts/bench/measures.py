@@ -92,6 +92,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, Figure]:
 def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
     """The figures of a run. A figure is None without data, such as the first audio if all turns failed.
 
+    first_gap       the first silence within a turn, as long as its listener hears it; 0 for a turn without one
     rtf             seconds from the request to the last audio ÷ seconds of audio, for turns spoken to their end
     c100            share of turns without an underrun above 100 ms. A failed turn counts as one with an underrun. A
                     cancelled turn counts by what was heard of it
@@ -100,7 +101,9 @@ def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
     whole = [turn for turn in turns if turn.is_whole]
     audible_ms = [(turn.audible_ns - turn.asked_ns) / NS_PER_MS for turn in turns if turn.audible_ns is not None]
     first_ms = [(turn.arrivals[0][0] - turn.asked_ns) / NS_PER_MS for turn in turns if turn.arrivals]
-    silences = [silence for turn in turns for silence in underruns_ms(turn)]
+    of_turns = [underruns_ms(turn) for turn in turns]
+    silences = [silence for of_turn in of_turns for silence in of_turn]
+    first_gaps = [next(iter(gaps), 0.0) for turn, gaps in zip(turns, of_turns, strict=True) if turn.arrivals]
     cancelled = [turn for turn in turns if turn.cancel_ns is not None]
     cancel_ms = [
         (turn.ended_ns - turn.cancel_ns) / NS_PER_MS
@@ -122,6 +125,8 @@ def figures(turns: Sequence[TurnRecord]) -> dict[str, Figure]:
         "cancelled": len(cancelled),
         **_spread("first_audio_ms", first_ms),
         **_spread("audible_ms", audible_ms),
+        "first_gap_ms_p50": _rounded(percentile(first_gaps, 0.5)),
+        "first_gap_ms_max": _rounded(max(first_gaps, default=None)),
         "rtf": _ratio(turns_ns, sum(turn.sound_ns for turn in whole)),
         "audio_seconds_per_second": _ratio(sound_ns, wall_ns),
         "c100": _ratio(n_smooth, len(judged)),

@@ -17,6 +17,7 @@ COLUMNS = (
     ("failed", "failed"),
     ("first audio p50, ms", "first_audio_ms_p50"), ("p95", "first_audio_ms_p95"), ("p99", "first_audio_ms_p99"),
     ("audible p50, ms", "audible_ms_p50"), ("p95", "audible_ms_p95"), ("IQR", "audible_ms_iqr"),
+    ("first gap p50, ms", "first_gap_ms_p50"), ("max", "first_gap_ms_max"),
     ("RTF", "rtf"), ("audio s/s", "audio_seconds_per_second"), ("c100", "c100"), ("underruns", "underruns"),
     ("cancel p95, ms", "cancel_ms_p95"), ("RSS, MiB", "rss_peak_mib"), ("GPU, MiB", "gpu_peak_mib"),
     ("GPU used, MiB", "gpu_used_peak_mib"),
@@ -79,6 +80,7 @@ def _line(row: dict[str, Any]) -> str:
     if row["mode"] == "open":
         load = f"{format_cell(row['arrivals_per_s'])} turns a second"
     line = f"{row['mode']} loop, {load}: first audio p50 {p50} ms, p95 {p95} ms, "
+    line += f"first gap {format_cell(row['first_gap_ms_max'])} ms at most, "
     line += f"RTF {format_cell(row['rtf'])}, c100 {format_cell(row['c100'])}, {row['underruns']} underruns, "
     line += f"{row['turns']} turns in {row['wall_s']:.1f} s"
     if row["failed"]:

@@ -69,10 +69,19 @@ def test_the_figures_of_a_run() -> None:
     assert found["rtf"] == pytest.approx((300 + 800 + 901) / 3000, abs=1e-4)
     assert found["c100"] == 0.75
     assert (found["underruns"], found["underrun_ms_max"]) == (2, 101)
+    assert (found["first_gap_ms_p50"], found["first_gap_ms_max"]) == (0, 101)
     assert (found["turns"], found["failed"], found["cancelled"]) == (4, 0, 1)
     assert (found["cancel_ms_p50"], found["cancel_ms_p95"]) == (3, 3)
     assert (found["audio_s"], found["wall_s"]) == (4.0, 1.901)
     assert found["audio_seconds_per_second"] == pytest.approx(4 / 1.901, abs=1e-4)
+
+
+def test_the_first_gap_of_a_turn_is_its_first_silence_and_not_its_longest() -> None:
+    short_first = turn(0, (10, 100), (130, 100), (530, 100))  # 20 ms, then 300
+    smooth, unheard = turn(0, (10, 100), (110, 100)), turn(0, ended_ms=50, error="no")
+    found = figures([short_first, short_first, smooth, unheard])
+    assert (found["first_gap_ms_p50"], found["first_gap_ms_max"], found["underrun_ms_max"]) == (20, 20, 300)
+    assert figures([smooth, smooth, short_first])["first_gap_ms_p50"] == 0
 
 
 def test_a_failed_turn_counts_against_c100_and_not_for_the_rtf() -> None:
@@ -96,8 +105,9 @@ def test_turns_active_at_the_end_of_a_run_are_not_failures() -> None:
 def test_without_audio_the_figures_are_none_and_not_zero() -> None:
     found = figures([turn(0, ended_ms=5, error="no")])
     assert found["c100"] == 0.0 and found["audio_s"] == 0.0
-    for name in ("first_audio_ms_p50", "rtf", "underrun_ms_max", "cancel_ms_p50"):
+    for name in ("first_audio_ms_p50", "rtf", "first_gap_ms_p50", "first_gap_ms_max", "cancel_ms_p50"):
         assert found[name] is None
+    assert found["underrun_ms_max"] is None
     assert figures([])["c100"] is None
 
 
