@@ -83,12 +83,12 @@ class Core:
         self.slots = Slots(runner.n_slots)
         self.counters = Counters()
         self._in_flight = InFlight(self.counters)
+        self._idle = runner.idle_lanes
         self.ahead = ahead or AheadLimits()
         self._profile = profile
         self.tell = tell
         self._now_ns = now_ns
         self._lock = threading.RLock()
-        self._idle = runner.idle_lanes
         self._batches = Batches(runner, self._fail)
         self._jobs: dict[int, Job] = {}
         self._is_decoding = False
@@ -195,7 +195,7 @@ class Core:
             return step
         self._admit()
         jobs = self._jobs.values()
-        needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding)]
+        needs = [need for job in jobs for need in job.needs(self.ahead, not self._is_decoding, self._idle.can_help)]
         needs += self._needs_of_voices()
         n_drawing = sum(job.is_drawing for job in jobs)
         delay_ns = 0

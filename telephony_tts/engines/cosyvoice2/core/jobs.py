@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from telephony_tts.clock import NS_PER_S
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_UNVOICED_BLOCKS = 2
 """A stream begins no further block while this many are in the flow or wait for the vocoder."""
+N_FIRST_BLOCKS = 2
+"""Blocks that must be made before the first audio may be heard."""
 NEXT_AUDIO_MARGIN = 1.15
 """The next audio is expected to take this much longer than its batches took lately."""
 TOKEN_STAGES = frozenset({Stage.PREFILL, Stage.DECODE})
@@ -153,13 +155,23 @@ class Job:
             link.__traceback__ = None
             link = link.__cause__ or link.__context__
 
-    def needs(self, ahead: AheadLimits, may_decode: bool) -> list[Need]:
-        """The stages that could run now, besides those that run already. An error here fails the job."""
+    def needs(self, ahead: AheadLimits, may_decode: bool, lanes_help: bool = False) -> list[Need]:
+        """The stages that could run now, besides those that run already. An error here fails the job.
+
+        `lanes_help`: a lane without work makes the others faster. Then ids that the first two blocks do not need wait
+        until the first audio is given out. It waits for the second block (`may_be_heard`), so that block is urgent.
+        """
         if self.is_over:
             return []
         drawing, voicing = self.stream.piece, self.stream.voicing
         try:
-            needs = [] if drawing is None or drawing.is_over else self._token_needs(drawing, ahead, may_decode)
+            if drawing is None or drawing.is_over:
+                needs = []
+            elif lanes_help and self.dry_ns is None and not self.follows:
+                only_needed = replace(ahead, n_tokens=0)
+                needs = self._token_needs(drawing, only_needed, may_decode and drawing.n_blocks < N_FIRST_BLOCKS)
+            else:
+                needs = self._token_needs(drawing, ahead, may_decode)
             return needs if voicing is None or voicing.is_over else needs + self._audio_needs(voicing, ahead)
         except Exception as error:
             self.fail(error)

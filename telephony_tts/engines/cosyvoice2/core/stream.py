@@ -97,7 +97,8 @@ class Piece:
         self._error: EngineError | None = None
         """Why the piece ends before its end of speech. It is raised when all whole blocks are voiced."""
         self._block_tokens = stream.profile.block_tokens(0, n_prompt)
-        self._n_blocks = 0
+        self.n_blocks = 0
+        """Blocks begun, without a last one that is shorter."""
         self.n_begun = 0
         """Tokens in the flow or past it."""
         self._n_voiced = 0
@@ -202,8 +203,8 @@ class Piece:
             block = TokenBlock(tuple(tokens[begin:end]), tuple(tokens[end : end + n_ahead]))
             self.n_begun = end
             self._block_ends.append(end)
-            self._n_blocks += 1
-            self._block_tokens = self._stream.profile.block_tokens(self._n_blocks, self._stream.voice.n_flow_tokens)
+            self.n_blocks += 1
+            self._block_tokens = self._stream.profile.block_tokens(self.n_blocks, self._stream.voice.n_flow_tokens)
             return block
         self.all_begun = True
         self.n_begun = len(tokens)

@@ -15,6 +15,9 @@ from telephony_tts.engines.cosyvoice2.kernels.library import functions
 class IdleLanes(Protocol):
     """From any thread."""
 
+    can_help: bool
+    """Whether lanes that wait help the others."""
+
     def n_calls(self) -> int:
         """How often `call` was called. Ask before the last look for a step, and give it to `wait`."""
 
@@ -27,6 +30,8 @@ class IdleLanes(Protocol):
 
 class SleepingLanes:
     """Lanes of networks that cannot share a call."""
+
+    can_help = False
 
     def __init__(self) -> None:
         self._called = threading.Condition()
@@ -50,6 +55,8 @@ class SleepingLanes:
 
 class HelpingLanes:
     """Lanes that take parts of the int8 calls of other threads. They sleep when there has been none for a while."""
+
+    can_help = True
 
     def __init__(self) -> None:
         """Raises RuntimeError if int8 is not available here."""

@@ -510,6 +510,12 @@ struct Head {  // one head of a piece
     }
 };
 
+// Fetch the bytes of about kRows of m rows from `i` on, if all rows share n_bytes.
+inline void prefetch(const uint8_t* from, long n_bytes, int i, int m) {
+    const long end = std::min(n_bytes, n_bytes * (i + kRows) / m);
+    for (long at = n_bytes * i / m / 64 * 64; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 // One head, kRows queries at most. A weight of a value is 2^(score - largest) times the scale of the value. It becomes a
 // whole number of 14 bits in two bytes, 128 high + low, in steps of `step` for the head.
 void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_pieces, int width, float step, char* memory,
@@ -607,7 +613,15 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
         for (const Head& head : heads)
             for (int c = 0; c < head.n; c += kLanes) top = larger(top, load<Floats>(head.value_scales + c));
         const float step = largest(top) / 16383;
+        const bool is_last = part + 1 == n_rows * n_heads;
         for (int i = 0, r; i < m; i += r) {
+            // The next head comes from memory while this one is computed.
+            for (int p = 0; p < n_pieces && !is_last; p++) {
+                const uint8_t* next = heads[p].keys + pieces[p].capacity * bytes_per_position(d_head);
+                const long n_keys = (long)pieces[p].n * d_head, n_values = (long)pieces[p].n * round_up(d_head, kHeadStep);
+                prefetch(next, n_keys, i, m);
+                prefetch(next + (heads[p].values - heads[p].keys), n_values, i, m);
+            }
             const int left = block - (n_before + i) % block;  // positions of this block
             r = left < m - i ? left : m - i;
             last.n = n_last + i + r;
