@@ -91,9 +91,9 @@ inline Bytes to_bytes(Ints v) {
 #endif
 }
 
-// 2^x for x <= 127, and 2^-126 for all x below: a polynomial for the part within +-0.5, relative error 4e-6
+// 2^x for x <= 127, and 2^-126 for all x below -126: a polynomial for the part within +-0.5, relative error 4e-6
 inline Floats exp2(Floats x) {
-    x = larger(x, splat(-126.0f));
+    x = x < -126.0f ? splat(-126.0f) : x;  // a NaN stays
     const Floats whole = rounded(x), f = x - whole;
     Floats p = splat(1.339887440266574e-3f);
     p = p * f + 9.618437357674640e-3f;
@@ -675,7 +675,6 @@ void attend_one(const float* q, const float* keys, const float* values, int n, i
     float most = -INFINITY, total = 0;
     for (int i = 0; i < n; i++) {
         weights[i] = dot_product(q, keys + (long)i * d, d) * scale;
-        // A NaN is never larger, and stays in the weights.
         most = weights[i] > most ? weights[i] : most;
     }
     int i = 0;

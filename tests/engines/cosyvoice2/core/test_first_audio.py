@@ -10,7 +10,7 @@ import pytest
 from speaking import SENTENCE, Rig, Stepped
 
 from telephony_tts.clock import NS_PER_MS
-from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Stage
+from telephony_tts.engines.cosyvoice2.core.scheduler import BatchCost, Lane, Stage
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
 
 pytestmark = pytest.mark.slow
@@ -126,3 +126,35 @@ def test_a_failed_utterance_gives_out_what_was_made(
     it.run()
     assert "broken" in str(it.ended[key].error)
     assert it.heard[key]
+
+
+@pytest.mark.parametrize("can_help", [True, False])
+def test_a_lane_that_can_help_draws_no_ids_that_the_first_audio_does_not_need(
+    rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, can_help: bool
+) -> None:
+    """The first audio waits for the second block. Until it is given out, ids are drawn for these two blocks only."""
+    monkeypatch.setattr(rig.runner.idle_lanes, "can_help", can_help)
+    it = stepped(vocode=60_000)
+    key = it.say(Request(SENTENCE))
+    most_spare = 0
+    while not it.heard[key]:
+        piece = it.core._jobs[key].stream.piece
+        most_spare = max(most_spare, piece.n_spare if piece is not None else 0)
+        assert it.core.step(Lane.TOKENS)
+    assert (most_spare > 0) is not can_help
+    it.run()
+    assert it.ended[key].error is None
+
+
+def test_ids_that_wait_are_drawn_as_soon_as_audio_is_heard(
+    rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audio = []
+    for can_help in (True, False):
+        monkeypatch.setattr(rig.runner.idle_lanes, "can_help", can_help)
+        it = stepped()
+        key = it.say(Request(SENTENCE, seed=5))
+        it.run()
+        assert it.ended[key].error is None
+        audio.append(it.pcm(key))
+    assert np.array_equal(*audio)

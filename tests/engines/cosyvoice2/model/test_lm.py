@@ -19,7 +19,7 @@ from torch import Tensor
 from telephony_tts.engines.cosyvoice2.checkpoint.layout import lm_outline
 from telephony_tts.engines.cosyvoice2.model.config import N_SPEECH_ROWS, LmConfig
 from telephony_tts.engines.cosyvoice2.model.linear import RmsNorm
-from telephony_tts.engines.cosyvoice2.model.lm.lm import KvCache, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.lm import AttendSlots, KvCache, LanguageModel
 from telephony_tts.engines.cosyvoice2.model.segments import EmbeddingTable, TokenSegment
 from telephony_tts.engines.cosyvoice2.text.generation import SentenceDecoding, whole_prompt
 from telephony_tts.errors import EngineError
@@ -258,6 +258,22 @@ def test_rounded_weights_stay_near(model: LanguageModel, rounded: LanguageModel)
     error = (near - exact)[likely]
     assert 0 < error.square().mean().sqrt() < 0.03 * exact[likely].std()
     assert (model.rows_are_exact, rounded.rows_are_exact) == (False, True)
+
+
+def test_a_rounded_step_is_its_layers_one_after_the_other(rounded: LanguageModel) -> None:
+    """The one call for all layers, beside the same maps called from PyTorch."""
+    lengths = [1, 40, 17, 130]
+    (cache, x), (other, _) = filled(rounded, lengths), filled(rounded, lengths)
+    for step in range(3):
+        slots = [2, 0, 3]
+        rows = x[slots] * (step + 1)
+        got = rounded.decode(rows, slots, cache)
+        starts = [other.room(slot, 1) for slot in slots]
+        wanted = rounded.run_layers(rows, other.rotary[:, starts], AttendSlots(other, slots, starts))
+        for slot in slots:
+            other.lengths[slot] += 1
+        assert torch.allclose(got, wanted, rtol=0, atol=2e-3 * float(wanted.std()))
+        assert torch.allclose(cache.data, other.data, rtol=0, atol=2e-3 * float(other.data.std()))
 
 
 def test_a_row_with_rounded_weights_has_the_same_bits_in_any_batch(rounded: LanguageModel) -> None:

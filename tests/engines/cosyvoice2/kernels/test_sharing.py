@@ -1,0 +1,142 @@
+"""Calls of the int8 kernels that idle threads help with: the same bits, prompt returns, an exit that nothing holds up."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
+from telephony_tts.engines.cosyvoice2.kernels.library import Piece, functions
+from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
+
+pytestmark = pytest.mark.slow  # it runs a compiler
+
+PATIENCE_S = 20.0
+
+
+@contextmanager
+def waiting(lanes: IdleLanes, n: int) -> Iterator[list[threading.Thread]]:
+    """`n` threads that wait until the end, and come back after other calls, as lanes do."""
+    is_over = False
+
+    def lane() -> None:
+        while not is_over:
+            n_seen = lanes.n_calls()
+            if not is_over:
+                lanes.wait(n_seen)
+
+    threads = [threading.Thread(target=lane, daemon=True) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield threads
+    finally:
+        is_over = True
+        lanes.call()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(n_rows: int) -> Callable[[], Tensor]:
+    norm = LayerNorm(randn(40, seed=2), randn(40, seed=3), 1e-5)
+    maps = [
+        Int8Linear(Linear(randn(700, 40), randn(700, seed=1)), norm, in_15_bits=wide, weights_in_15_bits=wide, gelu=True)
+        for wide in (False, True)
+    ]
+    x = randn(n_rows, 40, seed=4)
+    return lambda: torch.cat([each(x) for each in maps])
+
+
+def norm_mish() -> Tensor:
+    x, weight, bias = randn(90, 40), randn(40, seed=1), randn(40, seed=2)
+    functions().norm_mish(x.data_ptr(), 90, 40, weight.data_ptr(), bias.data_ptr(), 1e-5)
+    return x
+
+
+def attention() -> Tensor:
+    """Two rows of five heads over 70 positions."""
+    n_heads, d, n = 5, 12, 70
+    qkv, out = randn(2, n, 3 * n_heads * d), torch.empty(2, n, n_heads * d)
+    memory = torch.zeros(2 * n_heads * 80 * functions().bytes_per_position(d), dtype=torch.uint8)
+    piece = Piece(memory.data_ptr(), 80, 0)
+    functions().attend(qkv.data_ptr(), 2, n, n_heads, d, 0, 50, ctypes.addressof(piece), 1, out.data_ptr())
+    return out
+
+
+@pytest.mark.parametrize(
+    "work", [linear(1), linear(2), linear(90), norm_mish, attention], ids=["1 row", "2 rows", "90 rows", "norm", "heads"]
+)
+@pytest.mark.parametrize("n_helpers", [1, 3])
+def test_helped_calls_give_the_same_bits(work: Callable[[], Tensor], n_helpers: int) -> None:
+    wanted = work()
+    with waiting(HelpingLanes(), n_helpers):
+        for _ in range(300):
+            assert torch.equal(work(), wanted)
+
+
+def test_several_threads_are_helped_at_once() -> None:
+    work, failures = linear(90), []
+    wanted = work()
+    end = time.monotonic() + 1.0
+
+    def compute() -> None:
+        while time.monotonic() < end:
+            if not torch.equal(work(), wanted):
+                failures.append("other bits")
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    lanes = HelpingLanes()
+    with waiting(lanes, 2):
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            lanes.call()  # helpers leave and come back all the time
+            time.sleep(0.001)
+    assert not failures
+
+
+@pytest.mark.parametrize("lanes", [HelpingLanes(), SleepingLanes()], ids=["helping", "sleeping"])
+def test_a_call_before_the_wait_is_not_missed(lanes: IdleLanes) -> None:
+    n_seen = lanes.n_calls()
+    lanes.call()
+    thread = threading.Thread(target=lanes.wait, args=(n_seen,), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("lanes", [HelpingLanes(), SleepingLanes()], ids=["helping", "sleeping"])
+def test_lanes_wait_until_they_are_called(lanes: IdleLanes) -> None:
+    thread = threading.Thread(target=lanes.wait, args=(lanes.n_calls(),), daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    lanes.call()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_process_exits_while_lanes_sleep() -> None:
+    program = """
+import threading, time
+from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes
+lanes = HelpingLanes()
+for _ in range(2):
+    threading.Thread(target=lanes.wait, args=(lanes.n_calls(),), daemon=True).start()
+time.sleep(0.2)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
