@@ -222,7 +222,8 @@ def build(level: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as building:
         for compiler in compilers():
             made = Path(building) / path.name
-            command = [*compiler, *FLAGS, *LEVELS[level], *(str(each) for each in SOURCES if each.suffix == ".cpp"), "-o", str(made)]
+            sources = [str(each) for each in SOURCES if each.suffix == ".cpp"]
+            command = [*compiler, *FLAGS, *LEVELS[level], *sources, "-o", str(made)]
             try:
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as error:

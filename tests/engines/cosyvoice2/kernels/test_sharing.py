@@ -1,4 +1,4 @@
-"""Calls of the int8 kernels that idle threads help with: the same bits, prompt returns, an exit that nothing holds up."""
+"""Calls of the int8 kernels that idle threads help with: the same bits, no call missed, a free exit."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def linear(n_rows: int) -> Callable[[], Tensor]:
     norm = LayerNorm(randn(40, seed=2), randn(40, seed=3), 1e-5)
     maps = [
-        Int8Linear(Linear(randn(700, 40), randn(700, seed=1)), norm, in_15_bits=wide, weights_in_15_bits=wide, gelu=True)
-        for wide in (False, True)
+        Int8Linear(Linear(randn(700, 40), randn(700, seed=1)), norm, in_15_bits=low, weights_in_15_bits=low, gelu=True)
+        for low in (False, True)
     ]
     x = randn(n_rows, 40, seed=4)
     return lambda: torch.cat([each(x) for each in maps])
 
 
-def norm_mish() -> Tensor:
+def normed() -> Tensor:
     x, weight, bias = randn(90, 40), randn(40, seed=1), randn(40, seed=2)
     functions().norm_mish(x.data_ptr(), 90, 40, weight.data_ptr(), bias.data_ptr(), 1e-5)
     return x
 
 
-def attention() -> Tensor:
+def attended() -> Tensor:
     """Two rows of five heads over 70 positions."""
     n_heads, d, n = 5, 12, 70
     qkv, out = randn(2, n, 3 * n_heads * d), torch.empty(2, n, n_heads * d)
@@ -77,11 +77,19 @@ def attention() -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(
-    "work", [linear(1), linear(2), linear(90), norm_mish, attention], ids=["1 row", "2 rows", "90 rows", "norm", "heads"]
-)
+WORKS: dict[str, Callable[[], Callable[[], Tensor]]] = {
+    "1 row": lambda: linear(1),
+    "2 rows": lambda: linear(2),
+    "90 rows": lambda: linear(90),
+    "norm": lambda: normed,
+    "heads": lambda: attended,
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize("n_helpers", [1, 3])
-def test_helped_calls_give_the_same_bits(work: Callable[[], Tensor], n_helpers: int) -> None:
+def test_helped_calls_give_the_same_bits(name: str, n_helpers: int) -> None:
+    work = WORKS[name]()
     wanted = work()
     with waiting(HelpingLanes(), n_helpers):
         for _ in range(300):
@@ -109,8 +117,9 @@ def test_several_threads_are_helped_at_once() -> None:
     assert not failures
 
 
-@pytest.mark.parametrize("lanes", [HelpingLanes(), SleepingLanes()], ids=["helping", "sleeping"])
-def test_a_call_before_the_wait_is_not_missed(lanes: IdleLanes) -> None:
+@pytest.mark.parametrize("kind", [HelpingLanes, SleepingLanes])
+def test_a_call_before_the_wait_is_not_missed(kind: Callable[[], IdleLanes]) -> None:
+    lanes = kind()
     n_seen = lanes.n_calls()
     lanes.call()
     thread = threading.Thread(target=lanes.wait, args=(n_seen,), daemon=True)
@@ -119,8 +128,9 @@ def test_a_call_before_the_wait_is_not_missed(lanes: IdleLanes) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("lanes", [HelpingLanes(), SleepingLanes()], ids=["helping", "sleeping"])
-def test_lanes_wait_until_they_are_called(lanes: IdleLanes) -> None:
+@pytest.mark.parametrize("kind", [HelpingLanes, SleepingLanes])
+def test_lanes_wait_until_they_are_called(kind: Callable[[], IdleLanes]) -> None:
+    lanes = kind()
     thread = threading.Thread(target=lanes.wait, args=(lanes.n_calls(),), daemon=True)
     thread.start()
     thread.join(0.2)

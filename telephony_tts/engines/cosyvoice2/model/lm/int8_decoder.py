@@ -1,6 +1,6 @@
 """A decode step of the language model in int8 on a CPU: all layers in one call of the kernels.
 
-It computes what `LanguageModel.run_layers` does. Through PyTorch, a third of a step would go to calling some four hundred
+It computes what `LanguageModel.run_layers` does. Through PyTorch, a fifth of a step goes to calling some four hundred
 small operations.
 """
 
