@@ -403,11 +403,16 @@ class Core:
     def _queue_mels(self, job: Job) -> None:
         """Keep the mel of the blocks that are done. Blocks stay in order, whichever lane made the last step."""
         while (done := job.done_block()) is not None:
-            if not job.is_over:
+            if job.is_over:
+                continue
+            try:
                 voicing = job.stream.voicing
                 assert voicing is not None
                 track = voicing_track_of(job)
                 voicing.take_mel(self.runner.queue_mel(track, done.block, cast("FlowBlock", done.flow_block)))
+            except Exception as error:
+                log.exception("an utterance failed")
+                job.fail(error)
 
     def _fail(self, job: Job, error: Exception) -> None:
         with self._lock:

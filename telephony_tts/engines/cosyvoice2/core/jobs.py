@@ -169,7 +169,9 @@ class Job:
                 needs = []
             elif lanes_help and self.dry_ns is None and not self.follows:
                 only_needed = replace(ahead, n_tokens=0)
-                needs = self._token_needs(drawing, only_needed, may_decode and drawing.n_blocks < N_FIRST_BLOCKS)
+                # If these blocks gave too little audio, it waits for the next one, and that for its ids.
+                is_needed = drawing.n_blocks < N_FIRST_BLOCKS or not drawing.n_unvoiced_tokens
+                needs = self._token_needs(drawing, only_needed, may_decode and is_needed)
             else:
                 needs = self._token_needs(drawing, ahead, may_decode)
             return needs if voicing is None or voicing.is_over else needs + self._audio_needs(voicing, ahead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import shlex
 from collections.abc import Callable
@@ -100,9 +99,6 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))
     _warm_up(core, check_wanted, name)
     core.tell = tell
-    # What is loaded stays. Looking through it again and again would take the collector 2 % of a CPU.
-    gc.collect()
-    gc.freeze()
     return LoadedEngine(core, choice)
 
 

@@ -393,6 +393,7 @@ void linear(const Map* map, const float* x, long ldx, long batch_x, int m, int n
             int add) {
     const int k = map->k, kp = round_up(k, 4), n_rows = m * n_batch, stride = kp * (map->with_low ? 2 : 1);
     const int n_parts = n_rows < kShared ? 1 : kParts;
+    if (n_rows < 1) return;
     const size_t q_bytes = round_up(n_rows * stride, 64);
     char* memory = scratch(q_bytes + (size_t)n_rows * (sizeof(Row) + sizeof(int32_t)) + (size_t)n_parts * k * sizeof(float));
     int8_t* bytes = (int8_t*)memory;
@@ -609,10 +610,12 @@ void attend(const float* qkv, int n_rows, int m, int n_heads, int d_head, int la
         const int n_last = last.n;
         last.write(n_last, m, q + d, q + 2 * d, 3 * d);
         last.n += m;
-        Floats top = splat(kSmallest);
+        const Floats smallest = splat(kSmallest);
+        Ints top = load<Ints>(&smallest);  // bits of scales are in their order, and those of a NaN come last
         for (const Head& head : heads)
-            for (int c = 0; c < head.n; c += kLanes) top = larger(top, load<Floats>(head.value_scales + c));
-        const float step = largest(top) / 16383;
+            for (int c = 0; c < head.n; c += kLanes) top = larger(top, load<Ints>(head.value_scales + c));
+        const int32_t most = largest(top);
+        const float step = load<float>(&most) / 16383;
         const bool is_last = part + 1 == n_rows * n_heads;
         for (int i = 0, r; i < m; i += r) {
             // The next head comes from memory while this one is computed.
@@ -649,7 +652,10 @@ struct Slots {  // keys and values [n_layers][2][n_slots][n_kv][max_len][d], and
 
 namespace {
 
-inline Floats silu(Floats x) { return x / (1.0f + exp2(x * -kLog2E)); }
+inline Floats silu(Floats x) {
+    const Floats power = x * -kLog2E;
+    return x / (1.0f + exp2(power > 127.0f ? splat(127.0f) : power));  // a NaN stays
+}
 
 // x [d]: the first half of a head turns with the second. d is a multiple of 2.
 void rotate(float* x, const float* cos, const float* sin, int d) {

@@ -40,7 +40,8 @@ struct SharedCall {  // the call that one thread computes now; never freed
 };
 
 SharedCall shared_calls[kMostCalls];
-std::atomic<int> n_threads{0}, n_helping{0}, n_asleep{0};
+std::atomic<uint64_t> taken{0};  // which of them belong to a thread
+std::atomic<int> n_helping{0}, n_asleep{0};
 std::atomic<unsigned> n_recalls{0};
 // Never destroyed: a process may exit while threads sleep.
 std::mutex& sleep_mutex = *new std::mutex;
@@ -52,10 +53,22 @@ inline void pause() {
 #endif
 }
 
-// The number of this thread, from 0 on.
+struct OwnCall {  // the number of a thread's shared call; kMostCalls if all are taken
+    int number = kMostCalls;
+
+    OwnCall() {
+        uint64_t now = taken.load();
+        while (~now) {
+            const int lowest = __builtin_ctzll(~now);
+            if (taken.compare_exchange_weak(now, now | uint64_t{1} << lowest)) { number = lowest; return; }
+        }
+    }
+    ~OwnCall() { if (number < kMostCalls) taken.fetch_and(~(uint64_t{1} << number)); }
+};
+
 inline int own_number() {
-    static thread_local const int own = n_threads++;
-    return own;
+    static thread_local const OwnCall own;
+    return own.number;
 }
 
 // Call part(0) ... part(n_parts - 1), together with the threads in `help`. Returns when all parts are done.
@@ -82,15 +95,15 @@ template <class F> void share(int n_parts, const F& part) {
 
 // Compute the parts that are left of other threads' calls. False if there was none.
 bool take_all() {
-    const int n = n_threads.load(std::memory_order_relaxed);
     bool has_taken = false;
-    for (int i = 0; i < n && i < kMostCalls; i++) while (shared_calls[i].take()) has_taken = true;
+    for (uint64_t left = taken.load(); left; left &= left - 1)
+        while (shared_calls[__builtin_ctzll(left)].take()) has_taken = true;
     return has_taken;
 }
 
 bool any_left() {
-    const int n = n_threads.load(std::memory_order_relaxed);
-    for (int i = 0; i < n && i < kMostCalls; i++) if (shared_calls[i].has_parts()) return true;
+    for (uint64_t left = taken.load(); left; left &= left - 1)
+        if (shared_calls[__builtin_ctzll(left)].has_parts()) return true;
     return false;
 }
 

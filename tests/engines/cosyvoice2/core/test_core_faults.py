@@ -316,3 +316,26 @@ def test_an_unknown_voice_is_refused(rig: Rig, alone: list[Pcm]) -> None:
     with pytest.raises(UnknownVoice, match="'nobody'; it has preset, prompted"):
         stepped.pcm(unknown)
     np.testing.assert_array_equal(stepped.pcm(known), alone[0])
+
+
+def test_a_mel_that_cannot_be_kept_ends_its_utterance_and_no_lane(
+    rig: Rig, alone: list[Pcm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_mel, n_calls = rig.runner.queue_mel, 0
+
+    def broken(*arguments: Any) -> int:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            raise RuntimeError("broken")
+        return queue_mel(*arguments)
+
+    stepped = Stepped(rig)
+    keys = say_all(stepped, 2)
+    monkeypatch.setattr(rig.runner, "queue_mel", broken)
+    stepped.run()
+    errors = [stepped.ended[key].error for key in keys]
+    assert sum(error is not None and "broken" in str(error) for error in errors) == 1
+    sound = next(i for i, error in enumerate(errors) if error is None)
+    np.testing.assert_array_equal(stepped.pcm(keys[sound]), alone[sound])
+    assert stepped.is_empty()

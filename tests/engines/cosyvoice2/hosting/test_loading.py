@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import shutil
 import threading
+import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -245,3 +247,13 @@ def test_a_word_whose_embedding_is_not_finite_ends_only_utterances_with_it(
         assert engine.stats().n_queued == engine.stats().n_running == 0
 
     started(CosyVoice2Engine(directory, isolation=isolation, n_workers=2, lm_dtype=lm_dtype), use)
+
+
+def test_a_loaded_engine_can_be_collected(model_dir: Path) -> None:
+    """Only a process of its own may keep what is loaded for ever (`gc.freeze`)."""
+    n_frozen = gc.get_freeze_count()
+    loaded = load(Settings(model_dir), lambda *_: None)
+    model = weakref.ref(loaded.core.runner.model)
+    del loaded
+    gc.collect()
+    assert model() is None and gc.get_freeze_count() <= n_frozen

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.kernels.library import CPU_FLAGS, LEVELS, Piece, functions
+from telephony_tts.engines.cosyvoice2.model.config import LmConfig
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear, RmsNorm
+from telephony_tts.engines.cosyvoice2.model.lm.lm import AttendSlots, DecoderLayer, LanguageModel
+from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
 
 pytestmark = pytest.mark.slow  # it runs a compiler
 
@@ -288,3 +291,46 @@ def test_a_row_that_is_not_finite_stays_not_finite() -> None:
     qkv = randn(1, 50, 192, seed=3)
     qkv[0, 7] = math.nan
     assert not attended(qkv, [50], [64], 1)[0, 7].isfinite().any()
+
+
+def test_a_value_that_is_not_finite_shows_in_all_rows_that_see_it() -> None:
+    """Also if its query and its key are finite."""
+    qkv = randn(1, 70, 3 * 12)
+    qkv[0, 55, 24] = math.nan
+    assert not attended(qkv, [70], [80], 1)[0, 50:].isfinite().all(dim=-1).any()
+
+
+def test_a_map_of_no_rows_gives_no_rows() -> None:
+    assert Int8Linear(Linear(randn(70, 40), None))(torch.zeros(0, 40)).shape == (0, 70)
+
+
+# --------------------------------------------------------------- a step of a language model
+
+
+@pytest.mark.parametrize("factor", [1.0, 300.0, 3000.0])
+def test_a_step_in_one_call_is_its_layers(factor: float) -> None:
+    """Also if gates lie far below -88, where e^-x has no float32."""
+    config = LmConfig(d_model=36, n_layers=2, n_heads=6, n_kv_heads=2, d_ff=50)
+    d, d_head, d_ff = config.d_model, config.d_head, config.d_ff
+
+    def layer(seed: int) -> DecoderLayer:
+        gate_up = randn(2 * d_ff, d, seed=seed + 2)
+        gate_up[:d_ff] *= factor
+        norm = RmsNorm(1 + 0.1 * randn(d, seed=seed + 5), 1e-6)
+        n_qkv = d + 2 * config.n_kv_heads * d_head
+        return DecoderLayer(
+            qkv=Int8Matrix(randn(n_qkv, d, seed=seed), norm),
+            qkv_bias=randn(n_qkv, seed=seed + 1),
+            out=Int8Matrix(randn(d, d, seed=seed + 3)),
+            gate_up=Int8Matrix(gate_up, norm),
+            down=Int8Matrix(randn(d, d_ff, seed=seed + 4)),
+        )
+
+    lm = LanguageModel(config, {}, [layer(10), layer(20)], torch.ones(d), Int8Matrix(randn(9, d)), torch.zeros(9))
+    cache, other = lm.new_cache(3, 20), lm.new_cache(3, 20)
+    for step in range(4):
+        x, slots, starts = randn(2, d, seed=step), [2, 0], [other.room(2, 1), other.room(0, 1)]
+        wanted = lm.run_layers(x.clone(), other.rotary[:, starts], AttendSlots(other, slots, starts))
+        other.lengths[2], other.lengths[0] = step + 1, step + 1
+        assert error(lm.decode(x, slots, cache), wanted) < 2e-3
+        assert error(cache.data, other.data) < 2e-3

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes, IdleLanes, SleepingLanes
+from telephony_tts.engines.cosyvoice2.kernels import library
 from telephony_tts.engines.cosyvoice2.kernels.library import Piece, functions
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, LayerNorm, Linear
 
@@ -150,3 +152,37 @@ for _ in range(2):
 time.sleep(0.2)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+MANY = r"""
+#include "sharing.h"
+#include <cstdio>
+
+int main() {  // how many parts a helper computed for the last of 200 threads, one after the other
+    std::atomic<bool> is_over{false};
+    std::atomic<int> n_helped{0};
+    std::thread helper([&] { while (!is_over) { unsigned seen = recalls(); if (!is_over) help(seen); } });
+    while (!n_helping) std::this_thread::yield();
+    for (int i = 0; i < 200; i++) std::thread([&] {
+        const auto own = std::this_thread::get_id();
+        n_helped = 0;
+        for (int call = 0; call < (i == 199 ? 1000 : 1) && !n_helped; call++) share(8, [&](int) {
+            if (std::this_thread::get_id() != own) n_helped++;
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        });
+    }).join();
+    is_over = true;
+    recall();
+    helper.join();
+    std::printf("%d", n_helped.load());
+}
+"""
+
+
+def test_threads_that_are_over_leave_their_place_to_others(tmp_path: Path) -> None:
+    (tmp_path / "many.cpp").write_text(MANY)
+    compiler = next(library.compilers())
+    include = ["-I", str(library.SOURCES[0].parent)]
+    subprocess.run([*compiler, "-std=c++17", "-pthread", *include, "many.cpp", "-o", "many"], cwd=tmp_path, check=True)
+    told = subprocess.run([tmp_path / "many"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert int(told) > 0
