@@ -164,7 +164,7 @@ def test_ids_that_wait_are_drawn_as_soon_as_audio_is_heard(
 def test_audio_too_short_to_be_heard_does_not_stop_the_ids(
     rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch, speed: float
 ) -> None:
-    """At such a speed the first block is no longer than the vocoder's lookahead, so the second gives the first audio."""
+    """The first block is then no longer than the lookahead of the vocoder, and the second gives the first audio."""
     monkeypatch.setattr(rig.runner.idle_lanes, "can_help", True)
     it = stepped(prefill=60_000, decode=60_000, flow=60_000, vocode=60_000)
     key = it.say(Request(f"{SENTENCE} {SENTENCE}", seed=5, speed=speed))
