@@ -11,7 +11,8 @@ call, those of PyTorch's operations by its own formulas. Times are of one thread
 
 Of two cores one can compute the language model beside the rest, so the least RTF is that of the longest stage, or half
 of all. The first audio of the fast profile needs the prompt, 13 ids, one block, whose beginning is the end of the
-voice's prompt, and the vocoder for the frames that are not held back; no core can help another with that.
+voice's prompt, and the vocoder for the frames that are not held back. That is for one core; idle lanes may help with it
+(`device/idle_lanes.py`), which this floor does not count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Two lanes of the CosyVoice2 engine on a CPU: free or pinned to cores, and with OpenMP threads that spin or sleep.
+"""Two lanes of the CosyVoice2 engine on a CPU: free or pinned, with OpenMP threads that spin or sleep, or helping.
 
 One thread draws ids and another one computes Euler steps, as the two lanes of the engine do for one caller. The weights
 are those that the engine times at its start. Each case runs in a process of its own, because OpenMP reads its settings
 when it is loaded. The cases take turns. What counts is the time for each id and each block while both lanes work, and
 the time of the processor for them.
+
+In int8 there are two more cases, in which only one lane has work: alone, and with the help of the other
+(`HelpingLanes`).
 """
 
 from __future__ import annotations
@@ -31,28 +34,34 @@ CASES: dict[str, tuple[bool, int, dict[str, str]]] = {
     "two threads, sleeping": (False, 2, {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}),
 }
 """Whether each lane is pinned to a core, threads of PyTorch in each lane, and the environment."""
+IN_TURN = ("alone", "helped")
+"""Cases in which one lane computes at a time."""
 
 
 def main() -> None:
     flags = report.parser("lanes", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--lm", default="int8", help="precision of the language model (default %(default)s)")
-    flags.add_argument("--flow", default="bfloat16", help="precision of the flow (default %(default)s)")
+    flags.add_argument("--flow", default="int8", help="precision of the flow (default %(default)s)")
     flags.add_argument("--seconds", type=float, default=3.0, help="of each run (default %(default)s)")
     flags.add_argument("--repeat", type=int, default=5, help="runs of each case (default %(default)s)")
-    flags.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    flags.add_argument("--case", choices=(*CASES, *IN_TURN), help=argparse.SUPPRESS)
     chosen = flags.parse_args()
     if chosen.case is not None:
-        print(json.dumps(_run(chosen)))
+        print(json.dumps(_one_lane(chosen) if chosen.case in IN_TURN else _two_lanes(chosen)))
         return
     if chosen.quick:
         chosen.seconds, chosen.repeat = 0.2, 1
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    in_turn = IN_TURN if chosen.lm == chosen.flow == "int8" else ()
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in (*CASES, *in_turn)}
     for _ in range(chosen.repeat):
-        for name, (_, n_threads, environment) in CASES.items():
-            runs[name].append(_child(chosen, name, {**environment, "OMP_NUM_THREADS": str(n_threads)}))
+        for name, of_case in runs.items():
+            _, n_threads, environment = CASES.get(name, CASES["free"])
+            of_case.append(_child(chosen, name, {**environment, "OMP_NUM_THREADS": str(n_threads)}))
     results = {name: {key: _median(of_case, key) for key in of_case[0]} for name, of_case in runs.items()}
-    header = ("case", *next(iter(results.values())))
-    report.table("two lanes at once (medians)", header, [(name, *row.values()) for name, row in results.items()])
+    for title, cases in (("two lanes at once", CASES), ("one lane at a time", in_turn)):
+        if cases:
+            rows = [(name, *results[name].values()) for name in cases]
+            report.table(f"{title} (medians)", ("case", *results[next(iter(cases))]), rows)
     report.save(chosen, {"median": results, "runs": runs})
 
 
@@ -73,8 +82,31 @@ def _child(chosen: argparse.Namespace, case: str, environment: dict[str, str]) -
     return found
 
 
-def _run(chosen: argparse.Namespace) -> dict[str, float]:
-    """One case: the time of an id and of a block while both lanes work, alone for comparison, and CPU seconds."""
+def _one_lane(chosen: argparse.Namespace) -> dict[str, float]:
+    """The time of an id and of a block, one after the other, while a second thread helps or does not exist."""
+    import torch
+
+    from telephony_tts.engines.cosyvoice2.device.cpu_timing import CacheFlush, flow_works, lm_works
+    from telephony_tts.engines.cosyvoice2.device.idle_lanes import HelpingLanes
+    from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+
+    torch.set_num_threads(1)
+    lanes, config, flush = HelpingLanes(), ModelConfig(), CacheFlush()
+    found: dict[str, float] = {}
+    with torch.inference_mode():
+        works = {"ms an id": lm_works(config, flush)["int8"], "ms a block": flow_works(config, flush)["int8"]}
+        if chosen.case == "helped":
+            threading.Thread(target=lanes.wait, args=(lanes.n_calls(),), daemon=True).start()
+        for name, work in works.items():
+            times, end = list[float](), time.perf_counter() + chosen.seconds / 2
+            while not times or time.perf_counter() < end:
+                times.append(work()[0])
+            found[name] = 1000 * statistics.median(times)
+    return found
+
+
+def _two_lanes(chosen: argparse.Namespace) -> dict[str, float]:
+    """The time of an id and of a block while both lanes work, and CPU seconds."""
     import torch
 
     from telephony_tts.engines.cosyvoice2.device.cpu_timing import CacheFlush, Timed, flow_works, lm_works

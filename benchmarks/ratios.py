@@ -28,7 +28,7 @@ from harness import report
 _EXAMPLES = """examples:
   python benchmarks/ratios.py --keep DIR                                   a quarter of an hour
   python benchmarks/ratios.py --keep DIR --sides now before --rounds 5
-  python benchmarks/ratios.py --keep DIR --prefix 'flock /tmp/lock'        a lock around each run
+  python benchmarks/ratios.py --keep DIR --prefix 'taskset -c 0,1'         on two cores of many
 
 --keep holds the random weights (2.6 GB), which all sides use.
 """

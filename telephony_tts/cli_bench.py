@@ -110,7 +110,7 @@ def _engine_flags(flags: argparse.ArgumentParser) -> None:
         "--family", choices=("cosyvoice2", "300m"), help="with --random: CosyVoice2 (default) or CosyVoice-300M-SFT"
     )
     flags.add_argument(
-        "--keep", metavar="DIR", help="with --random: keep the weights there for the next run, a directory a family"
+        "--keep", metavar="DIR", help="with --random: keep the weights there for the next run; one DIR per family"
     )
     flags.add_argument(
         "--flow-steps", metavar="N", type=int,

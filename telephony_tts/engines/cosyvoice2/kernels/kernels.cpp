@@ -1,7 +1,8 @@
-// Int8 linear maps and attention for a CPU. `model/linear.py`, `model/flow/int8_layers.py` and `int8_pages.py` call them.
+// Int8 linear maps and attention for a CPU, and a step of a language model made of them. `model/linear.py`,
+// `model/flow/int8_layers.py`, `int8_pages.py` and `model/lm/int8_decoder.py` call them.
 //
-// Every sum of products is a sum of integers, so it is exact: a row's result depends neither on the number of rows nor on
-// the build that `library.py` chooses. All else is computed row by row.
+// Every sum of products is a sum of integers, so it is exact: it depends neither on the number of rows nor on the build
+// that `library.py` chooses. All else is computed row by row.
 //
 //     weights      unsigned bytes, 128 added, in panels [K / 4][kPanel][4]: four weights of an output lie side by side
 //     activations  signed bytes in rows [M][K]
@@ -10,23 +11,17 @@
 // The 128 is taken out afterwards: sum(a * (w + 128)) - 128 * sum(a) = sum(a * w).
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "sharing.h"
+#include "vectors.h"
 
 namespace {
 
 #if defined(__AVX512VNNI__)
-constexpr int kLanes = 16, kVectors = 4, kRows = 6;
+constexpr int kVectors = 4, kRows = 6;
 #else
-constexpr int kLanes = 8, kVectors = 2, kRows = 4;
+constexpr int kVectors = 2, kRows = 4;
 #endif
 constexpr int kPanel = kLanes * kVectors;  // outputs that a tile computes, of kRows rows at most
 constexpr int kHeadStep = 64;              // values of a head are padded to a multiple of this, in every build
@@ -35,81 +30,6 @@ constexpr int kParts = 8;                  // of a call that threads may share
 constexpr int kShared = 24;                // calls of fewer rows do not share what is done row by row
 constexpr int kKeyStep = 16;               // capacities are multiples of this, in every build
 constexpr float kSmallest = 1e-30f;        // a smaller maximum counts as this, so that zeros stay zeros
-
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
-typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-
-template <class V, class P> inline V load(const P* p) { V v; memcpy(&v, p, sizeof v); return v; }
-template <class V, class P> inline void store(P* p, V v) { memcpy(p, &v, sizeof v); }
-inline Floats splat(float x) { return x - Floats{}; }
-template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
-inline Floats absolute(Floats x) { return x < 0 ? -x : x; }
-inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
-#if defined(__AVX512VNNI__)
-inline float largest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
-inline int32_t largest(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
-inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
-inline int32_t sum(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
-#else
-template <class V> inline auto largest(V v) {
-    auto most = v[0];
-    for (int i = 1; i < kLanes; i++) most = v[i] > most ? v[i] : most;
-    return most;
-}
-template <class V> inline auto sum(V v) {
-    auto total = v[0];
-    for (int i = 1; i < kLanes; i++) total += v[i];
-    return total;
-}
-#endif
-
-// The nearest whole number, halves to even, within +-2^22.
-inline Floats rounded(Floats x) {
-#if defined(__AVX512VNNI__)
-    return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-    return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the sum has no bits for a fraction
-#endif
-}
-inline Ints rounded_ints(Floats x) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_cvtps_epi32((__m512)x);
-#else
-    return __builtin_convertvector(rounded(x), Ints);
-#endif
-}
-
-// Whole numbers within -128 ... 127
-inline Bytes to_bytes(Ints v) {
-#if defined(__AVX512VNNI__)
-    __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v);
-    asm("" : "+x"(bytes));  // the instruction that converts into memory takes many times as long on AMD
-    return (Bytes)bytes;
-#else
-    return __builtin_convertvector(v, Bytes);
-#endif
-}
-
-// 2^x for x <= 127, and 2^-126 for all x below -126: a polynomial for the part within +-0.5, relative error 4e-6
-inline Floats exp2(Floats x) {
-    x = x < -126.0f ? splat(-126.0f) : x;  // a NaN stays
-    const Floats whole = rounded(x), f = x - whole;
-    Floats p = splat(1.339887440266574e-3f);
-    p = p * f + 9.618437357674640e-3f;
-    p = p * f + 5.550332471162809e-2f;
-    p = p * f + 2.402264791363012e-1f;
-    p = p * f + 6.931472028550421e-1f;
-    p = p * f + 1.0f;
-#if defined(__AVX512VNNI__)
-    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
-#else
-    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    return p * load<Floats>(&power);
-#endif
-}
-
-constexpr float kLog2E = 1.44269504088896341f;
 
 // x Phi(x). The error function is 7.1.26 of Abramowitz and Stegun, of absolute error 1.5e-7.
 inline Floats gelu(Floats x) {
@@ -121,12 +41,6 @@ inline Floats gelu(Floats x) {
     p = p * t + 0.254829592f;
     const Floats erf = 1.0f - p * t * exp2(-a * a * kLog2E);
     return 0.5f * x * (1.0f + (z < 0 ? -erf : erf));
-}
-
-// x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2)
-inline Floats mish(Floats x) {
-    const Floats power = exp2((x < 30.0f ? x : splat(30.0f)) * kLog2E), n = power * (power + 2.0f);
-    return x * (n / (n + 2.0f));
 }
 
 // sums + four products of unsigned w and signed a, in each lane
@@ -154,7 +68,8 @@ struct Layout {  // of weights [k4][kLanes][4] for each vector of outputs: bytes
 };
 
 template <int R, int NV>
-inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], const int8_t* a, long lda, const uint8_t* w, long vector) {
+inline __attribute__((always_inline)) void add_products(Ints (&sums)[R][NV], const int8_t* a, long lda, const uint8_t* w,
+                                                        long vector) {
     Ints column[NV];
     for (int v = 0; v < NV; v++) column[v] = load<Ints>(w + vector * v);
     for (int r = 0; r < R; r++) {
@@ -232,11 +147,11 @@ inline Row quantize(const float* x, int k, int8_t* q, int8_t* low = nullptr, int
         const Floats steps = load<Floats>(x + i) * inverse, high = rounded(steps);
         const Ints whole = __builtin_convertvector(high, Ints);
         total += whole;
-        store(q + i, to_bytes(whole));
+        store(q + i, __builtin_convertvector(whole, Bytes));
         if (low) {
             const Ints small = rounded_ints((steps - high) * 254.0f);
             rest += small;
-            store(low + i, to_bytes(small));
+            store(low + i, __builtin_convertvector(small, Bytes));
         }
     }
     int32_t tail = 0, low_tail = 0;
@@ -561,8 +476,8 @@ void attend_rows(const float* q, long ldq, int r, const Head* heads, int n_piece
                 total += weight;
                 const Ints whole = rounded_ints(weight * (load<Floats>(heads[p].value_scales + c) * per_step));
                 weights += whole;
-                store(high_of_row + at + c, to_bytes(whole >> 7));
-                store(low_of_row + at + c, to_bytes(whole & 127));
+                store(high_of_row + at + c, __builtin_convertvector(whole >> 7, Bytes));
+                store(low_of_row + at + c, __builtin_convertvector(whole & 127, Bytes));
             }
         factor[j] = step / sum(total);
         totals[j] = sum(weights);

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "TELEPHONY_TTS_KERNELS"
 OFF = "off"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp", "sharing.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "small_model.cpp", "sharing.h", "vectors.h"))
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma")
 LEVELS: Mapping[str, tuple[str, ...]] = {

@@ -1,48 +1,21 @@
 // What only CosyVoice-300M needs, in float32: `model/lm/relative_lm.py` and `model/flow/unet.py` call it.
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
+#include "vectors.h"
+
 namespace {
-
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-
-typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
-
-inline Floats load(const float* p) { Floats v; memcpy(&v, p, sizeof v); return v; }
-inline void store(float* p, Floats v) { memcpy(p, &v, sizeof v); }
 
 // The sum of both products of n values
 inline float dot(const float* a, const float* b, const float* c, const float* d, int n) {
     Floats total = {};
-    float sum = 0;
+    float rest = 0;
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes) total += load(a + i) * load(b + i) + load(c + i) * load(d + i);
-    for (; i < n; i++) sum += a[i] * b[i] + c[i] * d[i];
-    for (i = 0; i < kLanes; i++) sum += total[i];
-    return sum;
-}
-
-// x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2), as in kernels.cpp
-inline Floats mish(Floats x) {
-    Floats y = x * 1.44269504088896341f;
-    y = y < 43.0f ? y : 43.0f - Floats{};
-    y = y > -126.0f ? y : -126.0f - Floats{};
-    const Floats whole = (y + 12582912.0f) - 12582912.0f, f = y - whole;
-    Floats p = 1.339887440266574e-3f * f + 9.618437357674640e-3f;
-    p = p * f + 5.550332471162809e-2f;
-    p = p * f + 2.402264791363012e-1f;
-    p = p * f + 6.931472028550421e-1f;
-    p = p * f + 1.0f;
-    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    Floats two_to;
-    memcpy(&two_to, &power, sizeof two_to);
-    const Floats e = p * two_to, n = e * (e + 2.0f);
-    return x * (n / (n + 2.0f));
+    for (; i + kLanes <= n; i += kLanes)
+        total += load<Floats>(a + i) * load<Floats>(b + i) + load<Floats>(c + i) * load<Floats>(d + i);
+    for (; i < n; i++) rest += a[i] * b[i] + c[i] * d[i];
+    return sum(total) + rest;
 }
 
 }  // namespace
@@ -76,7 +49,7 @@ void group_norm_mish(float* x, int n_batch, int n, int d, int n_groups, const fl
         for (int c = 0; c < d; c++) factor[c] = weight[c] / std::sqrt(squares[c] + eps);
         for (int t = 0; t < n; t++) {
             for (int c = 0; c < d; c++) row[c] = (x[(long)t * d + c] - mean[c]) * factor[c] + bias[c];
-            for (int c = 0; c < padded; c += kLanes) store(row + c, mish(load(row + c)));
+            for (int c = 0; c < padded; c += kLanes) store(row + c, mish(load<Floats>(row + c)));
             memcpy(x + (long)t * d, row, d * sizeof(float));
         }
     }
@@ -116,7 +89,7 @@ void attend_relative(const float* qkv, const float* u, const float* v, float* ke
         int i = 0;
         for (; i + kLanes <= d; i += kLanes) {
             Floats sum = {};
-            for (int j = 0; j < n; j++) sum += weights[j] * load(value + (long)j * d + i);
+            for (int j = 0; j < n; j++) sum += weights[j] * load<Floats>(value + (long)j * d + i);
             store(result + i, sum / total);
         }
         for (; i < d; i++) {

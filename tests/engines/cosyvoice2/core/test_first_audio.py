@@ -146,7 +146,7 @@ def test_a_lane_that_can_help_draws_no_ids_that_the_first_audio_does_not_need(
     assert it.ended[key].error is None
 
 
-def test_ids_that_wait_are_drawn_as_soon_as_audio_is_heard(
+def test_ids_that_wait_change_no_sample(
     rig: Rig, stepped: Callable[..., Stepped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audio = []

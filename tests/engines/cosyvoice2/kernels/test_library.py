@@ -118,7 +118,7 @@ def test_a_damaged_library_is_built_again(home: Path, content: bytes) -> None:
     assert path.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("changed", ["kernels.cpp", "small_model.cpp", "sharing.h"])
+@pytest.mark.parametrize("changed", [each.name for each in library.SOURCES])
 def test_a_library_of_another_version_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     name = library._file_name("generic")
     sources = tuple(Path(shutil.copy(source, home)) for source in library.SOURCES)
