@@ -22,6 +22,7 @@ from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.http_api.asgi import http_server
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TlsFiles, TransportSettings
@@ -213,6 +214,7 @@ def transport_settings(config: Config) -> TransportSettings:
         bot=config.bot,
         twilio=config.twilio,
         asterisk=config.asterisk,
+        vendors=config.vendors,
         tls=None if server.tls.cert is None else _tls(server.tls),
     )
 
@@ -310,6 +312,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         _load_voice_model()
     catalog = build_catalog(config)
     server = Server(settings, catalog)
+    server.http = http_server(server)
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
             async with server.running(ready=False):

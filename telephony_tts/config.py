@@ -25,6 +25,7 @@ from telephony_tts.transport.settings import (
     ServerLimits,
     ServerSettings,
     TwilioSettings,
+    VendorSettings,
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
@@ -121,6 +122,7 @@ class Config:
     barge_in: BargeInSettings = field(default_factory=BargeInSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
+    vendors: VendorSettings = field(default_factory=VendorSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 

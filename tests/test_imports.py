@@ -79,6 +79,10 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.checkpoint.download": row("errors metrics clock", "tqdm"),
     "telephony_tts.engines.cosyvoice2.voices": row("errors metrics clock", "numpy torch safetensors"),
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
+    "telephony_tts.http_api": row(
+        "errors clock logs metrics engines.api session audio wire transport",
+        "fastapi starlette uvicorn pydantic websockets",
+    ),
     "telephony_tts.transport": row("errors metrics clock schema wire session engines.api logs", "websockets"),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),

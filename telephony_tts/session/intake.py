@@ -33,6 +33,8 @@ class Intake:
         self._out = out
         self.speaking = TurnVoice(settings.voice, settings.lang, settings.speed, None, None)
         self.closing = False
+        self.gives_way = False
+        """An open turn whose text is all spoken ends when another turn waits."""
         self._implicit: Turn | None = None
         self._n_turns = 0
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -90,6 +92,10 @@ class Intake:
         """End turns that the bot left open, and cut the text into sentences. Returns when to look again."""
         wake: list[int] = []
         turn_idle_s = self._limits.turn_idle_s
+        if self.gives_way:
+            for turn in self._turns[:-1]:
+                if not turn.closed and not turn.waiting_chars and turn.n_done == len(turn.parts):
+                    self.close_turn(turn, now_ns)
         for turn in self._turns:
             if turn_idle_s and not turn.closed:
                 at_ns = turn.last_text_ns + turn_idle_s * _S

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.marks import NO_SAMPLE, MarkState
 from telephony_tts.session.turn import Part, Turn
-from telephony_tts.wire.messages import Frame, MediaMark, Started
+from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
 
 FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
@@ -100,7 +100,7 @@ class Sender:
                     return False
                 encoder.finish()
                 if not encoder.n_ready_frames:
-                    turn.sent_all = True
+                    self._sent_all(turn)
                     return True
             if t0_ns - playout.first_lead_ns > now_ns:
                 self.next_ns = t0_ns - playout.first_lead_ns
@@ -122,7 +122,7 @@ class Sender:
                     turn.in_gap = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
-                self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns))))
+                self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns)), turn.id))
                 if self.on_frame is not None:
                     self.on_frame(payload, playout.due_ns(), now_ns)
                 playout.n_sent += 1
@@ -135,7 +135,7 @@ class Sender:
                     encoder.finish()
                     turn.ready_since_ns = now_ns
                     continue
-                turn.sent_all = True
+                self._sent_all(turn)
                 self.media_end_ns = playout.end_ns()
                 if self.peer_marks:
                     turn.marks.add_ours(turn.n_sent_samples, turn.n_chars)
@@ -147,6 +147,11 @@ class Sender:
             if self._run_dry(turn, now_ns):
                 continue
             return False
+
+    def _sent_all(self, turn: Turn) -> None:
+        turn.sent_all = True
+        if turn.settings.separate_turns:
+            self._out.append(TurnSent(turn.id))
 
     def _resumed(self, turn: Turn) -> None:
         """After a gap the peer's place is unknown, as it is at the turn's beginning. The echo of a mark behind the next
@@ -188,6 +193,11 @@ class Sender:
         n_lead = turn.playout.lead_ns // turn.playout.ptime_ns + 1
         if len(turn.recent) > n_lead:
             turn.recent.popleft()
+
+    def dropped(self, kept: list[Turn], now_ns: int) -> None:
+        """Turns were cleared whose frames the peer keeps apart from those of the turns `kept`."""
+        sent = [turn for turn in kept if turn.sent_all and turn.n_sent_samples]
+        self.media_end_ns = max([now_ns, *(turn.playout.end_ns() for turn in sent)])
 
     # ------------------------------------------------------------------ marks
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from telephony_tts.audio.encoder import silent_frame
 from telephony_tts.engines.api import Chunk
 from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.caller.caller import Caller, FindModel
 from telephony_tts.session.effects import Effect, Finish
 from telephony_tts.session.heard import heard_offset
@@ -71,6 +72,23 @@ class Session:
         self._text_ns: int | None = None
         """When the intake has to look at the text again."""
         self.n_underruns = 0
+        if settings.separate_turns:
+            self.let_turns_give_way()
+
+    def let_turns_give_way(self) -> None:
+        """From now on, an open turn whose text is all spoken ends when another turn waits. Otherwise the other turn
+        would wait until the bot ends the first one or `turn_idle_s` is over."""
+        self._intake.gives_way = True
+
+    def change_format(self, codec: str, rate_hz: int) -> None:
+        """The bot's socket, which is the media leg too, takes audio in another format from now on."""
+        self._speak_as(m.MediaStart("", "", codec, rate_hz))
+        self._dirty = True
+
+    def alignment(self, turn_id: str) -> Alignment | None:
+        """The alignment of a turn that is not over, from its beginning. None for any other turn."""
+        turn = next((turn for turn in self.turns if turn.id == turn_id), None)
+        return None if turn is None else Alignment(turn)
 
     # -------------------------------------------------------------- input
 
@@ -205,6 +223,7 @@ class Session:
     def writable(self, flag: bool) -> None:
         """The media socket can take more, or cannot. Frames then wait here, where a clear can still drop them."""
         self._sender.open = flag and self._media
+        self._supply.is_held = not flag
         self._dirty = True
 
     def audio(self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0) -> None:
@@ -322,6 +341,9 @@ class Session:
         if sounded and self._media_clears:
             self._out.append(m.MediaClear())
         if not sounded:
+            return
+        if self.settings.separate_turns:
+            sender.dropped(keep, now_ns)
             return
         heard_samples = {turn: self._playhead.position(turn, now_ns)[0] for turn in keep}
         sender.emptied(heard_samples, now_ns)

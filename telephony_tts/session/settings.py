@@ -92,8 +92,11 @@ class SessionSettings(SpeechSettings):
 
     Frames that make up `bulk_ms` are sent together, and `bulk_ms` is never more than `lead_ms`; 0 sends each frame at
     its own time. `whole_sentences` is for a peer that plays sentence by sentence: a sentence is made without a pause
-    and fills frames of its own, and marks tell where it begins and ends. `control_tokens` are passed to the engine as
-    they stand in the text.
+    and fills frames of its own, and marks tell where it begins and ends. `separate_turns` is for a peer that keeps a
+    buffer for each turn, as clients of other vendors' protocols do: `TurnSent` follows the last frame of a turn, and a
+    clear of one turn takes back no frames of another. `patience_ms` is how much later than a call's the deadlines of
+    its utterances are: a file can wait, a caller cannot. `control_tokens` are passed to the engine as they stand in the
+    text.
     """
 
     session: str = "s"
@@ -102,6 +105,8 @@ class SessionSettings(SpeechSettings):
     fade_ms: int = 5
     fade_on_clear: bool = True
     whole_sentences: bool = False
+    separate_turns: bool = False
+    patience_ms: int = 0
     control_tokens: tuple[str, ...] = ()
     mark_timeout_ms: int = 2000
     engine_timeout_ms: int = 30_000

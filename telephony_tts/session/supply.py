@@ -10,6 +10,7 @@ from telephony_tts.session.effects import CancelSynthesis, Effect, FeedText, Pul
 from telephony_tts.session.turn import Part, Turn
 
 _RUN_NS = 500_000_000
+_HELD_NS = 5_000_000_000
 
 
 class Supply:
@@ -20,6 +21,8 @@ class Supply:
         self._out = out
         self.keep_ahead(ahead_ns)
         self._filling = True
+        self.is_held = False
+        """The socket is full. Only a little speech is made until it takes more, however far ahead it should be."""
         self._timeout_ns = timeout_ns
         self._pulled_ns = 0
         self._active: tuple[Turn, Part] | None = None
@@ -33,6 +36,9 @@ class Supply:
 
     def poll(self, now_ns: int, media_end_ns: int) -> int | None:
         """Submit or pull what is needed now. Returns when to look again."""
+        is_idle = self._active is None or self._waits_for_pull
+        if self.is_held and is_idle and sum(turn.ready_ns() for turn in self._turns) > _HELD_NS:
+            return None
         if self._active is not None:
             self._feed(self._active[0], self._active[1], now_ns)
             if self._waits_for_pull:
@@ -57,6 +63,7 @@ class Supply:
         if turn.settings.whole_sentences and dry_ns - self._ahead_ns > now_ns:
             return dry_ns - self._ahead_ns
         deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
+        deadline_ns += turn.settings.patience_ms * 1_000_000
         self._active = candidate
         self._note_pull(now_ns)
         self._out.append(Synthesize(turn.submit(part, deadline_ns, now_ns)))

@@ -27,6 +27,7 @@ from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.transport.request_head import CUT_OFF, METHODS, Flaw, RequestHead
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import StreamOptions
+from telephony_tts.wire.vendor import VendorDialect
 
 _log = logs.get(__name__)
 
@@ -241,6 +242,8 @@ class CallConnection(DirectConnection, ServerConnection):
 
     options: StreamOptions | Invalid | None = None
     """The options of the request, from the handshake, for the handler."""
+    dialect: VendorDialect | None = None
+    """The vendor's protocol that the request asked for."""
     trusted = False
     """Authorised by the handshake. Otherwise the first message must bring a token."""
     may_begin = False

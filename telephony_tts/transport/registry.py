@@ -28,6 +28,11 @@ class Registry:
     def __len__(self) -> int:
         return len(self._alive)
 
+    @property
+    def n_requests(self) -> int:
+        """How many of the calls are HTTP requests, which have a limit of their own."""
+        return sum(call.kind == "http" for call in self._alive)
+
     def find(self, call_id: str) -> Call | None:
         call = self._calls.get(call_id)
         return None if call is None or call.over else call

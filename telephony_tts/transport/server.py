@@ -4,7 +4,8 @@
     /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
     /media/asterisk the same for Asterisk's chan_websocket; /media/freeswitch for mod_audio_stream and mod_audio_fork;
     /media/native for our own media protocol
-    /healthz /readyz /metrics   plain HTTP on the same port
+    /v1/speak and other paths of vendors   a bot in the protocol of another vendor (docs/protocol/)
+    /healthz /readyz /metrics   plain HTTP on the same port; other HTTP requests go to the `HttpSide`
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from weakref import WeakSet
@@ -34,13 +36,16 @@ from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
+from telephony_tts.transport.incoming import HttpSide, IncomingConnection
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
+from telephony_tts.transport.vendor_leg import Vendor, keys_in, problem_of, serve_vendor, vendor_of
 from telephony_tts.wire import twilio
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import dial_in, parse_stream_query, token_in
+from telephony_tts.wire.vendor import Refused
 
 _log = logs.get(__name__)
 _LAG_PERIOD_S = 0.1
@@ -57,6 +62,8 @@ class Server:
 
     def __init__(self, settings: TransportSettings, catalog: EngineCatalog) -> None:
         self.settings = settings
+        self.http: HttpSide | None = None
+        """Serves HTTP requests that are not for a WebSocket. Set it before `running`."""
         self.catalog = catalog
         self.registry = Registry()
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
@@ -67,6 +74,7 @@ class Server:
         self._at_once = False
         self._listener: WebSocketServer | None = None
         self._connections: WeakSet[CallConnection] = WeakSet()
+        self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._drain_limit: asyncio.Timeout | None = None
 
     @property
@@ -98,6 +106,7 @@ class Server:
             ssl=self.settings.tls,
             compression=None,
             process_request=self._answer,
+            process_response=_with_headers_of_vendor,
             select_subprotocol=_any_subprotocol,
             create_connection=self._connection,  # type: ignore[arg-type]  # documented: "a wrapper or a subclass"
             max_size=settings.max_message_bytes,
@@ -122,7 +131,12 @@ class Server:
                 for connection in listener.connections:
                     assert isinstance(connection, CallConnection)
                     connection.end(1001, _CLOSE_REASON)
+                if self.http is not None:
+                    await self.http.close()
                 listener.close()
+                for incoming in self._incoming:
+                    if incoming.transport is not None:
+                        incoming.transport.abort()
                 for connection in self._connections:
                     # Otherwise the server would wait for a silent connection until its handshake times out.
                     if connection.protocol.state is CONNECTING and hasattr(connection, "transport"):
@@ -132,7 +146,15 @@ class Server:
                 if self._limit.n_left_out:
                     self._outside_log.summary("lines_left_out", of="connections that are not part of a call")
 
-    def _connection(self, *args: Any, **kwargs: Any) -> CallConnection:
+    def _connection(self, *args: Any, **kwargs: Any) -> asyncio.Protocol:
+        """The protocol of a connection that was just accepted."""
+        if self.http is None:
+            return self._websocket(*args, **kwargs)
+        incoming = IncomingConnection(partial(self._websocket, *args, **kwargs), self.http, _OPEN_TIMEOUT_S)
+        self._incoming.add(incoming)
+        return incoming
+
+    def _websocket(self, *args: Any, **kwargs: Any) -> CallConnection:
         connection = CallConnection(*args, **kwargs)
         connection.log = self._outside_log
         self._connections.add(connection)
@@ -177,7 +199,9 @@ class Server:
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
-        if path in ("/metrics", "/v1/stream", *_LEGS) and (refusal := self._refuse_page(connection, request)):
+        vendor = vendor_of(path)
+        for_programs = vendor is not None or path in ("/metrics", "/v1/stream", *_LEGS)
+        if for_programs and (refusal := self._refuse_page(connection, request)):
             return refusal
         if plain is not None:
             return plain(request)
@@ -187,6 +211,8 @@ class Server:
             return self._admit_twilio(connection, request)
         if path in _LEGS:
             return self._admit_media(connection, request)
+        if vendor is not None:
+            return self._admit_vendor(connection, request, vendor)
         known = ", ".join(("/v1/stream", *_LEGS))
         return _respond(HTTPStatus.NOT_FOUND, f"no such path; WebSockets are served at {known}\n")
 
@@ -220,6 +246,37 @@ class Server:
         connection.trusted = True
         return self._admit(connection, self.registry.awaits_media)
 
+    def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
+        dialect = vendor.open(request.path)
+        if not isinstance(dialect, Refused):
+            problem = problem_of(dialect, vendor, self.settings, self.catalog)
+            dialect = dialect if problem is None else problem
+        if isinstance(dialect, Refused):
+            return self._refuse_vendor("bad_request", dialect)
+        connection.trusted = self._authorised(request)
+        if not connection.trusted and not vendor.key_may_follow:
+            message = "the API key is wrong or missing"
+            return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
+        connection.dialect = dialect
+        call = dialect.options.call
+        refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)
+        if refusal is None:
+            return None
+        assert refusal.body is not None
+        refused = self._refuse_vendor("", vendor.refuse(refusal.status_code, "BUSY", refusal.body.decode().strip()))
+        refused.headers["Retry-After"] = refusal.headers["Retry-After"]
+        return refused
+
+    def _refuse_vendor(self, reason: str, refused: Refused) -> Response:
+        """The vendor's own refusal. An empty `reason` was counted before."""
+        if reason:
+            metrics.REFUSED.labels(reason=reason).inc()
+            self._outside_log.info("refused", reason=reason, why=refused.body[:_LOGGED_CHARS].decode(errors="replace"))
+        response = _response(HTTPStatus(refused.status), refused.content_type, refused.body)
+        for name, value in refused.headers:
+            response.headers[name] = value
+        return response
+
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
         """Check whether there is room for one more call. A connection that joins a call needs no room."""
         if self.draining:
@@ -230,7 +287,7 @@ class Server:
             try:
                 engines = self.catalog.stats().values()
                 n_queued = sum(stats.n_queued for stats in engines)
-                n_calls = len(self.registry) + self.registry.n_arriving
+                n_calls = len(self.registry) - self.registry.n_requests + self.registry.n_arriving
                 self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
             except Busy as busy:
                 reason, why, retry_ms = "busy", f"busy: {busy.message}\n", busy.retry_after_ms
@@ -252,7 +309,7 @@ class Server:
         if "Origin" not in request.headers:
             return None
         settings = self.settings.server
-        if settings.tokens and (bearer := _bearer(request)) is not None and settings.knows(bearer):
+        if settings.tokens and (bearer := _bearer(request.headers)) is not None and settings.knows(bearer):
             return None
         origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
         here = connection.local_address[0]
@@ -264,11 +321,16 @@ class Server:
         return self._refuse("origin", HTTPStatus.FORBIDDEN, message)
 
     def _authorised(self, request: Request) -> bool:
-        given = _bearer(request)
+        return self.knows_key_of(request.path, request.headers)
+
+    def knows_key_of(self, target: str, headers: Headers) -> bool:
+        """Whether a request carries a token of the server, in any of the places where clients put one."""
+        given = _bearer(headers)
         if given is None:
-            scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
-            given = _password(credential) if scheme.lower() == "basic" else (token_in(request.path) or "").encode()
-        return self.settings.server.knows(given)
+            scheme, _, credential = _only(headers, "Authorization").partition(" ")
+            given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
+        knows = self.settings.server.knows
+        return knows(given) or any(knows(key.encode()) for key in keys_in(target, headers))
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -308,6 +370,10 @@ class Server:
         connection.watch_slow_reader(self.settings.server.slow_reader_s)
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
+        elif connection.dialect is not None:
+            vendor = vendor_of(connection.request.path.partition("?")[0])
+            assert vendor is not None
+            await serve_vendor(vendor, connection.dialect, connection, self.settings, self.registry, self.catalog)
         elif (url := dial_in(connection.request.path)) is not None:
             await serve_dialled(connection, url, self.settings, self.registry, self.catalog)
         else:
@@ -338,9 +404,9 @@ _LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
 }
 
 
-def _bearer(request: Request) -> bytes | None:
+def _bearer(headers: Headers) -> bytes | None:
     """The token of `Authorization: Bearer` or `Token`; None if the request has no such header."""
-    scheme, _, credential = _only(request.headers, "Authorization").partition(" ")
+    scheme, _, credential = _only(headers, "Authorization").partition(" ")
     if scheme.lower() not in ("bearer", "token"):
         return None
     # Headers are bytes, which the library decodes as Latin-1.
@@ -358,6 +424,14 @@ def _password(credential: str) -> bytes:
 def _any_subprotocol(_connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Accept the first subprotocol that is offered, because some clients insist on theirs. None is required."""
     return offered[0] if offered else None
+
+
+def _with_headers_of_vendor(connection: ServerConnection, _request: Request, response: Response) -> None:
+    """Add the headers that a vendor's client expects behind its handshake."""
+    assert isinstance(connection, CallConnection)
+    if connection.dialect is not None and response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+        for name, value in connection.dialect.headers():
+            response.headers[name] = value
 
 
 def _only(headers: Headers, name: str) -> str:

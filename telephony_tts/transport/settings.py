@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -143,6 +143,22 @@ class AsteriskSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VendorSettings:
+    """The section `vendors`: bots that speak the protocols of other vendors, and HTTP clients.
+
+    Audio on such a socket is sent at most `burst_ahead_s` beyond what would be playing. `voices` maps a vendor's name
+    for a voice to one of ours. `http_streams` is how many HTTP requests may be spoken at once, beside the calls.
+    `request_chars` and `request_bytes` limit the text and the body of one request.
+    """
+
+    burst_ahead_s: Annotated[float, Between(0.1, 600)] = 10.0
+    voices: Mapping[str, str] = field(default_factory=dict)
+    http_streams: Count = 256
+    request_chars: Count = 100_000
+    request_bytes: Count = 32_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class TransportSettings:
     """What the transport gets once, at start-up: sections of the configuration, and objects made from them.
 
@@ -155,6 +171,7 @@ class TransportSettings:
     bot: BotSettings = field(default_factory=BotSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
+    vendors: VendorSettings = field(default_factory=VendorSettings)
     tls: ssl.SSLContext | None = None
     media_start_s: float = 10.0
 

@@ -84,12 +84,12 @@ def _asked_for(options: StreamOptions) -> m.Configure:
 
 
 def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call:
-    """A call whose session begins now. `kind` is one of `metrics.MEDIA_KINDS`. Only "stream" needs no media leg."""
+    """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")
     session = Session(
         speech,
         monotonic_ns(),
-        media=kind == "stream",
+        media=kind in ("stream", "http"),
         voice_model=VOICE_MODEL.find,
         detect_language=catalog.detect_language,
         has_voice=catalog.has_voice,

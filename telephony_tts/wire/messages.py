@@ -262,6 +262,26 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
+class SpokenText:
+    """A piece of a turn's text, as the bot wrote it, and the audio that speaks it.
+
+    `start` is its offset in the turn's text. Character n is heard from `times_ms[n]` to `times_ms[n + 1]`, in
+    milliseconds of the turn's audio, so there is one time more than there are characters.
+    """
+
+    text: str
+    start: int
+    times_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSent:
+    """The last frame of the turn has been sent. Only for peers that play each turn separately."""
+
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The turn was played to its end. Latencies are in milliseconds, None if they do not apply."""
 
@@ -373,10 +393,11 @@ class InboundAudio:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One ptime of encoded audio. `late_ns` is how late it was sent by its schedule, for metrics."""
+    """One ptime of encoded audio of `turn`. `late_ns` is how late it was sent by its schedule, for metrics."""
 
     payload: bytes
     late_ns: int = 0
+    turn: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +411,7 @@ FromMedia = (
     | MediaLost | Invalid
 )
 ToBot = (
-    Ready | Started | SentenceSpoken | MarkReached | Cleared | Done | Pause | Resume | WarningEvent | ErrorEvent | Pong
-    | StatusReport | CallStarted | Dtmf | CallerSpeech | Hangup | InboundAudio
+    Ready | Started | SentenceSpoken | MarkReached | Cleared | TurnSent | Done | Pause | Resume | WarningEvent
+    | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | CallerSpeech | Hangup | InboundAudio
 )
 ToMedia = Frame | MediaMark | MediaClear

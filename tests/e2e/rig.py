@@ -28,6 +28,7 @@ from telephony_tts.audio.g711 import decode_alaw, decode_ulaw
 from telephony_tts.engines.api import Chunk, Engine, Pcm, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, FakeEngine, render
+from telephony_tts.http_api.asgi import http_server
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.server import Server
 
@@ -103,6 +104,7 @@ async def serving(
     await catalog.start()
     try:
         server = Server(transport, catalog)
+        server.http = http_server(server)
         with event_loop.quick_turns():  # as `serve` has it
             async with server.running():
                 rig = Rig(server, engine)

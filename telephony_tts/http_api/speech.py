@@ -1,0 +1,204 @@
+"""Text to a stream of audio for one HTTP request: a call whose media leg is the response.
+
+The session is the one of every call, without a pace. When the client reads too slowly, little more is synthesised. When
+it disconnects, the call ends and its engine's work with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+from telephony_tts.engines.api import Chunk, Engine, LangSource, Utterance, Voice
+from telephony_tts.errors import Busy, EngineError, TelephonyTTSError
+from telephony_tts.session.settings import CallLimits
+from telephony_tts.transport.call import Call, EngineCatalog, Wire
+from telephony_tts.transport.server import Server
+from telephony_tts.transport.stream_leg import new_call, ready
+from telephony_tts.wire import messages as m
+
+_MAX_WAITING_BYTES = 256_000
+"""More audio than this waits for the client: the session sends no more until half of it is read."""
+_AT_ONCE = 4
+"""How many HTTP requests an engine works for at once. The others wait here, so that they do not fill its queue."""
+_PATIENCE_MS = 10_000
+_FIRST_AUDIO_TIMEOUT_MS = 600_000
+_ENDED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """What to speak, and how. The audio is 16-bit PCM at `rate_hz`, or G.711 at 8 kHz if `codec` says so."""
+
+    text: str
+    voice: str | None = None
+    lang: str | None = None
+    speed: float | None = None
+    seed: int | None = None
+    instruct: str | None = None
+    codec: str = "pcm"
+    rate_hz: int = 24_000
+
+
+class SpeechStreams:
+    """Speaks the HTTP requests of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._catalog = _Throttled(server.catalog)
+
+    @asynccontextmanager
+    async def open(self, request: SpeechRequest) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """The audio of `request`. Its first piece is ready when the context begins; leaving the context cancels.
+
+        Raises Busy, and the engine's errors if there is no audio at all. A failure in the middle of the audio is raised
+        by the generator.
+        """
+        self._admit()
+        settings = self._server.settings.speech
+        limits = CallLimits(turn_chars=len(request.text) + 1, text_chars_per_s=0, idle_s=0, turn_idle_s=0)
+        speech = replace(
+            settings, call=f"h{secrets.token_hex(6)}", codec=request.codec, rate_hz=request.rate_hz, ptime_ms=20,
+            pace="burst", text_mode="sentence", pause_chars=len(request.text) + 1, limits=limits, separate_turns=True,
+            patience_ms=_PATIENCE_MS, engine_timeout_ms=_FIRST_AUDIO_TIMEOUT_MS,
+        )  # fmt: skip
+        call = new_call(speech, cast(EngineCatalog, self._catalog), "http")
+        leg = _ResponseLeg(call)
+        await self._server.registry.start(call)
+        try:
+            call.join_media(leg, leg.encode_media, leg.send_gathered)
+            call.join_bot(leg, leg.encode_bot, ready(call))
+            how = {name: getattr(request, name) for name in ("voice", "lang", "speed", "seed", "instruct")}
+            call.receive(m.Configure(**how))
+            call.receive(m.Say(request.text))
+            audio = leg.audio()
+            async with aclosing(audio):
+                yield await _with_first(audio)
+        finally:
+            call.finish(1000, "the request has ended")
+
+    def _admit(self) -> None:
+        server = self._server
+        if server.draining or not server.is_ready:
+            why = "draining" if server.draining else "starting"
+            raise Busy(f"the server is {why}", retry_after_ms=server.catalog.retry_after_ms or 5_000)
+        limit = server.settings.vendors.http_streams
+        if server.registry.n_requests >= limit:
+            raise Busy(f"{limit} HTTP requests are being spoken, which is the limit", retry_after_ms=2_000)
+
+
+async def _with_first(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same audio, of which the first piece has come. Raises what its beginning raises."""
+    first = await anext(audio, b"")
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield first
+        async for piece in audio:
+            yield piece
+
+    return whole()
+
+
+class _ResponseLeg:
+    """Both legs of the call: takes its frames and events, and gives them to the response."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._frames: list[bytes] = []
+        self._waiting: asyncio.Queue[bytes | TelephonyTTSError | object] = asyncio.Queue()
+        self._n_waiting_bytes = 0
+        self._is_full = False
+
+    def send_now(self, payload: bytes, is_text: bool) -> None:
+        """Nothing is encoded to messages here."""
+
+    def end(self, code: int, reason: str) -> None:
+        self._waiting.put_nowait(EngineError(f"the request was ended: {reason}"))
+
+    def encode_media(self, message: m.ToMedia) -> Wire | None:
+        if isinstance(message, m.Frame):
+            self._frames.append(message.payload)
+        return None
+
+    def send_gathered(self) -> None:
+        if self._frames:
+            piece = b"".join(self._frames)
+            self._frames.clear()
+            self._n_waiting_bytes += len(piece)
+            self._waiting.put_nowait(piece)
+            if self._n_waiting_bytes > _MAX_WAITING_BYTES and not self._is_full:
+                self._is_full = True
+                self._call.writable(False)
+
+    def encode_bot(self, event: m.ToBot | m.Frame) -> Wire | None:
+        match event:
+            case m.TurnSent() | m.Done():
+                self.send_gathered()
+                self._waiting.put_nowait(_ENDED)
+            case m.ErrorEvent(code, message):
+                error = EngineError(message, code=code, retryable=event.retryable, retry_after_ms=event.retry_after_ms)
+                self._waiting.put_nowait(error)
+            case m.Cleared(reason=reason):
+                self._waiting.put_nowait(EngineError(f"the request was ended: {reason}"))
+        return None
+
+    async def audio(self) -> AsyncGenerator[bytes, None]:
+        """Pieces of audio as they come. Raises the error that ends them early."""
+        while True:
+            item = await self._waiting.get()
+            if item is _ENDED:
+                return
+            if isinstance(item, TelephonyTTSError):
+                raise item
+            assert isinstance(item, bytes)
+            self._n_waiting_bytes -= len(item)
+            if self._is_full and self._n_waiting_bytes < _MAX_WAITING_BYTES // 2:
+                self._is_full = False
+                self._call.writable(True)
+            yield item
+
+
+class _Throttled:
+    """A catalog whose engines begin at most `_AT_ONCE` utterances of HTTP requests at a time."""
+
+    def __init__(self, catalog: EngineCatalog) -> None:
+        self._catalog = catalog
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._catalog, name)
+
+    def resolve(
+        self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
+    ) -> tuple[Engine, Voice]:
+        return self._catalog.resolve(voice, lang, text, lang_source)
+
+    def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
+        engine, voice = self._catalog.choose(utterance)
+        return cast(Engine, _ThrottledEngine(engine, self._room)), voice
+
+
+class _ThrottledEngine:
+    """An engine that begins an utterance only when there is room. The room is free again with its first audio, because
+    from then on the client decides how fast it goes."""
+
+    def __init__(self, engine: Engine, room: asyncio.Semaphore) -> None:
+        self._engine = engine
+        self._room = room
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(self._engine.synthesize(utterance)) as chunks:
+            async with self._room:
+                first = await anext(chunks, None)
+            if first is None:
+                return
+            yield first
+            async for chunk in chunks:
+                yield chunk

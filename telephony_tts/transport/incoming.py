@@ -1,0 +1,83 @@
+"""A connection before its first bytes have decided who serves it: HTTP's own server, or our WebSocket path.
+
+Both share one listening socket. The head of the first request decides once, and then the transport belongs to the
+chosen protocol, so a frame of speech passes nothing more than before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from telephony_tts.transport.request_head import RequestHead
+
+
+class HttpSide(Protocol):
+    """The server of HTTP requests that are not for a WebSocket."""
+
+    def owns(self, path: str) -> bool:
+        """Whether a request for this path belongs to it."""
+
+    def connection(self) -> asyncio.Protocol:
+        """The protocol of one connection. It gets all bytes of the connection, from the first."""
+
+    async def close(self) -> None:
+        """End all requests."""
+
+
+class IncomingConnection(asyncio.Protocol):
+    """See the module text. A connection without a complete head is dropped after `open_timeout_s`."""
+
+    def __init__(self, websocket: Callable[[], asyncio.Protocol], http: HttpSide, open_timeout_s: float) -> None:
+        self._websocket = websocket
+        self._http = http
+        self._open_timeout_s = open_timeout_s
+        self._head = RequestHead(any_method=True)
+        self._bytes = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+        self.transport: asyncio.Transport | None = None
+        """The connection's transport, until it is handed over or lost."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += data
+        if self._head.feed(data):
+            self._hand_over(self._is_http())
+
+    def eof_received(self) -> bool | None:
+        if not self._bytes:
+            return None
+        protocol = self._hand_over(False)  # it answers a head that is cut off
+        return protocol.eof_received() if protocol is not None else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self.transport = None
+
+    def _is_http(self) -> bool:
+        head = self._head
+        if head.flaw is not None or any("websocket" in value.lower() for value in head.values("upgrade")):
+            return False
+        return self._http.owns(head.target.partition("?")[0])
+
+    def _hand_over(self, is_http: bool) -> asyncio.Protocol | None:
+        transport, self.transport = self.transport, None
+        self._stop_timer()
+        if transport is None or transport.is_closing():
+            return None
+        protocol = self._http.connection() if is_http else self._websocket()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(bytes(self._bytes))
+        self._bytes.clear()
+        return protocol
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
