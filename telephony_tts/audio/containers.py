@@ -1,8 +1,8 @@
 """Audio for HTTP answers, as a stream: samples in, bytes of a file format out as soon as its encoder has a frame.
 
 wav, pcm, ulaw and alaw need no package. mp3, opus (in Ogg), aac (ADTS) and flac are written by FFmpeg through PyAV, the
-extra [formats] (docs/adr/0019-pyav.md). FFmpeg's defaults are for files. Here frames are short (20 to 36 ms, aac 21 to
-64 ms), each is written when it is complete, and no header is written twice, because sent bytes cannot be changed.
+extra [formats] (docs/adr/0019-pyav.md). FFmpeg's defaults are for files. Here frames are short (at most 36 ms, aac at
+most 64 ms), each is written when it is complete, and no header is written twice, because sent bytes cannot be changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _SampleFormat:
 
 @dataclass(frozen=True, slots=True)
 class _FfmpegFormat:
-    """A format that FFmpeg writes, by the names of its codec and muxer. `frame_ms`: the frame length to ask for."""
+    """A format that FFmpeg writes, by the names of its codec and muxer."""
 
     codec: str
     muxer: str
@@ -62,7 +62,6 @@ class _FfmpegFormat:
     rates_hz: tuple[int, ...]
     muxer_options: Mapping[str, str] = field(default_factory=dict)
     codec_options: Mapping[str, str] = field(default_factory=dict)
-    frame_ms: int | None = None
 
 
 _FORMATS: Mapping[str, _SampleFormat | _FfmpegFormat] = MappingProxyType(
@@ -72,13 +71,12 @@ _FORMATS: Mapping[str, _SampleFormat | _FfmpegFormat] = MappingProxyType(
         "ulaw": _SampleFormat("ulaw", "audio/basic"),
         "alaw": _SampleFormat("alaw", "audio/x-alaw-basic"),
         # 8 kHz MP3 is "MPEG 2.5", which no standard has. Without the bit reservoir a frame does not wait for the next.
-        # The Xing header would be filled in at the end.
         "mp3": _FfmpegFormat(
             "libmp3lame",
             "mp3",
             "audio/mpeg",
             (16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
-            {"write_xing": "0", "id3v2_version": "0"},
+            {"id3v2_version": "0"},
             {"reservoir": "0", "compression_level": "7"},
         ),
         # Pages of one packet (20 ms, in microseconds): the default is a page a second.
@@ -91,7 +89,7 @@ _FORMATS: Mapping[str, _SampleFormat | _FfmpegFormat] = MappingProxyType(
         ),
         # A frame is 1024 samples: 128 ms at 8 kHz, so that rate is left out.
         "aac": _FfmpegFormat("aac", "adts", "audio/aac", PCM_RATES_HZ[1:]),
-        # FFmpeg would leave 8 kB of room behind the header, and take blocks of 100 ms.
+        # FFmpeg leaves 8 kB of room behind the header, and from level 3 on takes blocks of 105 ms.
         "flac": _FfmpegFormat(
             "flac",
             "flac",
@@ -99,7 +97,6 @@ _FORMATS: Mapping[str, _SampleFormat | _FfmpegFormat] = MappingProxyType(
             PCM_RATES_HZ,
             {"metadata_header_padding": "0"},
             {"compression_level": "2"},
-            frame_ms=20,
         ),
     }
 )
@@ -196,13 +193,10 @@ class _FfmpegEncoder:
         self._new_frame = av.AudioFrame.from_ndarray
         self._sink = _Sink()
         self._n_fed = 0
-        options = dict(format.codec_options)
-        if format.frame_ms is not None:
-            options["frame_size"] = str(rate_hz * format.frame_ms // 1000)
-        self._container = av.open(
-            self._sink, "w", format=format.muxer, options={**format.muxer_options, "flush_packets": "1"}
+        self._container = av.open(self._sink, "w", format=format.muxer, options=dict(format.muxer_options))
+        self._stream = self._container.add_stream(
+            format.codec, rate=rate_hz, options=dict(format.codec_options), layout="mono"
         )
-        self._stream = self._container.add_stream(format.codec, rate=rate_hz, options=options, layout="mono")
         self._stream.codec_context.thread_count = 1  # PyAV would start a thread for each core
         self._stream.bit_rate = min(4 * rate_hz, _MAX_BIT_RATE)  # flac does without
         self._container.start_encoding()
@@ -210,9 +204,8 @@ class _FfmpegEncoder:
     def feed(self, pcm: Pcm) -> bytes:
         _require_open(self._container is None)
         require_pcm(pcm)
-        # A second at a time, so that what FFmpeg holds has a bound.
-        for start in range(0, len(pcm), self.rate_hz):
-            self._encode(pcm[start : start + self.rate_hz])
+        if len(pcm):
+            self._encode(pcm)
         return self._sink.take()
 
     def finish(self) -> bytes:
