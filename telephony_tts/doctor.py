@@ -35,6 +35,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
         ("py3langid", "lang", "tells German, French, ... from English and warns if the voice does not fit"),
+        ("av", "formats", "mp3, opus, aac and flac over HTTP"),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
     ):

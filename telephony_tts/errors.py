@@ -3,6 +3,7 @@
 TelephonyTTSError
 ├── ConfigError            a configuration file or a flag is wrong; raised before anything starts
 ├── AudioError             audio has an unsupported shape, rate or codec
+│   └── FormatUnavailable  the package that encodes this audio format is not installed
 ├── Busy                   the server refuses work that it could not do in time; says when to retry
 └── EngineError            synthesis failed; ends the turn, never the call
     ├── EngineUnavailable  the engine's package or files are not installed
@@ -50,6 +51,12 @@ class ConfigError(TelephonyTTSError):
 
 class AudioError(TelephonyTTSError):
     code = "bad_audio"
+
+
+class FormatUnavailable(AudioError):
+    """An audio format that is known, but whose encoder is an extra. Over HTTP this is a 501."""
+
+    code = "format_unavailable"
 
 
 class Busy(TelephonyTTSError):

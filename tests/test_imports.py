@@ -53,6 +53,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
+    # PyAV, imported when a format needs it.
+    "telephony_tts.audio.containers": row("errors", "numpy av", TASKS),
     # The network that detects the caller's voice runs where the audio is.
     "telephony_tts.audio.voice_activity": row("errors", "numpy onnxruntime", TASKS),
     "telephony_tts.session": row("errors schema text audio wire engines.api", "numpy", TASKS | IO),

@@ -243,7 +243,7 @@ def test_other_users_are_told_what_to_install_and_no_partial_environment_stays(m
 
 def test_the_base_install_builds_its_engines_without_any_package_of_an_extra() -> None:
     """Pinned: `make run` on a bare machine ended with "No module named 'tokenizers'". Here every extra is installed."""
-    hidden = ("torch", "tokenizers", "safetensors", "soundfile", "py3langid", "espeakng_loader", "matplotlib")
+    hidden = ("torch", "tokenizers", "safetensors", "soundfile", "py3langid", "espeakng_loader", "matplotlib", "av")
     source = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({hidden!r}))\n"

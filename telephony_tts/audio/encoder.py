@@ -62,18 +62,32 @@ class Codec:
     decode: Callable[[bytes], Pcm]
 
 
+PCM_RATES_HZ = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+"""Frames of 20 ms are whole at each of these. At 22050 Hz, 10 and 30 ms are not."""
+
 CODECS: Mapping[str, Codec] = MappingProxyType(
     {
         "ulaw": Codec("ulaw", 1, ULAW_SILENCE, (8_000,), encode_ulaw, decode_ulaw),
         "alaw": Codec("alaw", 1, ALAW_SILENCE, (8_000,), encode_alaw, decode_alaw),
-        "pcm": Codec("pcm", 2, b"\x00\x00", (8_000, 16_000, 24_000, 48_000), _encode_pcm, _decode_pcm),
+        "pcm": Codec("pcm", 2, b"\x00\x00", PCM_RATES_HZ, _encode_pcm, _decode_pcm),
     }
 )
 
 
+def frame_samples(rate_hz: int, ptime_ms: int) -> int:
+    """Samples of one frame. Raises AudioError if that is not a whole number."""
+    n_samples, rest = divmod(rate_hz * ptime_ms, 1000)
+    if rest:
+        step_ms = 1000 // math.gcd(rate_hz, 1000)
+        raise AudioError(
+            f"{ptime_ms} ms at {rate_hz} Hz is not a whole number of samples: ptime must be a multiple of {step_ms} ms"
+        )
+    return n_samples
+
+
 def silent_frame(codec: str, rate_hz: int, ptime_ms: int) -> bytes:
-    """One frame of silence."""
-    return CODECS[codec].silence * (rate_hz * ptime_ms // 1000)
+    """One frame of silence. Raises AudioError as `frame_samples` does."""
+    return CODECS[codec].silence * frame_samples(rate_hz, ptime_ms)
 
 
 def limit(samples: Samples) -> Samples:
@@ -123,7 +137,7 @@ class Encoder:
         self.rate_hz = rate_hz
         self.ptime_ms = ptime_ms
         self.fade_ms = fade_ms
-        self.n_frame_samples = rate_hz * ptime_ms // 1000  # exact: every codec's rates are whole kilohertz
+        self.n_frame_samples = frame_samples(rate_hz, ptime_ms)
         self.frame_bytes = self.n_frame_samples * self.codec.bytes_per_sample
         self.finished = False
         self._is_whole = whole_utterances

@@ -1,22 +1,26 @@
 """A stream of audio from one codec and rate to another, with little delay.
 
 soxr, which resamples our speech, holds back 60 to 175 ms at these rates. That does not matter for speech that is sent
-ahead, but is too much for a bot that waits for a barge-in. The rates here are small multiples of each other, so a short
-filter holds back only 2 ms (measured in docs/experiments.md).
+ahead, but is too much for a bot that waits for a barge-in. Most rates here are small multiples of each other. For them
+a short filter holds back only 2 ms (measured in docs/experiments.md). From 22050 or 44100 Hz to 8000 Hz its cost would
+be a hundred times as high, so those rates use soxr.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm
-from telephony_tts.audio.resampler import Samples, to_pcm
+from telephony_tts.audio.resampler import Resampler, Samples, to_pcm
 from telephony_tts.errors import AudioError
 
+_MAX_RATIO = 6
+"""48 to 8 kHz. The cost of the short filter grows with the square of this."""
 _HALF_WIDTH = 16
 """Half the length of the filter, in samples of the lower rate: 2 ms at 8 kHz."""
 _BETA = 5.65
@@ -60,6 +64,13 @@ class QuickResampler:
         return to_pcm(ready)
 
 
+def _resampling(in_hz: int, out_hz: int) -> Callable[[Pcm], Pcm]:
+    if max(in_hz, out_hz) // math.gcd(in_hz, out_hz) <= _MAX_RATIO:
+        return QuickResampler(in_hz, out_hz).feed
+    stream = Resampler(in_hz, out_hz)
+    return lambda pcm: to_pcm(stream.feed(pcm))
+
+
 class Transcoder:
     """Transcodes one stream. Raises AudioError for a codec that is not in `CODECS` or does not have the rate."""
 
@@ -68,14 +79,14 @@ class Transcoder:
             if name not in CODECS or hz not in CODECS[name].rates_hz:
                 raise AudioError(f"no audio as {name} at {hz} Hz")
         self._from, self._to = CODECS[codec], CODECS[to_codec]
-        self._resampler = None if rate_hz == to_rate_hz else QuickResampler(rate_hz, to_rate_hz)
-        self._is_same = codec == to_codec and self._resampler is None
+        self._resample = None if rate_hz == to_rate_hz else _resampling(rate_hz, to_rate_hz)
+        self._is_same = codec == to_codec and self._resample is None
 
     def feed(self, payload: bytes) -> bytes:
         """Transcode `payload`, which has a whole number of samples."""
         if self._is_same:
             return payload
         pcm = self._from.decode(payload)
-        if self._resampler is not None:
-            pcm = self._resampler.feed(pcm)
+        if self._resample is not None:
+            pcm = self._resample(pcm)
         return self._to.encode(pcm)

@@ -62,13 +62,13 @@ class WavWriter:
         self._file: BinaryIO = open(target, "wb") if isinstance(target, str | os.PathLike) else target  # noqa: SIM115
         self._closed = False
         self._start = self._file.tell() if self._file.seekable() else 0
-        self._file.write(_header(codec, rate_hz, None))
+        self._file.write(wav_header(codec, rate_hz, None))
 
     def write(self, payload: bytes) -> None:
         """Append audio in the file's codec. Raises AudioError past 4 GiB, the format's limit, and after close."""
         if self._closed:
             raise AudioError("the WAV file is closed")
-        if self.n_bytes + len(payload) + len(_header(self.codec, self.rate_hz, 0)) >= _UNKNOWN_LENGTH:
+        if self.n_bytes + len(payload) + len(wav_header(self.codec, self.rate_hz, 0)) >= _UNKNOWN_LENGTH:
             raise AudioError("a WAV file cannot hold more than 4 GiB")
         self._file.write(payload)
         self.n_bytes += len(payload)
@@ -84,7 +84,7 @@ class WavWriter:
                     self._file.write(b"\x00")  # a chunk fills an even number of bytes
                 end = self._file.tell()
                 self._file.seek(self._start)
-                self._file.write(_header(self.codec, self.rate_hz, self.n_bytes))
+                self._file.write(wav_header(self.codec, self.rate_hz, self.n_bytes))
                 self._file.seek(end)
         finally:
             if self._owns_file:
@@ -115,8 +115,11 @@ def read_wav(source: WavTarget) -> Wav:
     return _parse(source.read())
 
 
-def _header(codec: str, rate_hz: int, n_bytes: int | None) -> bytes:
-    """All bytes before the first sample. G.711 has an extension size and a fact chunk, PCM has neither."""
+def wav_header(codec: str, rate_hz: int, n_bytes: int | None) -> bytes:
+    """All bytes before the first sample; `n_bytes` of samples follow, None if that is not known.
+
+    G.711 has an extension size and a fact chunk, PCM has neither.
+    """
     width = _BYTES_PER_SAMPLE[codec]
     fmt = struct.pack("<HHIIHH", _FORMAT_TAGS[codec], 1, rate_hz, rate_hz * width, width, 8 * width)
     chunks = b"WAVE"

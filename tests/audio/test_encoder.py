@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from signals import chunks, correlation, db, rms, speech_like, take_all, tone
 
-from telephony_tts.audio.encoder import CODECS, Encoder
+from telephony_tts.audio.encoder import CODECS, Encoder, silent_frame
 from telephony_tts.errors import AudioError
 
 SPEECH = {rate_hz: speech_like(rate_hz, rate_hz, seed=rate_hz) for rate_hz in (8_000, 16_000, 22_050, 24_000, 44_100)}
@@ -326,7 +326,10 @@ def test_memory_follows_what_is_not_taken():
         ({"codec": "opus"}, "unknown codec 'opus'"),
         ({"codec": "ulaw", "rate_hz": 16_000}, "ulaw is carried at 8000 Hz"),
         ({"codec": "alaw", "rate_hz": 24_000}, "alaw is carried at 8000 Hz"),
-        ({"codec": "pcm", "rate_hz": 44_100}, "pcm is carried at 8000, 16000, 24000, 48000 Hz"),
+        ({"codec": "pcm", "rate_hz": 11_025}, "pcm is carried at 8000, 16000, 22050, 24000, 32000, 44100, 48000 Hz"),
+        ({"codec": "pcm", "rate_hz": 22_050, "ptime_ms": 10}, "10 ms at 22050 Hz is not a whole .* multiple of 20 ms"),
+        ({"codec": "pcm", "rate_hz": 22_050, "ptime_ms": 30}, "30 ms at 22050 Hz is not a whole .* multiple of 20 ms"),
+        ({"codec": "pcm", "rate_hz": 44_100, "ptime_ms": 25}, "25 ms at 44100 Hz is not a whole .* multiple of 10 ms"),
         ({"ptime_ms": 9}, "ptime"),
         ({"ptime_ms": 61}, "ptime"),
         ({"fade_ms": -1}, "fade"),
@@ -342,8 +345,27 @@ def test_every_codec_at_every_rate_and_frame_length():
     for name, codec in CODECS.items():
         for rate_hz in codec.rates_hz:
             for ptime_ms in range(10, 61):
+                if rate_hz * ptime_ms % 1_000:
+                    with pytest.raises(AudioError, match="not a whole number of samples"):
+                        Encoder(name, rate_hz, ptime_ms)
+                    continue
                 encoder = Encoder(name, rate_hz, ptime_ms)
                 assert encoder.frame_bytes * 1_000 == rate_hz * ptime_ms * codec.bytes_per_sample
+
+
+@pytest.mark.parametrize(("rate_hz", "n_samples"), [(22_050, 441), (32_000, 640), (44_100, 882)])
+def test_frames_of_20_ms_are_exact_at_the_rates_of_the_vendors(rate_hz, n_samples):
+    encoder = Encoder("pcm", rate_hz, fade_ms=0)
+    for _ in range(3):
+        speak(encoder, SPEECH[24_000][:20_000], 24_000)
+    encoder.finish()
+    frames = take_all(encoder)
+    assert {len(frame) for frame in frames} == {2 * n_samples}
+    assert silent_frame("pcm", rate_hz, 20) == bytes(2 * n_samples)
+    heard = encoder.codec.decode(b"".join(frames))
+    reference = in_one_go(np.tile(SPEECH[24_000][:20_000], 3), 24_000, rate_hz)
+    assert 0 <= heard.size - reference.size < n_samples and not heard[reference.size :].any()
+    assert correlation(heard[: reference.size], reference) > 0.999
 
 
 def test_foreign_audio_is_refused_and_changes_nothing():

@@ -74,6 +74,16 @@ def test_pieces_of_any_length_are_the_same_stream() -> None:
     assert len({len(piece) for piece in pieces}) == 1
 
 
+@pytest.mark.parametrize(("rate_hz", "to_rate_hz"), [(22050, 8000), (44100, 16000), (8000, 22050)])
+def test_rates_without_a_small_ratio_are_resampled_too(rate_hz: int, to_rate_hz: int) -> None:
+    """With the short filter a second of this took tens of seconds."""
+    payload = CODECS["pcm"].encode(tone(rate_hz))
+    heard = np.frombuffer(transcoded(payload, rate_hz // 50 * 2, "pcm", rate_hz, "pcm", to_rate_hz), "<i2")
+    assert to_rate_hz * 0.8 < len(heard) <= to_rate_hz, "soxr holds back a part"
+    inside = slice(to_rate_hz // 10, len(heard))
+    assert level_db(heard[inside] - tone(to_rate_hz)[inside].astype(float)) < level_db(tone(to_rate_hz)) - 50
+
+
 def test_nothing_in_is_nothing_out() -> None:
     assert Transcoder("ulaw", 8000, "pcm", 16000).feed(b"") == b""
 

@@ -13,7 +13,7 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXT = "One two three. Four five six."
-OTHERS = [("alaw", 8000, 20), ("pcm", 16000, 20), ("pcm", 48000, 10), ("ulaw", 8000, 60)]
+OTHERS = [("alaw", 8000, 20), ("pcm", 16000, 20), ("pcm", 48000, 10), ("pcm", 22050, 20), ("ulaw", 8000, 60)]
 
 
 def joined(world: World, codec: str, rate_hz: int, ptime_ms: int | None = None, lead_ms: int | None = None) -> None:

@@ -89,7 +89,7 @@ class ListedVoice:
 
 def enrol(
     name: str,
-    recording: Path,
+    recording: Path | bytes,
     transcript: str,
     model_dir: Path,
     store: VoiceStore,
@@ -98,7 +98,8 @@ def enrol(
     trim: bool = False,
     made_by: str = "",
 ) -> EnrolledVoice:
-    """Makes a voice from a recording and stores it. `transcript` holds the words of the recording, or is "".
+    """Makes a voice from a recording, a path or the content of a file, and stores it. `transcript` holds the words of
+    the recording, or is "".
 
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
     unknown which words the beginning holds, and words that are not in the audio leak into later speech.

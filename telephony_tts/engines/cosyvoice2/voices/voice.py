@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +30,13 @@ MIN_RATE_HZ, MAX_RATE_HZ = 16_000, 192_000
 MIN_S, MAX_S = 3.0, 30.0
 """A shorter recording holds too little of a voice. The speech tokenizer takes no more than 30 s."""
 MAX_READ_S = 600.0
+MAX_CHANNELS = 2
+_UNKNOWN_FRAMES = 1 << 62
+"""libsndfile gives a number of frames above this for a FLAC file that does not say its length."""
+_WAV_SLACK_BYTES = 4096
+"""Less than a tenth of a second. Some programs count their header twice."""
+_UNKNOWN_WAV_BYTES = 0x7FFF_0000
+"""Programs that write WAV to a pipe say that it has at least so many bytes."""
 MAX_TRANSCRIPT = 1000
 """The most characters and the most text tokens of a transcript. 30 s of the fastest speech have fewer."""
 MIN_DBFS = -45.0
@@ -262,10 +270,12 @@ def _opened(path: Path, n_inputs: int | None) -> OnnxGraph:
 # ------------------------------------------------------------------------------- read
 
 
-def read_recording(path: Path) -> Recording:
-    """Reads an audio file (WAV, FLAC, MP3 or another format of libsndfile).
+def read_recording(source: Path | bytes, max_s: float = MAX_READ_S) -> Recording:
+    """Reads an audio file (WAV, FLAC, MP3 or another format of libsndfile), from a path or from its content.
 
-    Raises AudioError for a file that cannot become a voice, EngineUnavailable if soundfile is not installed.
+    Channels, rate and length are checked before anything is decoded, and no more than the length that the file states
+    is decoded. So memory is bounded by `max_s` seconds. Raises AudioError for a file that cannot become a voice, and
+    EngineUnavailable if soundfile is not installed.
     """
     try:
         import soundfile
@@ -274,25 +284,64 @@ def read_recording(path: Path) -> Recording:
             "reading audio files needs the package soundfile: pip install 'telephony-tts[cosyvoice]'"
         ) from error
 
-    if not Path(path).is_file():
-        raise AudioError(f"{path} cannot be read as audio: there is no such file")
+    label = "the recording" if isinstance(source, bytes) else str(source)
+    if not isinstance(source, bytes) and not source.is_file():
+        raise AudioError(f"{label} cannot be read as audio: there is no such file")
     try:
-        info = soundfile.info(str(path))
-        if info.duration > MAX_READ_S:
-            raise AudioError(f"{path} lasts {info.duration:.0f} s: give {MIN_S:.0f} to {MAX_S:.0f} s of speech")
-        samples, rate_hz = soundfile.read(str(path), dtype="float32", always_2d=True)
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        with (io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")) as content:
+            with soundfile.SoundFile(content) as sound:
+                rate_hz = int(sound.samplerate)
+                samples = _decoded(sound, label, max_s)
+            content.seek(0)
+            if _is_cut_wav(content):
+                raise AudioError(f"{label} is truncated: send the whole file")
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
     except (soundfile.SoundFileError, OSError) as error:
-        raise AudioError(f"{path} cannot be read as audio: give a WAV, FLAC, OGG or MP3 file ({error})") from error
-    provenance = {"source": Path(path).name, "source_sha256": digest}
-    return mixed(torch.from_numpy(samples), int(rate_hz), provenance)
+        # The error of libsndfile begins with the Python object that it read from.
+        reason = getattr(error, "error_string", error)
+        raise AudioError(f"{label} cannot be read as audio: give a WAV, FLAC, OGG or MP3 file ({reason})") from error
+    provenance = {"source_sha256": digest}
+    if not isinstance(source, bytes):
+        provenance = {"source": source.name, **provenance}
+    return mixed(torch.from_numpy(samples), rate_hz, provenance)
+
+
+def _decoded(sound: Any, label: str, max_s: float) -> Any:
+    """The samples of an open soundfile.SoundFile, float32 [N, channels]. Raises AudioError if there are too many."""
+    _check_channels(sound.channels)
+    if sound.samplerate > MAX_RATE_HZ:
+        raise AudioError(f"{label} has a rate of {sound.samplerate} Hz: give {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz")
+    if sound.frames > _UNKNOWN_FRAMES:
+        raise AudioError(f"{label} does not say how long it is: convert it to WAV")
+    seconds = sound.frames / sound.samplerate
+    if seconds > max_s:
+        raise AudioError(f"{label} lasts {seconds:.0f} s: give {MIN_S:.0f} to {MAX_S:.0f} s of speech")
+    samples = sound.read(sound.frames, dtype="float32", always_2d=True)
+    if len(samples) < sound.frames:
+        raise AudioError(f"{label} is truncated: send the whole file")
+    return samples
+
+
+def _is_cut_wav(content: BinaryIO) -> bool:
+    """Whether a WAV file says that it is longer than it is. libsndfile reads what is there and does not tell."""
+    head = content.read(8)
+    n_bytes = content.seek(0, 2)
+    content.seek(0)
+    if head[:4] != b"RIFF":
+        return False
+    n_said = int.from_bytes(head[4:], "little")
+    return n_bytes + _WAV_SLACK_BYTES < n_said < _UNKNOWN_WAV_BYTES
+
+
+def _check_channels(n_channels: int) -> None:
+    if n_channels > MAX_CHANNELS:
+        raise AudioError(f"the recording has {n_channels} channels: give one or two")
 
 
 def mixed(samples: Tensor, rate_hz: int, provenance: Mapping[str, str] | None = None) -> Recording:
     """Mixes samples [N, channels] to one channel. Raises AudioError if they cannot be mixed without damage."""
     n_channels = samples.shape[1]
-    if n_channels > 2:
-        raise AudioError(f"the recording has {n_channels} channels: give one or two")
+    _check_channels(n_channels)
     if not bool(samples.isfinite().all()):
         raise AudioError("the recording holds samples that are not finite")
     wave = samples.mean(dim=1)

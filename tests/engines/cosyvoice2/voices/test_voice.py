@@ -1,4 +1,7 @@
+import hashlib
+import io
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +70,77 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "long.wav", np.zeros(8000 * 601, np.int16), 8000)
     with pytest.raises(AudioError, match="lasts 601 s"):
         voice.read_recording(tmp_path / "long.wav")
+
+
+def encoded(wave: np.ndarray, format: str, rate_hz: int = 24_000) -> bytes:
+    content = io.BytesIO()
+    soundfile.write(content, wave, rate_hz, format=format)
+    return content.getvalue()
+
+
+def with_flac_length(content: bytes, n_samples: int) -> bytes:
+    """A FLAC file of another stated length, 0 for an unknown one (RFC 9639, 8.2)."""
+    return content[:21] + bytes([content[21] & 0xF0]) + n_samples.to_bytes(4, "big") + content[26:]
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3"])
+def test_a_recording_is_read_from_its_bytes_as_from_its_file(tmp_path: Path, format: str) -> None:
+    content = encoded(murmur(4.0).numpy(), format)
+    (tmp_path / "a").write_bytes(content)
+    sent, stored = voice.read_recording(content), voice.read_recording(tmp_path / "a")
+    assert torch.equal(sent.wave, stored.wave) and sent.rate_hz == stored.rate_hz == 24_000
+    error = sent.wave - murmur(4.0)[: sent.wave.numel()]
+    assert float(error.square().mean()) < 0.01 * float(sent.wave.square().mean())
+    assert dict(stored.provenance) == {"source": "a", **sent.provenance}
+    assert sent.provenance["source_sha256"] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "the recording cannot be read as audio: give a WAV, .*not recognised"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(5000), "cannot be read as audio: give a WAV, FLAC, OGG or MP3"),
+        (encoded(murmur(61.0).numpy(), "FLAC"), "the recording lasts 61 s: give 3 to 30 s"),
+        (encoded(murmur(4.0)[:, None].repeat(1, 5).numpy(), "WAV"), "has 5 channels"),
+        (encoded(murmur(4.0).numpy(), "FLAC")[:30_000], "cannot be read as audio|is truncated"),
+        (encoded(murmur(4.0).numpy(), "WAV")[:90_000], "the recording is truncated"),
+        (encoded(murmur(4.0).numpy(), "MP3")[:7_000], "the recording is truncated"),
+        (with_flac_length(encoded(murmur(4.0).numpy(), "FLAC"), 0), "does not say how long it is"),
+        (encoded(murmur(4.0).numpy(), "WAV", 400_000), "has a rate of 400000 Hz"),
+    ],
+    ids=["empty", "png", "61s", "5ch", "cut-flac", "cut-wav", "cut-mp3", "endless", "rate"],
+)
+def test_bytes_that_cannot_become_a_voice(content: bytes, found: str) -> None:
+    with pytest.raises(AudioError, match=found) as caught:
+        voice.read_recording(content, 60.0)
+    assert "object at 0x" not in caught.value.message
+
+
+def test_a_wav_that_was_written_to_a_pipe_is_read_to_its_end() -> None:
+    content = encoded(murmur(4.0).numpy(), "WAV")
+    for length in (b"\xff\xff\xff\xff", b"\x24\xf0\xff\x7f"):
+        place = content.index(b"data") + 4
+        piped = content[:4] + length + content[8:place] + length + content[place + 4 :]
+        assert torch.equal(voice.read_recording(piped).wave, voice.read_recording(content).wave)
+
+
+@pytest.mark.parametrize("n_stated", [None, 0, 24_000 * 10])
+def test_a_small_file_of_an_hour_is_not_decoded(n_stated: int | None) -> None:
+    """Stated, unknown and false: none fills the memory. An hour is 345 MB of float32."""
+    content = encoded(np.zeros(24_000 * 3600, np.int16), "FLAC")
+    assert len(content) < 1_000_000
+    if n_stated is not None:
+        content = with_flac_length(content, n_stated)
+    tracemalloc.start()
+    try:
+        if n_stated:
+            assert voice.read_recording(content, 60.0).seconds == 10
+        else:
+            with pytest.raises(AudioError, match="lasts 3600 s" if n_stated is None else "does not say"):
+                voice.read_recording(content, 60.0)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_channels_that_cancel_or_are_too_many() -> None:
