@@ -125,7 +125,7 @@ $(VENV)/.installed-cosyvoice2: pyproject.toml | $(BIN)/python
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 110 MB and PyTorch, once"
+	@echo "==> installing telephony-tts and what its tests need into $(VENV): about 145 MB and PyTorch, once"
 	@$(PIP) install --quiet --no-compile $(TORCH) --editable '.[dev,espeak,cosyvoice,hub]'
 	@$(BIN)/python -m telephony_tts.engines.cosyvoice2.kernels.library || true
 	@touch $(VENV)/.installed $(VENV)/.installed-cosyvoice2 $@
