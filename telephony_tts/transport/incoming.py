@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from telephony_tts.transport.request_head import RequestHead
 
@@ -29,7 +29,15 @@ class HttpSide(Protocol):
 class IncomingConnection(asyncio.Protocol):
     """See the module text. A connection without a complete head is dropped after `open_timeout_s`."""
 
-    def __init__(self, websocket: Callable[[], asyncio.Protocol], http: HttpSide, open_timeout_s: float) -> None:
+    def __init__(
+        self,
+        websocket: Callable[[], asyncio.Protocol],
+        http: HttpSide,
+        open_timeout_s: float,
+        protocol: object,
+    ) -> None:
+        """`protocol` is the WebSocket library's object for this connection."""
+        self.protocol = protocol  # the library looks for it here when it chooses a subprotocol
         self._websocket = websocket
         self._http = http
         self._open_timeout_s = open_timeout_s
@@ -40,9 +48,8 @@ class IncomingConnection(asyncio.Protocol):
         """The connection's transport, until it is handed over or lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, transport.abort)
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._bytes += data

@@ -150,7 +150,8 @@ class Server:
         """The protocol of a connection that was just accepted."""
         if self.http is None:
             return self._websocket(*args, **kwargs)
-        incoming = IncomingConnection(partial(self._websocket, *args, **kwargs), self.http, _OPEN_TIMEOUT_S)
+        websocket = partial(self._websocket, *args, **kwargs)
+        incoming = IncomingConnection(websocket, self.http, _OPEN_TIMEOUT_S, protocol=args[0])
         self._incoming.add(incoming)
         return incoming
 
