@@ -90,7 +90,7 @@ def drive(
 
 def driver_variables(added: Mapping[str, str]) -> dict[str, str]:
     """The variables of a driver: its own packages, no proxy before the loopback address, no key of this machine."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE")}
     kept = {name: value for name, value in kept.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
     bypass = {name: "127.0.0.1,localhost" for name in ("NO_PROXY", "no_proxy")}
     return {**kept, **bypass, "PYTHONUNBUFFERED": "1", **added}
