@@ -50,9 +50,7 @@ def synthesizer(task: int, pool: Any) -> Any:
     listener = TaskListener(task)
     if pool is not None:
         return pool.borrow_synthesizer(model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, callback=listener)
-    return SpeechSynthesizer(
-        model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, callback=listener, url=URL
-    )
+    return SpeechSynthesizer(model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, callback=listener, url=URL)
 
 
 def drive() -> None:

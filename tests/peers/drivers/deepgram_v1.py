@@ -1,6 +1,6 @@
 """deepgram-sdk on /v1/speak. `--client` sync or async.
 
-Steps: `speak:TEXT`, `flush`, `clear`, `close`, `send:JSON` for what the SDK has no method for, `leave` without a Close.
+Steps: `speak:TEXT`, `flush`, `clear`, `close`, `send:JSON` for what the SDK has no method for.
 Events: the server's messages by their type, `audio`, `refused` with the status of a refused handshake, `closed`.
 """
 

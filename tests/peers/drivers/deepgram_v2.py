@@ -1,6 +1,7 @@
 """deepgram-sdk (async) on /v2/speak, Flux.
 
-Steps: `speak:TEXT`, `flush`, `interrupt`, `interrupt:MS` with a playback offset, `configure:SPEED`, `close`, `send:JSON`.
+Steps: `speak:TEXT`, `flush`, `interrupt`, `interrupt:MS` with a playback offset, `configure:SPEED`, `close`,
+`send:JSON` for what the SDK has no method for.
 Events: the server's messages by their type, `audio`, `refused`, `closed`.
 """
 

@@ -1,6 +1,7 @@
 """The elevenlabs SDK's `convert_realtime`, on /v1/text-to-speech/{voice}/stream-input.
 
-Steps: the pieces of text; `pause:SECONDS` between them. An https address keeps the SDK's own wss, and needs SSL_CERT_FILE.
+Steps: the pieces of text; `pause:SECONDS` between them. With an https address the SDK is as it comes, and needs
+SSL_CERT_FILE; with an http address its wss is replaced.
 Events: `audio`, `done` when the SDK's iterator ended, `refused` or `failed` with its error.
 """
 

@@ -3,10 +3,11 @@
 `--service` deepgram, flux (deepgram.TTSv2), elevenlabs, cartesia or openai. The last does not stream its input: the
 framework splits the text into sentences for it, and so does this driver.
 
-Steps: `push:TEXT` (word by word into the open stream, or a new one), `flush`, `end` (end_input), `wait:finished`, `hear:MS`,
-`interrupt` (the stream's aclose, which is what an agent does), `say:TEXT` (synthesize: one HTTP request), `close` (the
-plugin's aclose). Events: `audio` with its `stream`, counted from 1; `words` with `stream`, `text`, `start_s` and `end_s`;
-`finished` (a stream ended by itself) with `stream`; `error` with the plugin's error; `interrupted` when aclose returned.
+Steps: `push:TEXT` (word by word into the open stream, or a new one), `flush`, `end` (end_input), `wait:finished`,
+`hear:MS`, `interrupt` (the stream's aclose, which is what an agent does), `say:TEXT` (synthesize: one HTTP request),
+`close` (the plugin's aclose).
+Events: `audio` with its `stream`, counted from 1; `words` with `stream`, `text`, `start_s` and `end_s`; `finished` with
+the `stream` that ended by itself; `error` with the plugin's error; `interrupted` when aclose returned.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ def plugin() -> Any:
     if OPTIONS.service == "deepgram":
         from livekit.plugins import deepgram
 
-        made = deepgram.TTS(
-            base_url=f"{OPTIONS.url}/v1/speak", api_key=OPTIONS.key, sample_rate=OPTIONS.rate, **model
-        )
+        made = deepgram.TTS(base_url=f"{OPTIONS.url}/v1/speak", api_key=OPTIONS.key, sample_rate=OPTIONS.rate, **model)
     elif OPTIONS.service == "flux":
         from livekit.plugins import deepgram
 
@@ -60,7 +59,7 @@ def plugin() -> Any:
     return made
 
 
-class Streams:
+class PluginStreams:
     """The open stream of the plugin and a task that listens to it."""
 
     def __init__(self, speech: Any) -> None:
@@ -107,7 +106,7 @@ class Streams:
             EAR.message("error", stream=number, error=type(failure).__name__, message=str(failure))
 
 
-async def take_steps(speech: Any, streams: Streams) -> None:
+async def take_steps(speech: Any, streams: PluginStreams) -> None:
     for step in OPTIONS.steps:
         kind, text = split(step)
         if EAR.waits(step):
@@ -137,7 +136,7 @@ async def take_steps(speech: Any, streams: Streams) -> None:
 async def drive() -> None:
     async with utils.http_context.open():
         speech = plugin()
-        await take_steps(speech, Streams(speech))
+        await take_steps(speech, PluginStreams(speech))
 
 
 EAR = Ear(

@@ -2,7 +2,7 @@
 
 Steps: `speak:TEXT`, `models`, `pause:SECONDS`. `--stop MS` drops the connection after so much 24 kHz PCM.
 `--format` is the response_format, `--stream` audio or sse.
-Events: `headers` with the content type, `audio` (whole bytes of the body, or of each delta), `usage`, `done`, `stopped`,
+Events: `headers` with the content type, `audio` (bytes of the body, or of each delta), `usage`, `done`, `stopped`,
 `models`, `failed` with the SDK's error class, status and body.
 """
 

@@ -1,10 +1,12 @@
 """One of pipecat's text-to-speech services in a bot without a telephone: what its pipeline does with turns.
 
 `--service` deepgram, flux, elevenlabs, cartesia or openai. A loudspeaker at the end of the pipeline takes audio at the
-pace of speech, so that a turn is interrupted where its listener is, and its words reach the context when they are heard.
+pace of speech, so that a turn is interrupted where its listener is, and its words reach the context when they are
+heard.
 
 Steps: `turn:TEXT` (as a language model sends it, word by word), `hear:MS` (played, not received), `interrupt` (what
-pipecat does when the caller speaks), `wait:stopped` (the service ended the turn), `wait:silent` (it was played).
+pipecat does when the caller speaks), `wait:stopped` (the service ended the turn), `wait:silent` (it was played; an
+interruption is followed by a `silent` of its own).
 Events: `audio` as received with its `turn`, counted from 1 in the order of the first frames; `stopped`; `text` (a
 TTSTextFrame where it is spoken) with its `turn`; `silent`, `error`, `connected`, `disconnected`; at the end
 `context` with what the bot believes it has said, a text for each turn.
@@ -144,9 +146,7 @@ async def take_steps(worker: PipelineWorker) -> None:
 async def drive() -> None:
     speech = service()
     context = LLMContext()
-    pipeline = Pipeline(
-        [speech, ServiceTap(), Loudspeaker(), SpeechTap(), LLMAssistantAggregator(context)]
-    )
+    pipeline = Pipeline([speech, ServiceTap(), Loudspeaker(), SpeechTap(), LLMAssistantAggregator(context)])
     worker = PipelineWorker(
         pipeline, cancel_on_idle_timeout=False, enable_rtvi=False, params=PipelineParams(audio_out_sample_rate=RATE)
     )

@@ -108,7 +108,7 @@ class Ear:
         """Do a step that waits: until so much audio has come since the last `wait`, `clear`, `interrupt` or the like,
         or until an event has come that no earlier `wait` took."""
         end_s = time.monotonic() + self._within_s
-        while not self._is_over(step, end_s):
+        while not self._is_over(step, end_s):  # noqa: ASYNC110  it is told from other threads too
             await asyncio.sleep(0.002)
 
     def wait_in_thread(self, step: str) -> None:
