@@ -7,7 +7,6 @@ Events: the server's messages by their type, `audio`, `refused` with the status 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -16,7 +15,7 @@ from deepgram.core.api_error import ApiError
 from deepgram.environment import DeepgramClientEnvironment
 from deepgram.speak.v1.types import SpeakV1Text
 from reporting import BYTES_PER_SAMPLE, Ear, arguments, report, split, websocket_url
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 OPTIONS = arguments(client="async", model="aura-2-thalia-en", encoding="linear16", rate=8000, query=None)
 EAR = Ear(OPTIONS.rate * BYTES_PER_SAMPLE.get(OPTIONS.encoding, 1) / 1000, OPTIONS.within)
@@ -120,4 +119,7 @@ try:
     else:
         asyncio.run(drive_async())
 except ApiError as refusal:
-    report("refused", status=refusal.status_code, body=json.loads(json.dumps(refusal.body, default=str)))
+    report("refused", status=refusal.status_code, body=str(refusal.body))
+except InvalidStatus as refusal:
+    # The blocking client does not translate it, and its user sees the error of the websockets package.
+    report("refused", status=refusal.response.status_code, headers=dict(refusal.response.headers.raw_items()))
