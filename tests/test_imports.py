@@ -83,7 +83,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
         "errors clock logs metrics engines.api session audio wire transport",
-        "fastapi starlette uvicorn pydantic websockets",
+        "fastapi starlette uvicorn pydantic websockets numpy",
     ),
     "telephony_tts.transport": row("errors metrics clock schema wire session engines.api logs", "websockets"),
     # Loads that network beside the event loop and hands it to sessions.

@@ -32,7 +32,7 @@ _ENDED = object()
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What to speak, and how. The audio is 16-bit PCM at `rate_hz`, or G.711 at 8 kHz if `codec` says so."""
+    """What to speak, and how. None: the server decides."""
 
     text: str
     voice: str | None = None
@@ -40,8 +40,6 @@ class SpeechRequest:
     speed: float | None = None
     seed: int | None = None
     instruct: str | None = None
-    codec: str = "pcm"
-    rate_hz: int = 24_000
 
 
 class SpeechStreams:
@@ -52,8 +50,9 @@ class SpeechStreams:
         self._catalog = _Throttled(server.catalog)
 
     @asynccontextmanager
-    async def open(self, request: SpeechRequest) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The audio of `request`. Its first piece is ready when the context begins; leaving the context cancels.
+    async def open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """The audio of `request`, 16-bit PCM at `rate_hz`, little-endian. Its first piece is ready when the context
+        begins; leaving the context cancels.
 
         Raises Busy, and the engine's errors if there is no audio at all. A failure in the middle of the audio is raised
         by the generator.
@@ -62,7 +61,7 @@ class SpeechStreams:
         settings = self._server.settings.speech
         limits = CallLimits(turn_chars=len(request.text) + 1, text_chars_per_s=0, idle_s=0, turn_idle_s=0)
         speech = replace(
-            settings, call=f"h{secrets.token_hex(6)}", codec=request.codec, rate_hz=request.rate_hz, ptime_ms=20,
+            settings, call=f"h{secrets.token_hex(6)}", codec="pcm", rate_hz=rate_hz, ptime_ms=20,
             pace="burst", text_mode="sentence", pause_chars=len(request.text) + 1, limits=limits, separate_turns=True,
             patience_ms=_PATIENCE_MS, engine_timeout_ms=_FIRST_AUDIO_TIMEOUT_MS,
         )  # fmt: skip

@@ -1,42 +1,91 @@
-"""Our own HTTP routes: `/tts/stream`."""
+"""Our own route `/tts/stream`: a text in, a stream of audio out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
+from starlette.datastructures import UploadFile
 
+from telephony_tts.http_api.responses import BadRequest, HttpApi
 from telephony_tts.http_api.speech import SpeechRequest
 
-if TYPE_CHECKING:
-    from telephony_tts.http_api.application import HttpApi
+_BODY = {
+    "requestBody": {
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/TtsRequest"}},
+            "application/x-www-form-urlencoded": {"schema": {"$ref": "#/components/schemas/TtsRequest"}},
+            "multipart/form-data": {
+                "schema": {
+                    "allOf": [{"$ref": "#/components/schemas/TtsRequest"}],
+                    "properties": {"prompt_audio": {"type": "string", "format": "binary"}},
+                }
+            },
+        }
+    }
+}
 
 
 class TtsRequest(BaseModel):
-    """A text and how to speak it."""
+    """A text and how to speak it. `prompt_text` is the transcript of the form's file `prompt_audio`."""
 
-    text: str = Field(min_length=1)
+    text: str
     voice: str | None = None
-    lang: str | None = None
+    lang: str | None = Field(default=None, max_length=35)
     speed: float | None = Field(default=None, ge=0.5, le=2.0)
     seed: int | None = Field(default=None, ge=0, le=2**32 - 1)
     instruct: str | None = Field(default=None, max_length=1000)
     format: str = "wav"
-    sample_rate: int = 24_000
+    sample_rate: int = Field(default=24_000, ge=8_000, le=48_000)
+    prompt_text: str = ""
 
 
 def tts_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["speech"])
 
-    @router.post("/tts/stream")
-    async def tts_stream(request: Request, wanted: TtsRequest) -> Response:
-        """Speak a text. The response begins with the first audio."""
-        speech = SpeechRequest(
-            wanted.text, wanted.voice, wanted.lang, wanted.speed, wanted.seed, wanted.instruct,
-            rate_hz=wanted.sample_rate,
-        )
-        return await api.speak(request, speech, "audio/pcm")
+    @router.get("/tts/stream", response_class=Response)
+    async def tts_stream_get(request: Request) -> Response:
+        """Speak a text. The options are in the query, as in the POST request's body."""
+        return await speak(request, dict(request.query_params), None)
+
+    @router.post("/tts/stream", response_class=Response, openapi_extra=_BODY)
+    async def tts_stream_post(request: Request) -> Response:
+        """Speak a text, as JSON or a form. The response begins with the first audio."""
+        values, recording = await read_body(request)
+        return await speak(request, values, recording)
+
+    async def speak(request: Request, values: dict[str, Any], recording: bytes | None) -> Response:
+        try:
+            wanted = TtsRequest.model_validate({name: value for name, value in values.items() if value != ""})
+        except ValidationError as error:
+            problems = ("{}: {}".format(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+            raise BadRequest("; ".join(problems)[:500]) from error
+        voice = api.voice(wanted.voice)
+        text = api.text(wanted.text)
+        if recording is not None:
+            voice = await api.prompt(recording, wanted.prompt_text)
+        speech = SpeechRequest(text, voice, wanted.lang, wanted.speed, wanted.seed, wanted.instruct)
+        return await api.speak(request, speech, wanted.format, wanted.sample_rate)
 
     return router
+
+
+async def read_body(request: Request, file: str = "prompt_audio") -> tuple[dict[str, Any], bytes | None]:
+    """The values of a JSON or form body, and the uploaded `file` of a form. Raises BadRequest."""
+    if request.headers.get("content-type", "").startswith("application/json"):
+        try:
+            values = await request.json()
+        except ValueError as error:
+            raise BadRequest("the body is not JSON") from error
+        if not isinstance(values, dict):
+            raise BadRequest("the body is not a JSON object")
+        return values, None
+    form = await request.form()
+    try:
+        upload = form.get(file)
+        recording = await upload.read() if isinstance(upload, UploadFile) else None
+        return {name: value for name, value in form.items() if isinstance(value, str)}, recording
+    finally:
+        await form.close()

@@ -41,7 +41,7 @@ from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, se
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
-from telephony_tts.transport.vendor_leg import Vendor, keys_in, problem_of, serve_vendor, vendor_of
+from telephony_tts.transport.vendor_leg import Vendor, keys_in, open_dialect, problem_of, serve_vendor, vendor_of
 from telephony_tts.wire import twilio
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import dial_in, parse_stream_query, token_in
@@ -200,7 +200,7 @@ class Server:
     def _answer_path(self, connection: CallConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         plain = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}.get(path)
-        vendor = vendor_of(path)
+        vendor = vendor_of(request.path)
         for_programs = vendor is not None or path in ("/metrics", "/v1/stream", *_LEGS)
         if for_programs and (refusal := self._refuse_page(connection, request)):
             return refusal
@@ -248,7 +248,7 @@ class Server:
         return self._admit(connection, self.registry.awaits_media)
 
     def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
-        dialect = vendor.open(request.path)
+        dialect = open_dialect(vendor, request.path)
         if not isinstance(dialect, Refused):
             problem = problem_of(dialect, vendor, self.settings, self.catalog)
             dialect = dialect if problem is None else problem
@@ -307,19 +307,22 @@ class Server:
         Most programs send no Origin. Others send the host that they dial, which a proxy may hide. So a token in
         `Authorization: Bearer` counts first: no page can set that header on a WebSocket.
         """
-        if "Origin" not in request.headers:
+        message = self.origin_refusal(connection.local_address[0], request.headers)
+        return None if message is None else self._refuse("origin", HTTPStatus.FORBIDDEN, message)
+
+    def origin_refusal(self, here: str, headers: Headers) -> str | None:
+        """Why a request may not use the server, if it comes from a web page that may not. `here` is our own address."""
+        if "Origin" not in headers:
             return None
         settings = self.settings.server
-        if settings.tokens and (bearer := _bearer(request.headers)) is not None and settings.knows(bearer):
+        if settings.tokens and (bearer := _bearer(headers)) is not None and settings.knows(bearer):
             return None
-        origin, host = _only(request.headers, "Origin"), _only(request.headers, "Host")
-        here = connection.local_address[0]
+        origin, host = _only(headers, "Origin"), _only(headers, "Host")
         listed, public_url, has_tokens = settings.origins, settings.public_url, bool(settings.tokens)
         if origins.is_allowed(origin, host, here, listed, public_url, has_tokens=has_tokens):
             return None
         shown = origin[:_MAX_SHOWN_CHARS]
-        message = f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
-        return self._refuse("origin", HTTPStatus.FORBIDDEN, message)
+        return f"web pages of {shown!r} may not use this server; those that may are listed in server.origins\n"
 
     def _authorised(self, request: Request) -> bool:
         return self.knows_key_of(request.path, request.headers)
@@ -372,7 +375,7 @@ class Server:
         if connection.request.path.startswith("/v1/stream"):
             await serve_stream(connection, self.settings, self.registry, self.catalog)
         elif connection.dialect is not None:
-            vendor = vendor_of(connection.request.path.partition("?")[0])
+            vendor = vendor_of(connection.request.path)
             assert vendor is not None
             await serve_vendor(vendor, connection.dialect, connection, self.settings, self.registry, self.catalog)
         elif (url := dial_in(connection.request.path)) is not None:

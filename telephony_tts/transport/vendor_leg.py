@@ -59,14 +59,36 @@ VENDORS = (
 )
 
 
-def vendor_of(path: str) -> Vendor | None:
-    """The vendor whose WebSocket path this is."""
+_CALL_PREFIX = re.compile(r"/calls/([^/?#]*)(?=/)")
+
+
+def split_call(target: str) -> tuple[str | None, str]:
+    """(the call that a target such as `/calls/CA1/v1/speak?model=x` joins, the rest of the target).
+
+    Most clients of vendors add their own path and query to a base URL, so it cannot carry `?call=`.
+    """
+    prefix = _CALL_PREFIX.match(target)
+    return (None, target) if prefix is None else (prefix[1], target[prefix.end() :])
+
+
+def vendor_of(target: str) -> Vendor | None:
+    """The vendor whose WebSocket this request target is."""
+    path = split_call(target)[1].partition("?")[0]
     return next((vendor for vendor in VENDORS if vendor.path.fullmatch(path)), None)
+
+
+def open_dialect(vendor: Vendor, target: str) -> VendorDialect | Refused:
+    """The dialect of a connection to `target`, or the refusal of its options."""
+    call, target = split_call(target)
+    dialect = vendor.open(target)
+    if call is not None and not isinstance(dialect, Refused):
+        dialect.options = replace(dialect.options, call=call)
+    return dialect
 
 
 def keys_in(target: str, headers: Mapping[str, str]) -> Iterable[str]:
     """Credentials in the places where clients of other vendors put them, beside `Authorization`."""
-    for name in ("xi-api-key", "X-API-Key"):
+    for name in ("xi-api-key", "X-API-Key", "X-Vapi-Secret"):
         if name in headers:
             yield headers[name]
     query = query_of(target)

@@ -1,0 +1,62 @@
+"""Requests for a custom voice as telephone platforms send them: Vapi and jambonz (docs/protocol/custom-voices.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from telephony_tts.audio.containers import rates_of
+from telephony_tts.http_api.responses import BadRequest, HttpApi
+from telephony_tts.http_api.speech import SpeechRequest
+
+
+class VoiceRequest(BaseModel):
+    """The part of Vapi's message that matters here."""
+
+    type: str
+    text: str
+    sampleRate: int = Field(default=24_000)
+    voiceId: str | None = None
+
+
+class VapiMessage(BaseModel):
+    """Vapi's request for a custom voice."""
+
+    message: VoiceRequest
+
+
+class JambonzTts(BaseModel):
+    """jambonz's request to a custom speech vendor."""
+
+    text: str
+    language: str | None = Field(default=None, max_length=35)
+    voice: str | None = None
+    type: Literal["text", "ssml"] = "text"
+
+
+def custom_voice_routes(api: HttpApi) -> APIRouter:
+    router = APIRouter(tags=["custom voices"])
+
+    @router.post("/vapi/voice", response_class=Response)
+    async def vapi_voice(request: Request, wanted: VapiMessage) -> Response:
+        """Vapi: raw 16-bit PCM at the rate that the request names."""
+        message = wanted.message
+        if message.type != "voice-request":
+            raise BadRequest(f'message.type is {message.type[:40]!r}; expected "voice-request"')
+        if message.sampleRate not in rates_of("pcm"):
+            raise BadRequest(f"message.sampleRate must be one of {', '.join(map(str, rates_of('pcm')))}")
+        speech = SpeechRequest(api.text(message.text), api.voice(message.voiceId))
+        return await api.speak(request, speech, "pcm", message.sampleRate, "audio/raw")
+
+    @router.post("/jambonz/tts", response_class=Response)
+    async def jambonz_tts(request: Request, wanted: JambonzTts) -> Response:
+        """jambonz: 16-bit PCM at 8 kHz, the rate of its calls. SSML is refused."""
+        if wanted.type == "ssml":
+            raise BadRequest("SSML is not supported; send type: text")
+        speech = SpeechRequest(api.text(wanted.text), api.voice(wanted.voice), wanted.language)
+        return await api.speak(request, speech, "pcm", 8_000, "audio/l16;rate=8000")
+
+    return router

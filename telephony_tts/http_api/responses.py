@@ -1,0 +1,206 @@
+"""From a text to the streamed response: the audio's format, the first audio before the status, and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+from websockets.datastructures import Headers
+
+from telephony_tts import logs, metrics
+from telephony_tts.audio.containers import StreamEncoder, make_encoder
+from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.http_api.speech import SpeechRequest, SpeechStreams
+from telephony_tts.transport.server import Server
+
+_log = logs.get(__name__)
+_SLOW_READER_S = 30.0
+"""A client that takes no audio for so long is dropped: its utterance would hold a place in the engine."""
+_PIECE_SAMPLES = 2_880
+"""How many samples are encoded between two looks at other calls: 120 ms at 24 kHz take a few milliseconds as mp3."""
+
+T = TypeVar("T")
+Audio = AsyncGenerator[bytes, None]
+
+
+class NotAllowed(TelephonyTTSError):
+    """The request has no token, or a wrong one."""
+
+    code = "unauthorized"
+
+
+class BadRequest(TelephonyTTSError):
+    """The request cannot be read. The message says what was expected."""
+
+    code = "bad_request"
+
+
+class ClientGone(TelephonyTTSError):
+    """The client closed the connection before there was anything to send."""
+
+    code = "client_gone"
+
+
+STATUS = {
+    "unauthorized": 401,
+    "origin": 403,
+    "client_gone": 499,
+    "bad_request": 400,
+    "text_too_long": 413,
+    "body_too_large": 413,
+    "unknown_voice": 404,
+    "unsupported_text": 422,
+    "bad_audio": 400,
+    "bad_config": 400,
+    "format_unavailable": 501,
+    "engine_unavailable": 501,
+    "busy": 503,
+}
+"""The HTTP status of each code of our errors. All others are 500."""
+
+
+def refusal(error: TelephonyTTSError) -> Response:
+    """Our own form of an error. The routes of vendors have theirs."""
+    response = JSONResponse({"error": {"code": error.code, "message": error.message}}, STATUS.get(error.code, 500))
+    return with_retry(response, error)
+
+
+def with_retry(response: Response, error: TelephonyTTSError) -> Response:
+    """The response, which says when a retry may succeed."""
+    if error.retry_after_ms is not None:
+        response.headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+    if error.code == "unauthorized":
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+class HttpApi:
+    """What all routes need."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.settings = server.settings.vendors
+        self._streams = SpeechStreams(server)
+
+    async def authorise(self, request: Request) -> None:
+        """Raises NotAllowed unless the request carries a token, if the server has tokens."""
+        target = request.url.path + ("?" + request.url.query if request.url.query else "")
+        headers = Headers(list(request.headers.items()))
+        why_not = self.server.origin_refusal(request.scope["server"][0], headers)
+        if why_not is not None:
+            raise TelephonyTTSError(why_not, code="origin")
+        if not self.server.knows_key_of(target, headers):
+            metrics.REFUSED.labels(reason="unauthorized").inc()
+            raise NotAllowed("a token is needed: Authorization: Bearer …")
+
+    def text(self, text: str) -> str:
+        """The text, if it is neither empty nor too long. Raises TelephonyTTSError."""
+        if not text.strip():
+            raise BadRequest("the text is empty")
+        if len(text) > self.settings.request_chars:
+            raise TelephonyTTSError(
+                f"{len(text)} characters; the limit is {self.settings.request_chars} (vendors.request_chars)",
+                code="text_too_long",
+            )
+        return text
+
+    def voice(self, name: str | None) -> str | None:
+        """Our voice for a client's name of it. None is the default voice. Raises UnknownVoice."""
+        if name is None or name in ("", "default"):
+            return None
+        ours = self.settings.voices.get(name, name)
+        self.server.catalog.resolve(ours, None, "")
+        return ours
+
+    async def prompt(self, recording: bytes, text: str) -> str:
+        """The voice of a recording whose words are `text`. Raises TelephonyTTSError."""
+        raise TelephonyTTSError("no engine here can imitate a recording", code="engine_unavailable")
+
+    async def speak(
+        self,
+        request: Request,
+        wanted: SpeechRequest,
+        format: str,
+        rate_hz: int,
+        content_type: str | None = None,
+        wrap: Callable[[Audio], Audio] | None = None,
+    ) -> Response:
+        """The response that streams the speech in a format of `audio.containers`. It begins with the first audio.
+
+        `wrap` turns the bytes into those of the response, for example into events. An error before the first audio is
+        raised: TelephonyTTSError.
+        """
+        encoder = make_encoder(format, rate_hz)
+        stack = AsyncExitStack()
+        stack.callback(encoder.close)
+        try:
+            opening = stack.enter_async_context(self._streams.open(wanted, encoder.rate_hz))
+            audio = _encoded(await _unless_gone(request, opening), encoder)
+        except BaseException:
+            await stack.aclose()
+            raise
+        return SpeechResponse(audio if wrap is None else wrap(audio), stack, content_type or encoder.content_type)
+
+
+async def _encoded(audio: Audio, encoder: StreamEncoder) -> Audio:
+    async with aclosing(audio):
+        async for piece in audio:
+            pcm = np.frombuffer(piece, "<i2").astype(np.int16, copy=False)
+            for at in range(0, pcm.size, _PIECE_SAMPLES):
+                if data := encoder.feed(pcm[at : at + _PIECE_SAMPLES]):
+                    yield data
+                await asyncio.sleep(0)
+    if data := encoder.finish():
+        yield data
+
+
+class SpeechResponse(StreamingResponse):
+    """Streams audio, and ends the speech when it ends, whoever ends it."""
+
+    def __init__(self, body: Audio, stack: AsyncExitStack, content_type: str) -> None:
+        super().__init__(body, media_type=content_type)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_SLOW_READER_S):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except* TimeoutError:
+            _log.warning("slow_reader", path=scope["path"], for_s=_SLOW_READER_S)
+            raise
+        except* TelephonyTTSError as group:
+            # The status is sent. A cut body is the only way left to tell the client.
+            _log.warning("speech_cut_off", path=scope["path"], why=str(group.exceptions[0]))
+            raise
+        finally:
+            await self._stack.aclose()
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. It is cancelled if the client goes away meanwhile: raises ClientGone then."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone("the client has closed the connection")
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
