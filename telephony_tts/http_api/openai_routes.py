@@ -17,7 +17,7 @@ from telephony_tts.http_api.speech import SpeechRequest
 VOICES = (
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
 )  # fmt: skip
-"""The vendor's voices. Each is the default voice unless `vendors.voices` maps it."""
+"""The vendor's voices. Each is the default voice unless `vendors.voice_names` maps it."""
 MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 RATE_HZ = 24_000
 """The rate of the vendor's pcm, which clients assume."""
@@ -83,7 +83,7 @@ def openai_routes(api: HttpApi) -> APIRouter:
     async def list_voices() -> dict[str, Any]:
         """The names that `voice` may have."""
         ours = [voice.name for engine in api.server.catalog.engines for voice in engine.voices]
-        known = dict.fromkeys([*ours, *api.settings.voices, *VOICES])
+        known = dict.fromkeys([*ours, *api.settings.voice_names, *VOICES])
         return {"voices": [{"id": name, "name": name} for name in known]}
 
     def names() -> list[str]:

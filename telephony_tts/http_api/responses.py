@@ -114,7 +114,7 @@ class HttpApi:
         """Our voice for a client's name of it. None is the default voice. Raises UnknownVoice."""
         if name is None or name in ("", "default"):
             return None
-        ours = self.settings.voices.get(name, name)
+        ours = self.settings.voice_names.get(name, name)
         self.server.catalog.resolve(ours, None, "")
         return ours
 

@@ -42,7 +42,7 @@ class Vendor:
     """A vendor's protocol: its path, and how a connection to it begins.
 
     `open` gets the request target. `refuse` makes the vendor's answer from an HTTP status, our code and a message.
-    `own_voice` matches the vendor's names for voices: such a voice is the default one unless `vendors.voices` maps it.
+    `own_voice` matches the vendor's names for voices: such a voice is the default one unless `vendors.voice_names` maps it.
     """
 
     name: str
@@ -104,7 +104,7 @@ def voice_for(name: str | None, vendor: Vendor, settings: TransportSettings, cat
     """Our voice for the client's name of one. None is the default. Raises UnknownVoice."""
     if name is None or name in ("", "default"):
         return None
-    ours = settings.vendors.voices.get(name, name)
+    ours = settings.vendors.voice_names.get(name, name)
     try:
         catalog.resolve(ours, None, "")
     except TelephonyTTSError:

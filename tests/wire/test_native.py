@@ -306,7 +306,8 @@ def test_an_event_is_written_compactly_and_without_gaps(message: messages.ToBot,
 
 
 def test_every_message_to_the_bot_has_a_form() -> None:
-    assert set(messages.ToBot.__args__) == {*EVENT_TYPES, InboundAudio}
+    # TurnSent is for vendors' protocols only.
+    assert set(messages.ToBot.__args__) == {*EVENT_TYPES, InboundAudio, messages.TurnSent}
     assert len(EVENT_TYPES) == len(set(EVENT_TYPES.values()))
 
 
