@@ -42,7 +42,8 @@ class Vendor:
     """A vendor's protocol: its path, and how a connection to it begins.
 
     `open` gets the request target. `refuse` makes the vendor's answer from an HTTP status, our code and a message.
-    `own_voice` matches the vendor's names for voices: such a voice is the default one unless `vendors.voice_names` maps it.
+    `own_voice` matches the vendor's names for voices: such a voice is the default one unless `vendors.voice_names` maps
+    it.
     """
 
     name: str
