@@ -14,6 +14,8 @@ import wave
 from livekit.agents import utils
 from livekit.plugins import deepgram
 
+REPLY = "Hello, this is your bank. Your balance is forty two dollars."
+
 
 async def main(server, key, call, path):
     base_url = f"{server}/calls/{call}" if call else server
@@ -22,7 +24,7 @@ async def main(server, key, call, path):
         with wave.open(path, "wb") as file:
             file.setnchannels(1), file.setsampwidth(2), file.setframerate(8000)
             async with speech.stream() as stream:
-                for word in "Hello, this is your bank. Your balance is forty two dollars.".split():
+                for word in REPLY.split():
                     stream.push_text(word + " ")  # as a language model writes it
                 stream.end_input()
                 async for heard in stream:

@@ -39,6 +39,6 @@ async def main(url):
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--server", default="ws://127.0.0.1:8080", help="the server's address")
-    options.add_argument("--call", help="join the call of a carrier's media leg; otherwise the audio is not sent at all")
+    options.add_argument("--call", help="join the call of a carrier's media leg; otherwise no audio is sent")
     given = options.parse_args()
     asyncio.run(main(f"{given.server}/v1/stream?" + (f"call={given.call}" if given.call else "audio=none")))

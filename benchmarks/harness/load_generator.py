@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from harness import churn, speak, turns
+from harness import churn, doors, speak, turns
 
 SCENARIOS = {
     "speak": speak.run,
@@ -18,6 +18,10 @@ SCENARIOS = {
     "barge_in": turns.barge_in,
     "calls": churn.calls,
     "barge_ins": churn.barge_ins,
+    "door_first_audio": doors.first_audio,
+    "door_cost": doors.cost,
+    "door_interruption": doors.interruption,
+    "http_streams": doors.http_streams,
 }
 
 

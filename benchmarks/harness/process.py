@@ -107,11 +107,21 @@ class ServerProcess:
     """A server in a process of its own. `script` is a file of this folder; it prints "port N" when it is ready."""
 
     def __init__(
-        self, script: str, args: Sequence[str] = (), *, core: int | None = None, priority: int | str = 0
+        self,
+        script: str,
+        args: Sequence[str] = (),
+        *,
+        core: int | None = None,
+        priority: int | str = 0,
+        package: Path | None = None,
     ) -> None:
+        """`package`: a checkout whose server is started; None is the installed one."""
         self._command = [sys.executable, str(_HARNESS / f"{script}.py"), *args]
         self._core = core
         self._priority = priority
+        self._environment = _environment()
+        if package is not None:
+            self._environment["PYTHONPATH"] += f"{os.pathsep}{package}"
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -119,7 +129,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=_environment(),
+            env=self._environment,
             preexec_fn=lambda: place(os.getpid(), self._core, self._priority),
         )
         self.pid = self._process.pid

@@ -1,0 +1,406 @@
+"""Clients of each way in: our own protocol, those of vendors, and HTTP; and scenarios that compare them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+from harness.peer import Peer
+from harness.process import cpu_times_s
+from harness.report import percentiles
+from harness.turns import SENTENCES
+
+_RATE_HZ = 8_000
+_BYTES_PER_S = {"ulaw": 8_000, "pcm": 16_000}
+_LONG = " ".join("x" * 9 for _ in range(60))
+_TURN_TIMEOUT_S = 30.0
+
+
+class DoorPeer(Peer):
+    """A client that speaks turns. `on_audio(n_bytes, at_ns)` gets the audio, `on_end(at_ns)` the end of a turn, and
+    `on_stopped(at_ns)` the answer to an interruption."""
+
+    path = ""
+    codec = "ulaw"
+    acknowledges = True
+    """Whether an interruption has an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(self.path)
+        self.on_audio: Callable[[int, int], None] = lambda n_bytes, at_ns: None
+        self.on_end: Callable[[int], None] = lambda at_ns: None
+        self.on_stopped: Callable[[int], None] = lambda at_ns: None
+        self.n_turns = 0
+
+    def say(self, text: str) -> None:
+        """Send a whole turn."""
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Stop the turn."""
+        raise NotImplementedError
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        """An event that is not audio."""
+
+    def on_message(self, payload: bytes, at_ns: int) -> None:
+        self.event(json.loads(payload), at_ns)
+
+    def on_binary(self, payload: bytes, at_ns: int) -> None:
+        self.on_audio(len(payload), at_ns)
+
+
+class NativeDoor(DoorPeer):
+    path = "/v1/stream?audio=binary&codec=ulaw"
+
+    def say(self, text: str) -> None:
+        self.n_turns += 1
+        self.send({"type": "say", "turn": f"t{self.n_turns}", "text": text})
+
+    def interrupt(self) -> None:
+        self.send({"type": "clear"})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        if message["type"] == "done":
+            self.on_end(at_ns)
+        elif message["type"] == "cleared":
+            self.on_stopped(at_ns)
+
+
+class DeepgramDoor(DoorPeer):
+    path = "/v1/speak?encoding=mulaw&sample_rate=8000"
+
+    def say(self, text: str) -> None:
+        self.send({"type": "Speak", "text": text})
+        self.send({"type": "Flush"})
+
+    def interrupt(self) -> None:
+        self.send({"type": "Clear"})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        if message["type"] == "Flushed":
+            self.on_end(at_ns)
+        elif message["type"] == "Cleared":
+            self.on_stopped(at_ns)
+
+
+class FluxDoor(DeepgramDoor):
+    path = "/v2/speak?encoding=mulaw&sample_rate=8000"
+
+    def interrupt(self) -> None:
+        self.send({"type": "Interrupt"})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        if message["type"] == "SpeechMetadata":
+            self.on_end(at_ns)
+        elif message["type"] in ("SpeechInterrupted", "Warning"):
+            self.on_stopped(at_ns)
+
+
+class ElevenLabsDoor(DoorPeer):
+    path = "/v1/text-to-speech/default/multi-stream-input?output_format=ulaw_8000"
+
+    def say(self, text: str) -> None:
+        self.n_turns += 1
+        context = f"c{self.n_turns}"
+        self.send({"text": " ", "context_id": context})
+        self.send({"text": f"{text} ", "context_id": context})
+        self.send({"context_id": context, "flush": True})
+        self.send({"context_id": context, "close_context": True})
+
+    def interrupt(self) -> None:
+        self.send({"context_id": f"c{self.n_turns}", "close_context": True})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        if message.get("contextId") != f"c{self.n_turns}":
+            return
+        if message.get("audio"):
+            self.on_audio(len(base64.b64decode(message["audio"])), at_ns)
+        if message.get("isFinal"):
+            self.on_end(at_ns)
+            self.on_stopped(at_ns)
+
+
+class CartesiaDoor(DoorPeer):
+    path = "/tts/websocket?cartesia_version=2025-04-16"
+    acknowledges = False
+
+    def say(self, text: str) -> None:
+        self.n_turns += 1
+        self.send(
+            {"model_id": "sonic", "voice": {"mode": "id", "id": "default"}, "context_id": f"c{self.n_turns}",
+             "output_format": {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": _RATE_HZ},
+             "transcript": text, "continue": False, "language": "en"}
+        )  # fmt: skip
+
+    def interrupt(self) -> None:
+        self.send({"context_id": f"c{self.n_turns}", "cancel": True})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        if message.get("context_id") != f"c{self.n_turns}":
+            return
+        if message["type"] == "chunk":
+            self.on_audio(len(base64.b64decode(message["data"])), at_ns)
+        elif message["type"] == "done":
+            self.on_end(at_ns)
+
+
+class DashScopeDoor(DoorPeer):
+    path = "/api-ws/v1/inference"
+    codec = "pcm"
+
+    def say(self, text: str) -> None:
+        self.n_turns += 1
+        self._action("run-task", {}, model="cosyvoice-v2", task_group="audio", task="tts",
+                     function="SpeechSynthesizer",
+                     parameters={"voice": "default", "format": "pcm", "sample_rate": _RATE_HZ})  # fmt: skip
+        self._action("continue-task", {"text": text})
+        self._action("finish-task", {})
+
+    def interrupt(self) -> None:
+        self._action("finish-task", {"directive": "cancel"})
+
+    def _action(self, action: str, content: dict[str, Any], **payload: Any) -> None:
+        header = {"action": action, "task_id": f"{self.n_turns:032d}", "streaming": "duplex"}
+        self.send({"header": header, "payload": {**payload, "input": content}})
+
+    def event(self, message: dict[str, Any], at_ns: int) -> None:
+        header = message["header"]
+        if header["task_id"] == f"{self.n_turns:032d}" and header["event"] == "task-finished":
+            self.on_end(at_ns)
+            self.on_stopped(at_ns)
+
+
+DOORS: dict[str, type[DoorPeer]] = {
+    "native": NativeDoor,
+    "deepgram": DeepgramDoor,
+    "flux": FluxDoor,
+    "elevenlabs": ElevenLabsDoor,
+    "cartesia": CartesiaDoor,
+    "dashscope": DashScopeDoor,
+}
+HTTP_DOORS = ("http", "openai")
+
+
+class _Turn:
+    """What came of a turn so far."""
+
+    def __init__(self) -> None:
+        self.said_ns = self.first_ns = self.last_ns = 0
+        self.n_bytes = self.n_stale_bytes = 0
+        self.stop_ns = self.stopped_ns = 0
+        self.ended = asyncio.Event()
+        self.first = asyncio.Event()
+
+    def audio(self, n_bytes: int, at_ns: int) -> None:
+        if self.stopped_ns:
+            self.n_stale_bytes += n_bytes
+        if not self.first_ns:
+            self.first_ns = at_ns
+            self.first.set()
+        self.n_bytes += n_bytes
+        self.last_ns = at_ns
+
+    def end(self, at_ns: int) -> None:
+        self.ended.set()
+
+    def stopped(self, at_ns: int) -> None:
+        if self.stop_ns:
+            self.stopped_ns = at_ns
+            self.ended.set()
+
+
+async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
+    """Each client says a sentence every `period_s` and stops it, so that the next one begins at once."""
+    rng, loop = random.Random(3), asyncio.get_running_loop()
+    end_s = loop.time() + spec["warm_s"] + spec["seconds"]
+    begin_ns = time.monotonic_ns() + round(spec["warm_s"] * 1e9)
+    seen_ms: list[float] = []
+
+    async def client(at: int) -> None:
+        await asyncio.sleep(rng.random() * spec["period_s"])
+        turns = _http_turns(spec) if spec["door"] in HTTP_DOORS else _socket_turns(spec)
+        async for speak in turns:
+            said_ns, first_ns = await speak(SENTENCES[at % len(SENTENCES)])
+            if said_ns >= begin_ns:
+                seen_ms.append((first_ns - said_ns) / 1e6)
+            if loop.time() >= end_s:
+                break
+            await asyncio.sleep(spec["period_s"])
+
+    await asyncio.gather(*(client(at) for at in range(spec["clients"])))
+    return {"door": spec["door"], "seen_ms": percentiles(seen_ms)}
+
+
+async def _socket_turns(spec: dict[str, Any]) -> Any:
+    peer = DOORS[spec["door"]]()
+    await peer.connect(spec["port"])
+    has_spoken = False
+
+    async def speak(text: str) -> tuple[int, int]:
+        nonlocal has_spoken
+        if has_spoken:
+            peer.interrupt()
+            await asyncio.sleep(0.05)
+        has_spoken = True
+        turn = _Turn()
+        peer.on_audio, peer.on_end = turn.audio, turn.end
+        turn.said_ns = time.monotonic_ns()
+        peer.say(text)
+        await asyncio.wait_for(turn.first.wait(), _TURN_TIMEOUT_S)
+        return turn.said_ns, turn.first_ns
+
+    try:
+        while True:
+            yield speak
+    finally:
+        peer.hang_up()
+
+
+async def _http_turns(spec: dict[str, Any]) -> Any:
+    async def speak(text: str) -> tuple[int, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"])
+        try:
+            said_ns = time.monotonic_ns()
+            writer.write(_request(spec["door"], text))
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n", 1)[0]:
+                raise RuntimeError(head[:200].decode(errors="replace"))
+            await reader.readline()  # the size of the first piece
+            await reader.read(1)
+            return said_ns, time.monotonic_ns()
+        finally:
+            writer.transport.abort()
+
+    while True:
+        yield speak
+
+
+def _request(door: str, text: str, voice: str = "", rate_hz: int = _RATE_HZ) -> bytes:
+    if door == "http":
+        query = {"text": text, "format": "pcm", "sample_rate": rate_hz, **({"voice": voice} if voice else {})}
+        return f"GET /tts/stream?{urllib.parse.urlencode(query)} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+    body = json.dumps({"model": "tts-1", "voice": voice or "alloy", "input": text, "response_format": "pcm"}).encode()
+    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def cost(spec: dict[str, Any]) -> dict[str, Any]:
+    """Clients say one sentence after the other, each when the last one would have been heard."""
+    rng, loop = random.Random(4), asyncio.get_running_loop()
+    state = {"on": False, "audio_s": 0.0, "failed": 0}
+    end_s = loop.time() + spec["warm_s"] + spec["seconds"]
+
+    async def client(at: int) -> None:
+        await asyncio.sleep(rng.random() * 2)
+        peer = DOORS[spec["door"]]()
+        await peer.connect(spec["port"])
+        n = at
+        while loop.time() < end_s:
+            turn = _Turn()
+            peer.on_audio, peer.on_end = turn.audio, turn.end
+            begun_s = loop.time()
+            peer.say(SENTENCES[n % len(SENTENCES)])
+            n += 1
+            try:
+                await asyncio.wait_for(turn.ended.wait(), _TURN_TIMEOUT_S)
+            except TimeoutError:
+                state["failed"] += 1
+                break
+            length_s = turn.n_bytes / _BYTES_PER_S[peer.codec]
+            state["audio_s"] += length_s * state["on"]
+            await asyncio.sleep(max(0.0, begun_s + length_s - loop.time()))
+        peer.hang_up()
+
+    async def watch() -> tuple[float, float]:
+        await asyncio.sleep(spec["warm_s"])
+        state["on"] = True
+        before = cpu_times_s(spec["server_pid"])[0]
+        await asyncio.sleep(spec["seconds"] - 1)
+        state["on"] = False
+        return before, cpu_times_s(spec["server_pid"])[0]
+
+    (before, after), *_ = await asyncio.gather(watch(), *(client(at) for at in range(spec["clients"])))
+    audio_s = state["audio_s"]
+    return {
+        "door": spec["door"],
+        "audio_s": round(audio_s, 1),
+        "server_cpu_ms_per_audio_s": round((after - before) * 1000 / audio_s, 3) if audio_s else None,
+        "failed": state["failed"],
+    }
+
+
+async def interruption(spec: dict[str, Any]) -> dict[str, Any]:
+    """Clients interrupt a long turn in its middle: from the message to the last audio, and to the answer."""
+    rng, loop = random.Random(5), asyncio.get_running_loop()
+    end_s = loop.time() + spec["seconds"]
+    last_ms: list[float] = []
+    told_ms: list[float] = []
+    n_stale_bytes = n_unanswered = 0
+
+    async def client(_at: int) -> None:
+        nonlocal n_stale_bytes, n_unanswered
+        peer = DOORS[spec["door"]]()
+        await peer.connect(spec["port"])
+        while loop.time() < end_s:
+            turn = _Turn()
+            peer.on_audio, peer.on_stopped = turn.audio, turn.stopped
+            peer.say(_LONG)
+            await asyncio.wait_for(turn.first.wait(), _TURN_TIMEOUT_S)
+            await asyncio.sleep(spec["period_s"] * (0.5 + rng.random()))
+            turn.stop_ns = time.monotonic_ns()
+            peer.interrupt()
+            await asyncio.sleep(0.3)
+            last_ms.append(max(0.0, (turn.last_ns - turn.stop_ns) / 1e6))
+            if turn.stopped_ns:
+                told_ms.append((turn.stopped_ns - turn.stop_ns) / 1e6)
+                n_stale_bytes += turn.n_stale_bytes
+            else:
+                n_unanswered += peer.acknowledges
+        peer.hang_up()
+
+    await asyncio.gather(*(client(at) for at in range(spec["clients"])))
+    return {
+        "door": spec["door"],
+        "last_audio_ms": percentiles(last_ms),
+        "answer_ms": percentiles(told_ms),
+        "stale_bytes": n_stale_bytes,
+        "unanswered": n_unanswered,
+    }
+
+
+async def http_streams(spec: dict[str, Any]) -> dict[str, Any]:
+    """`clients` HTTP requests at once, each for a text of some sentences, read to their ends."""
+    text = " ".join(SENTENCES)
+    begun_s = time.monotonic()
+
+    async def one(at: int) -> tuple[int, int, float]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"], limit=1 << 20)
+        writer.write(_request("http", f"{at}. {text}", spec["voice"], 24_000))
+        head = await reader.readuntil(b"\r\n\r\n")
+        status, n_bytes = int(head.split()[1]), 0
+        first_s = time.monotonic() - begun_s
+        while (size := int(await reader.readline(), 16)) > 0:
+            n_bytes += len(await reader.readexactly(size + 2)) - 2
+        writer.close()
+        return status, n_bytes, first_s
+
+    answers = await asyncio.gather(*(one(at) for at in range(spec["clients"])), return_exceptions=True)
+    whole = [answer for answer in answers if isinstance(answer, tuple) and answer[0] == 200]
+    lengths = sorted(n_bytes for _, n_bytes, _ in whole)
+    return {
+        "streams": spec["clients"],
+        "complete": len(whole),
+        "shortest_s": round(lengths[0] / 48_000, 2) if lengths else None,
+        "longest_s": round(lengths[-1] / 48_000, 2) if lengths else None,
+        "audio_s": round(sum(lengths) / 48_000, 1),
+        "wall_s": round(time.monotonic() - begun_s, 1),
+        "first_byte_s": percentiles([first_s for _, _, first_s in whole]),
+        "failed": sorted({repr(answer)[:120] for answer in answers if not isinstance(answer, tuple)}),
+    }
