@@ -30,8 +30,8 @@ class Inbound:
             self._choose()
 
     def media(self, heard: tuple[str, int], spoken: tuple[str, int]) -> None:
-        """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. The bot gets `spoken`
-        too unless it asks for another format."""
+        """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. The bot gets
+        `spoken` too unless it asks for another format."""
         self._media, self._spoken = heard, spoken
         self._choose()
 

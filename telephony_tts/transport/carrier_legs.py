@@ -11,7 +11,7 @@ from telephony_tts.transport.call import Call
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.media_leg import MediaLeg
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.exotel import LEAD_MS, PTIME_MS, ExotelCodec, rate_in
+from telephony_tts.wire.exotel import PTIME_MS, ExotelCodec, rate_in
 from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.plivo import PlivoCodec
 from telephony_tts.wire.signalwire import SignalWireCodec
@@ -44,7 +44,7 @@ class SignalWireLeg(MediaLeg):
 
 
 class ExotelLeg(MediaLeg):
-    """Sends frames together, because Exotel wants at least 100 ms in a message.
+    """Sends frames together, because Exotel wants long messages.
 
     A message that would be too short at the end of a turn, or because no frames follow in time, is filled up with
     silence. A mark inside a message is sent behind it, and its echo then says how long ago the mark was reached.
@@ -52,8 +52,8 @@ class ExotelLeg(MediaLeg):
 
     kind = "exotel"
 
-    def __init__(self, connection: CallConnection, lead_ms: int = LEAD_MS) -> None:
-        self._codec = ExotelCodec(rate_in(_path(connection)), max(lead_ms, LEAD_MS))
+    def __init__(self, connection: CallConnection, lead_ms: int) -> None:
+        self._codec = ExotelCodec(rate_in(_path(connection)), lead_ms)
         super().__init__(connection, self._codec)
         self._sent_bytes = metrics.SENT_BYTES.labels(leg="media")
         self._silence = b""

@@ -1,7 +1,7 @@
 """Exotel's AgentStream, the Voicebot applet; Exotel is the WebSocket client (docs/protocol/exotel.md).
 
-Twilio's dialect with other names. Exotel wants messages of at least 100 ms whose length is a multiple of 320 bytes, so
-frames are sent together, and the last ones of a turn are filled up with silence.
+Twilio's dialect with other names. Exotel wants messages of at least 3,200 bytes, in multiples of 320. So frames are
+sent together, and the last ones of a turn are filled up with silence.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from telephony_tts.wire.messages import MediaStart
 from telephony_tts.wire.query import MAX_OPTIONS
 
 PTIME_MS = 20
-LEAD_MS = 300
-"""More than two messages: the frames of one may wait for the rest of it."""
 UNIT_BYTES = 320
+LEAST_BYTES = {"pcm": 3200, "ulaw": 1600}
+"""The least audio in a message. Exotel's figure is that for PCM. It says 100 ms, which is true at 16 kHz; at 8 kHz it
+is 200 ms, so μ-law gets these too."""
 LEAST_MS = 100
+_SLACK_MS = 100
 _PCM = ("pcm", (8000, 16000, 24000))
 
 
 class ExotelCodec(MediaStreamCodec):
     """The codec of one media leg. `rate_hz` is the rate that the address asks for; `start` may name another. Frames are
-    sent `lead_ms` ahead of real time, or more if a message needs it."""
+    sent `lead_ms` ahead of real time, or more if that is too little for two messages."""
 
     keys = StreamKeys(
         "Exotel",
@@ -39,12 +41,12 @@ class ExotelCodec(MediaStreamCodec):
         facts=("from", "to"),
     )  # fmt: skip
 
-    def __init__(self, rate_hz: int | None = None, lead_ms: int = LEAD_MS) -> None:
+    def __init__(self, rate_hz: int | None = None, lead_ms: int = 0) -> None:
         super().__init__()
         self._rate_hz = rate_hz
         self._lead_ms = lead_ms
         self.bulk_bytes = 0
-        """The audio of a message: at least `LEAST_MS`, whole frames and whole units. Known after `start`."""
+        """The audio of a message: whole frames and whole units. Known after `start`."""
         self.bytes_per_ms = 0
 
     def _default_rate_hz(self, rates_hz: tuple[int, ...]) -> int | None:
@@ -54,10 +56,11 @@ class ExotelCodec(MediaStreamCodec):
         self.bytes_per_ms = rate_hz * (2 if codec == "pcm" else 1) // 1000
         frame_bytes = PTIME_MS * self.bytes_per_ms
         self.bulk_bytes = LEAST_MS // PTIME_MS * frame_bytes
-        while self.bulk_bytes % UNIT_BYTES:
+        while self.bulk_bytes % UNIT_BYTES or self.bulk_bytes < LEAST_BYTES[codec]:
             self.bulk_bytes += frame_bytes
         bulk_ms = self.bulk_bytes // self.bytes_per_ms
-        lead_ms = max(self._lead_ms, bulk_ms)
+        # The frames of one message may wait for the rest of it, while the peer plays the message before.
+        lead_ms = max(self._lead_ms, 2 * bulk_ms + _SLACK_MS)
         return MediaStart(call, stream, codec, rate_hz, parameters, PTIME_MS, lead_ms, bulk_ms)
 
 

@@ -224,7 +224,7 @@ CARRIERS: dict[str, tuple[type[MediaStreamCodec], messages.MediaStart, list[str]
         ExotelCodec,
         messages.MediaStart(
             "CA0001", "MZ0001", "pcm", 8000, {"from": "+919876543210", "to": "+918047491899", "bot": "sales"},
-            20, 300, 100,
+            20, 500, 200,
         ),
         ["NoneType", "MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "MediaStop"],
     ),
