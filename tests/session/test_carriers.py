@@ -1,5 +1,5 @@
-"""What carriers do that Twilio does not: marks inside long messages, silence that fills messages up, marks that are lost
-at a clear, tones, and a codec in each direction."""
+"""What carriers do that Twilio does not: marks inside long messages, silence that fills messages up, marks that are
+lost at a clear, tones, and a codec in each direction."""
 
 from __future__ import annotations
 
