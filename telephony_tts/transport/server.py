@@ -57,6 +57,7 @@ _LOGGED_CHARS = 200
 """How many characters of a refusal are logged: it may quote a header, whose length the peer chooses."""
 _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
+_PLIVO_NONCE = "X-Plivo-Signature-V3-Nonce"
 _MAX_NONCES = 65_536
 
 
@@ -252,19 +253,19 @@ class Server:
             return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
         connection.trusted = secret is not None or self._authorised(request)
         # Its call is known only at its `start`. It may be a call in which a bot waits.
-        return self._admit(connection, self.registry.awaits_media)
+        refusal = self._admit(connection, self.registry.awaits_media)
+        if refusal is None and secret is not None and path == "/media/plivo":
+            # Only now: a carrier that was told to come again may send the same handshake.
+            self._plivo_nonces[_only(request.headers, _PLIVO_NONCE)] = None
+            if len(self._plivo_nonces) > _MAX_NONCES:
+                del self._plivo_nonces[next(iter(self._plivo_nonces))]
+        return refusal
 
     def _plivo_signed(self, secret: str, url: str, headers: Headers) -> bool:
         """Whether Plivo signed the handshake, with a nonce that it has not used lately."""
-        nonce = _only(headers, "X-Plivo-Signature-V3-Nonce")
-        if not plivo.verify_v3(secret, url, _only(headers, "X-Plivo-Signature-V3"), nonce):
-            return False
-        if nonce in self._plivo_nonces:
-            return False
-        self._plivo_nonces[nonce] = None
-        if len(self._plivo_nonces) > _MAX_NONCES:
-            del self._plivo_nonces[next(iter(self._plivo_nonces))]
-        return True
+        nonce = _only(headers, _PLIVO_NONCE)
+        header = _only(headers, "X-Plivo-Signature-V3")
+        return nonce not in self._plivo_nonces and plivo.verify_v3(secret, url, header, nonce)
 
     def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
         if not self._authorised(request):

@@ -15,8 +15,6 @@ import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
-from reporting import report
-
 from pipecat.frames.frames import InputAudioRawFrame, InputDTMFFrame, InterruptionFrame, OutputAudioRawFrame
 from pipecat.runner.utils import parse_telephony_websocket
 from pipecat.serializers.base_serializer import FrameSerializer
@@ -24,6 +22,7 @@ from pipecat.serializers.exotel import ExotelFrameSerializer
 from pipecat.serializers.plivo import PlivoFrameSerializer
 from pipecat.serializers.telnyx import TelnyxFrameSerializer
 from pipecat.serializers.twilio import TwilioFrameSerializer
+from reporting import report
 
 
 class Socket:
