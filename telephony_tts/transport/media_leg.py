@@ -207,5 +207,9 @@ class NativeLeg(MediaLeg):
         self._codec = NativeMediaCodec()
         super().__init__(connection, self._codec)
 
+    def attach(self, call: Call, start: m.MediaStart) -> None:
+        self.sends_dtmf = self._codec.sends_dtmf
+        super().attach(call, start)
+
     def complain(self, mistake: m.Invalid) -> None:
         self.connection.send_now(*self._codec.complaint(mistake))

@@ -119,6 +119,8 @@ class MediaStreamCodec:
 
     def _event(self, f: Fields, want_audio: bool) -> FromMedia | None:
         event = f.get("event")
+        if event == "media" and self.stream is not None:
+            return self._audio(f.inner("media")) if want_audio else NO_AUDIO
         if event == "start":
             return self._start(f)
         events = self.keys.events
@@ -128,8 +130,6 @@ class MediaStreamCodec:
             return None
         if self.stream is None:
             raise BadField(f'"{event}" came before "start"', "bad_order")
-        if event == "media":
-            return self._audio(f.inner("media")) if want_audio else NO_AUDIO
         if event == "dtmf":
             return MediaDtmf(_digit(f.inner("dtmf")))
         if event == self.keys.mark:

@@ -256,7 +256,9 @@ def test_native_media_examples_are_read_and_written() -> None:
         messages.MediaDtmf("5"),
         messages.MediaStop("hangup"),
     ]
-    said = [codec.encode(MediaMark("1.1")), codec.encode(MediaClear()), codec.complaint(Invalid("bad_field", "…"))]
+    assert codec.sends_dtmf
+    told: list[messages.ToMedia] = [MediaMark("1.1"), MediaClear(), messages.SendDtmf("12#")]
+    said = [*map(codec.encode, told), codec.complaint(Invalid("bad_field", "…"))]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json native-media-out")
     ]
