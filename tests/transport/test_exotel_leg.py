@@ -160,6 +160,21 @@ def test_frames_that_wait_in_vain_are_filled_up_after_the_length_of_a_message() 
     play(act)
 
 
+def test_the_wait_begins_anew_with_each_message() -> None:
+    async def act() -> None:
+        line = ExotelLine()
+        line.say(*FULL[:4])
+        await at(200)
+        line.say(*FULL[4:], 11)
+        await at(419)
+        assert line.sent == [FULL]
+        await at(421)
+        assert line.sent == [FULL, [11, *[0] * 9]]
+        line.leaves()
+
+    play(act)
+
+
 def test_a_clear_drops_what_waits() -> None:
     async def act() -> None:
         line = ExotelLine()
