@@ -213,6 +213,7 @@ def transport_settings(config: Config) -> TransportSettings:
         limits=config.limits,
         bot=config.bot,
         twilio=config.twilio,
+        plivo=config.plivo,
         asterisk=config.asterisk,
         vendors=config.vendors,
         tls=None if server.tls.cert is None else _tls(server.tls),
@@ -228,9 +229,10 @@ def why_tokens_are_needed(config: Config) -> str | None:
         return f"server.host is {server.host}, which other machines can reach"
     if server.is_public_elsewhere:
         return f"server.public_url is {server.public_url}, so other machines can reach this server"
-    if config.twilio.auth_token is not None:
-        # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
-        return "twilio.auth_token is set, which is for a server on the internet"
+    for carrier, settings in (("twilio", config.twilio), ("plivo", config.plivo)):
+        if settings.auth_token is not None:
+            # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
+            return f"{carrier}.auth_token is set, which is for a server on the internet"
     return None
 
 

@@ -4,7 +4,8 @@ Sections that the session or the transport uses are declared in their `settings.
 `load()` merges, weakest first: the defaults, a YAML file, the environment, the caller's overrides (command-line flags).
 A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
 
-Environment: TELEPHONY_TTS_TOKENS (separated by commas), TELEPHONY_TTS_BOT_TOKEN, TELEPHONY_TTS_TWILIO_AUTH_TOKEN.
+Environment: TELEPHONY_TTS_TOKENS (separated by commas), TELEPHONY_TTS_BOT_TOKEN, TELEPHONY_TTS_TWILIO_AUTH_TOKEN,
+TELEPHONY_TTS_PLIVO_AUTH_TOKEN.
 Secrets appear neither in the repr of a section nor in an error.
 """
 
@@ -22,6 +23,7 @@ from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problem
 from telephony_tts.transport.settings import (
     AsteriskSettings,
     BotSettings,
+    PlivoSettings,
     ServerLimits,
     ServerSettings,
     TwilioSettings,
@@ -121,6 +123,7 @@ class Config:
     bot: BotSettings = field(default_factory=BotSettings)
     barge_in: BargeInSettings = field(default_factory=BargeInSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
+    plivo: PlivoSettings = field(default_factory=PlivoSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
     log: LogSettings = field(default_factory=LogSettings)
@@ -134,7 +137,11 @@ _PATHS = (
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
 )
-ENVIRONMENT = {"TELEPHONY_TTS_BOT_TOKEN": "bot.token", "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token"}
+ENVIRONMENT = {
+    "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
+    "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token",
+    "TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "plivo.auth_token",
+}
 
 
 def load(

@@ -54,7 +54,10 @@ class LoopHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
-MEDIA_KINDS = ("stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch")
+MEDIA_KINDS = (
+    "stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch", "telnyx", "plivo", "signalwire",
+    "exotel",
+)  # fmt: skip
 """Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
 
 OUTCOMES = ("done", "cleared", "error")

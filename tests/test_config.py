@@ -286,8 +286,8 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (b"server: {port: 1", "line 1, column 17: not YAML"),
         (
             b"- a\n- b\n",
-            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, asterisk, vendors, log), "
-            "found ['a', 'b']",
+            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, plivo, asterisk, vendors, "
+            "log), found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
         (b"server: !!python/object:os.system {}", "not YAML"),

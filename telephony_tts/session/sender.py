@@ -77,6 +77,15 @@ class Sender:
         never shrink if silence came as fast as it is played, so some silence is left out."""
         self.silent_until_ns = max(self.silent_until_ns, now_ns + n_frames * self.ptime_ns)
 
+    def padded(self, silence_ns: int, now_ns: int) -> None:
+        """The peer got silence behind the last frame. What comes next is heard later by that."""
+        turn = next((turn for turn in self._turns if not turn.sent_all), None)
+        end_ns = self.media_end_ns
+        if turn is not None and turn.playout.t0_ns is not None:
+            end_ns = turn.playout.due_ns()
+            turn.in_gap = True
+        self.silent_until_ns = max(self.silent_until_ns, max(end_ns, now_ns) + silence_ns)
+
     def move(self, turn: Turn, late_ns: int) -> None:
         """The peer plays `turn`, and all turns after it, `late_ns` later than our schedule. The peer takes a moment to
         begin each sentence, and these moments add up."""
@@ -243,9 +252,10 @@ class Sender:
             else:
                 turn.playout.t0_ns = None
         for turn, heard in heard_samples.items():
+            # The marks that were not taken back lie in audio that was played. The peer may have dropped them with its
+            # buffer: Plivo, Asterisk and a peer that plays files then do not report them.
+            for mark in turn.marks.in_state(MarkState.SENT):
+                turn.marks.leave_to_clock(mark)
             if turn.settings.whole_sentences:
-                # The peer does not report files that it was told to drop. What it has played still counts as heard, and
-                # we report the marks in it. The peer tells where it begins again.
-                for mark in turn.marks.in_state(MarkState.SENT):
-                    turn.marks.leave_to_clock(mark)
+                # What the peer has played still counts as heard. It tells where it begins again.
                 turn.heard_samples, turn.anchor = heard, None

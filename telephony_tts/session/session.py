@@ -59,7 +59,7 @@ class Session:
         self._sender.open = media
         self._supply = Supply(self.turns, self._out, settings.made_ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
-        self._media_clears = False
+        self._media_clears = self._media_sends_dtmf = False
         self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
         self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(detect_language, has_voice))
         self.inbound = Inbound(self._out)
@@ -105,7 +105,7 @@ class Session:
             return
         self._dirty = True
         if isinstance(message, m.MediaMark):
-            if (late := self._playhead.mark_came_back(message.name, now_ns)) is not None:
+            if (late := self._playhead.mark_came_back(message.name, now_ns - message.ago_ms * _MS)) is not None:
                 late_turn, late_ns = late
                 if late_turn.settings.whole_sentences:
                     self._sender.move(late_turn, late_ns)
@@ -156,6 +156,8 @@ class Session:
                 )
             case m.Ping(ping_id):
                 self._out.append(m.Pong(ping_id))
+            case m.SendDtmf():
+                self._send_dtmf(message)
             case m.Close(now):
                 self.close(now_ns, at_once=now)
             case m.Invalid(code, text):
@@ -176,24 +178,34 @@ class Session:
         return self.inbound.form != "none" or self.caller.is_on
 
     def attach_media(
-        self, now_ns: int, *, marks: bool, clears: bool, fills: bool = False, start: m.MediaStart | None = None
+        self,
+        now_ns: int,
+        *,
+        marks: bool,
+        clears: bool,
+        fills: bool = False,
+        dtmf: bool = False,
+        start: m.MediaStart | None = None,
     ) -> None:
         """The media leg is there, so frames flow from now on. `start` says in which format, None: as expected.
 
-        `marks` and `clears` say what its dialect can do. `fills`: it gets silence while there is no speech.
+        `marks`, `clears` and `dtmf` (it can send tones) say what its dialect can do. `fills`: it gets silence while
+        there is no speech.
         """
         if start is not None:
             self._speak_as(start)
         settings, sender = self.settings, self._sender
-        self.inbound.media(settings.codec, settings.rate_hz)
-        self.caller.media(settings.codec, settings.rate_hz, has_holes=settings.whole_sentences)
+        spoken = settings.codec, settings.rate_hz
+        heard = spoken if start is None or start.caller_format is None else start.caller_format
+        self.inbound.media(heard, spoken)
+        self.caller.media(heard, spoken, has_holes=settings.whole_sentences)
         sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
         self._media = sender.open = self._dirty = True
         sender.peer_marks = marks
         if fills:
             sender.ptime_ns = settings.ptime_ms * _MS
             sender.silence = silent_frame(settings.codec, settings.rate_hz, settings.ptime_ms)
-        self._media_clears = clears
+        self._media_clears, self._media_sends_dtmf = clears, dtmf
 
     def _speak_as(self, start: m.MediaStart) -> None:
         """The media leg has another format than was expected: speech that was synthesised is synthesised again."""
@@ -219,6 +231,10 @@ class Session:
         """The peer reports that it has `n_frames` which it has not played."""
         self._sender.peer_holds(n_frames, now_ns)
         self._dirty = True
+
+    def padded(self, silence_ms: int, now_ns: int) -> None:
+        """The media leg has sent silence behind the frames so far, to fill up a message."""
+        self._sender.padded(silence_ms * _MS, now_ns)
 
     def writable(self, flag: bool) -> None:
         """The media socket can take more, or cannot. Frames then wait here, where a clear can still drop them."""
@@ -438,6 +454,13 @@ class Session:
             self._forget(turn, "done")
 
     # -------------------------------------------------------------- details
+
+    def _send_dtmf(self, message: m.SendDtmf) -> None:
+        if self._media_sends_dtmf:
+            self._out.append(message)
+            return
+        why = "its dialect has no message for that" if self._media else "there is no media leg yet"
+        self._intake.warn("dtmf_not_supported", f"the tones were not sent to the telephone side: {why}")
 
     def _forget(self, turn: Turn, outcome: str) -> None:
         self.n_underruns += turn.underruns

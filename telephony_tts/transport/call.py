@@ -313,7 +313,7 @@ class Call:
                     pass
                 case Finish(code, reason):
                     self._loop.call_soon(self.finish, code, reason)
-                case m.MediaMark() | m.MediaClear():
+                case m.MediaMark() | m.MediaClear() | m.SendDtmf():
                     self._to_media(effect)
                 case _:
                     self._journal.note(effect, self.session.n_underruns)

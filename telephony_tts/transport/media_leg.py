@@ -59,10 +59,12 @@ async def serve_media(
             connection.end(4400, "no start event came")
         return
     start = leg.started.result()
+    # Twilio strips query strings, so the token comes as a <Parameter>. Exotel makes parameters of the query.
+    given = start.parameters.get("token", "").encode()
+    if settings.server.tokens and settings.server.knows(given):
+        del start.parameters["token"]  # the bot must not see it
     if not trusted:
-        # Twilio strips query strings, so the token comes as a <Parameter>. The bot must not see it.
-        given = start.parameters.pop("token", "")
-        if not settings.server.knows(given.encode()):
+        if not settings.server.knows(given):
             metrics.REFUSED.labels(reason="unauthorized").inc()
             connection.log.warning("media_unauthorised", call=start.call)
             connection.end(4401, "a token is needed as a stream parameter")
@@ -109,6 +111,8 @@ class MediaLeg:
     kind: str
     fills = False
     """Whether it gets silence while there is no speech."""
+    sends_dtmf = False
+    """Whether it can send tones to the telephone."""
 
     def __init__(self, connection: DirectConnection, codec: MediaCodec) -> None:
         self.connection = connection
@@ -160,7 +164,9 @@ class MediaLeg:
         """Join the call. All messages go to it from now on, first those that came before."""
         self.call = call
         self.connection.log = call.log
-        call.session.attach_media(monotonic_ns(), marks=True, clears=True, fills=self.fills, start=start)
+        call.session.attach_media(
+            monotonic_ns(), marks=True, clears=True, fills=self.fills, dtmf=self.sends_dtmf, start=start
+        )
         call.join_media(self, self.encode, self.send_gathered)
         if self.connection.paused:
             call.writable(False)
@@ -200,6 +206,10 @@ class NativeLeg(MediaLeg):
     def __init__(self, connection: CallConnection) -> None:
         self._codec = NativeMediaCodec()
         super().__init__(connection, self._codec)
+
+    def attach(self, call: Call, start: m.MediaStart) -> None:
+        self.sends_dtmf = self._codec.sends_dtmf
+        super().attach(call, start)
 
     def complain(self, mistake: m.Invalid) -> None:
         self.connection.send_now(*self._codec.complaint(mistake))

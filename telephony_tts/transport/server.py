@@ -2,6 +2,7 @@
 
     /v1/stream      a bot, with or without the caller's audio on the same socket (PROTOCOL.md)
     /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
+    /media/telnyx, /media/plivo, /media/signalwire, /media/exotel   other carriers whose messages are JSON text
     /media/asterisk the same for Asterisk's chan_websocket; /media/freeswitch for mod_audio_stream and mod_audio_fork;
     /media/native for our own media protocol
     /v1/speak and other paths of vendors   a bot in the protocol of another vendor (docs/protocol/)
@@ -34,6 +35,7 @@ from telephony_tts.transport import origins
 from telephony_tts.transport.asterisk_dial import serve_dialled
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.call import EngineCatalog
+from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.incoming import HttpSide, IncomingConnection
@@ -42,7 +44,7 @@ from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.transport.vendor_leg import Vendor, keys_in, open_dialect, problem_of, serve_vendor, vendor_of
-from telephony_tts.wire import twilio
+from telephony_tts.wire import plivo, telnyx, twilio
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.query import dial_in, parse_stream_query, token_in
 from telephony_tts.wire.vendor import Refused
@@ -55,6 +57,8 @@ _LOGGED_CHARS = 200
 """How many characters of a refusal are logged: it may quote a header, whose length the peer chooses."""
 _CLOSE_REASON = "the server is going away"
 _MAX_SHOWN_CHARS = 100
+_PLIVO_NONCE = "X-Plivo-Signature-V3-Nonce"
+_MAX_NONCES = 65_536
 
 
 class Server:
@@ -76,6 +80,8 @@ class Server:
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._drain_limit: asyncio.Timeout | None = None
+        self._plivo_nonces: dict[str, None] = {}
+        """The nonces of Plivo's last handshakes: one of them again is a replay."""
 
     @property
     def port(self) -> int:
@@ -208,8 +214,8 @@ class Server:
             return plain(request)
         if path == "/v1/stream":
             return self._admit_stream(connection, request)
-        if path == "/media/twilio":
-            return self._admit_twilio(connection, request)
+        if path in _CARRIERS:
+            return self._admit_carrier(connection, request)
         if path in _LEGS:
             return self._admit_media(connection, request)
         if vendor is not None:
@@ -228,17 +234,38 @@ class Server:
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
 
-    def _admit_twilio(self, connection: CallConnection, request: Request) -> Response | None:
-        token = self.settings.twilio.auth_token
-        if token is not None:
-            base = self.settings.server.public_url or f"wss://{_only(request.headers, 'Host')}"
-            url = base.rstrip("/") + request.path
-            if not twilio.verify(token, url, _only(request.headers, "X-Twilio-Signature")):
-                message = f"X-Twilio-Signature does not sign {base}; is server.public_url what Twilio dials?\n"
-                return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
-        connection.trusted = token is not None or self._authorised(request)
+    def _admit_carrier(self, connection: CallConnection, request: Request) -> Response | None:
+        """Let a carrier in that signs its handshake, or that has a token, or that may bring the token in `start`."""
+        path = request.path.partition("?")[0]
+        base = self.settings.server.public_url or f"wss://{_only(request.headers, 'Host')}"
+        url = base.rstrip("/") + request.path
+        secret, header = None, ""
+        if path == "/media/twilio":
+            secret, header = self.settings.twilio.auth_token, "X-Twilio-Signature"
+            is_signed = secret is not None and twilio.verify(secret, url, _only(request.headers, header))
+        elif path == "/media/plivo":
+            secret, header = self.settings.plivo.auth_token, "X-Plivo-Signature-V3"
+            is_signed = secret is not None and self._plivo_signed(secret, url, request.headers)
+        if secret is not None and not is_signed:
+            message = f"{header} does not sign {base}; is server.public_url what the carrier dials?\n"
+            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+        if path == "/media/telnyx" and isinstance(options := telnyx.parse_options(request.path), Invalid):
+            return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
+        connection.trusted = secret is not None or self._authorised(request)
         # Its call is known only at its `start`. It may be a call in which a bot waits.
-        return self._admit(connection, self.registry.awaits_media)
+        refusal = self._admit(connection, self.registry.awaits_media)
+        if refusal is None and secret is not None and path == "/media/plivo":
+            # Only now: a carrier that was told to come again may send the same handshake.
+            self._plivo_nonces[_only(request.headers, _PLIVO_NONCE)] = None
+            if len(self._plivo_nonces) > _MAX_NONCES:
+                del self._plivo_nonces[next(iter(self._plivo_nonces))]
+        return refusal
+
+    def _plivo_signed(self, secret: str, url: str, headers: Headers) -> bool:
+        """Whether Plivo signed the handshake, with a nonce that it has not used lately."""
+        nonce = _only(headers, _PLIVO_NONCE)
+        header = _only(headers, "X-Plivo-Signature-V3")
+        return nonce not in self._plivo_nonces and plivo.verify_v3(secret, url, header, nonce)
 
     def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
         if not self._authorised(request):
@@ -405,7 +432,13 @@ _LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
     "/media/asterisk": lambda connection, settings: AsteriskLeg(connection, settings.asterisk_lead_ms),
     "/media/freeswitch": lambda connection, _: FreeSwitchLeg(connection),
     "/media/native": lambda connection, _: NativeLeg(connection),
+    "/media/telnyx": lambda connection, _: TelnyxLeg(connection),
+    "/media/plivo": lambda connection, _: PlivoLeg(connection),
+    "/media/signalwire": lambda connection, _: SignalWireLeg(connection),
+    "/media/exotel": lambda connection, settings: ExotelLeg(connection, settings.speech.lead_ms),
 }
+_CARRIERS = ("/media/twilio", "/media/telnyx", "/media/plivo", "/media/signalwire", "/media/exotel")
+"""Legs that may bring their token in `start`."""
 
 
 def _bearer(headers: Headers) -> bytes | None:

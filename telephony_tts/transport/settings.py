@@ -1,7 +1,7 @@
 """The settings of the server, and the sections of the configuration that they come from.
 
-`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio` and `asterisk` straight into the classes
-here, so each setting and its allowed values are declared once.
+`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo` and `asterisk` straight into the
+classes here, so each setting and its allowed values are declared once.
 """
 
 from __future__ import annotations
@@ -125,6 +125,13 @@ class TwilioSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PlivoSettings:
+    """The section `plivo`. With `auth_token` each media connection must carry a valid X-Plivo-Signature-V3."""
+
+    auth_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class AsteriskSettings:
     """The section `asterisk`. `dial` lists media WebSockets that may be dialled: `ws://pbx:8088/media/` and what lies
     below it.
@@ -170,6 +177,7 @@ class TransportSettings:
     limits: ServerLimits = field(default_factory=ServerLimits)
     bot: BotSettings = field(default_factory=BotSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
+    plivo: PlivoSettings = field(default_factory=PlivoSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
     tls: ssl.SSLContext | None = None

@@ -93,6 +93,13 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class SendDtmf:
+    """Send these tones to the telephone side. A `w` is a pause. The media leg gets the same message."""
+
+    digits: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Finish speaking, then close; `now` clears first."""
 
@@ -116,7 +123,8 @@ class MediaStart:
 
     `ptime_ms` and `lead_ms` are settings of the leg, None for those of the server. `bulk_ms`: frames of so much audio
     are sent together. `whole_sentences`: the leg collects frames up to the mark that ends a sentence. `ahead_ms`:
-    speech is synthesised at least so far ahead.
+    speech is synthesised at least so far ahead. `caller_format` is the codec and the rate of the caller's audio, None
+    for those of the speech.
     """
 
     call: str
@@ -129,6 +137,7 @@ class MediaStart:
     bulk_ms: int = 0
     whole_sentences: bool = False
     ahead_ms: int = 0
+    caller_format: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +153,14 @@ class MediaMark:
     """A mark: sent to the peer for a place in its playout, and received when playout has reached that place.
 
     Twilio also echoes marks when it clears; the session, not the codec, distinguishes these. `ends_sentence` is for a
-    peer that takes whole sentences, `ends_turn` for a peer that must know where speech ends.
+    peer that takes whole sentences, `ends_turn` for a peer that must know where speech ends. A mark that was received
+    may tell how long ago playout passed its place, in `ago_ms`.
     """
 
     name: str
     ends_sentence: bool = False
     ends_turn: bool = False
+    ago_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +416,7 @@ class MediaClear:
     """Empty the peer's playout buffer."""
 
 
-FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | Close | Invalid
+FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | SendDtmf | Close | Invalid
 FromMedia = (
     MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | MediaBegun
     | MediaLost | Invalid
@@ -414,4 +425,4 @@ ToBot = (
     Ready | Started | SentenceSpoken | MarkReached | Cleared | TurnSent | Done | Pause | Resume | WarningEvent
     | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | CallerSpeech | Hangup | InboundAudio
 )
-ToMedia = Frame | MediaMark | MediaClear
+ToMedia = Frame | MediaMark | MediaClear | SendDtmf

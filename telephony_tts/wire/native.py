@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from binascii import b2a_base64
 from collections.abc import Mapping
 from dataclasses import fields
@@ -51,6 +52,7 @@ from telephony_tts.wire.messages import (
     Ready,
     Resume,
     Say,
+    SendDtmf,
     SentenceSpoken,
     Started,
     Status,
@@ -63,7 +65,7 @@ from telephony_tts.wire.messages import (
 AUDIO_FORMS = ("base64", "binary", "none")
 INBOUND_CODECS = ("ulaw", "alaw", "pcm")
 INBOUND_RATES_HZ = (8000, 16000, 24000, 48000)
-CLIENT_TYPES = ("say", "text", "end", "flush", "clear", "mark", "config", "status", "ping", "close")
+CLIENT_TYPES = ("say", "text", "end", "flush", "clear", "mark", "config", "status", "ping", "close", "dtmf")
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 MAX_SEED = 2**32 - 1
@@ -72,6 +74,8 @@ SWITCH = ("on", "off")
 MIN_SPEECH_MS = (64, 2000)
 """The limits of `min_speech_ms`: two windows of the detector, and a time beyond any useful one."""
 MAX_HOLD_OFF_MS = 10_000
+MAX_DTMF_CHARS = 64
+_TONES = re.compile(rf"[0-9*#A-Dw]{{1,{MAX_DTMF_CHARS}}}")
 
 EVENT_TYPES: Mapping[type, str] = {
     Ready: "ready",
@@ -161,6 +165,8 @@ class NativeCodec:
                 return Ping(_ping_id(f))
             case "close":
                 return Close(f.flag("now"))
+            case "dtmf":
+                return SendDtmf(_tones(f))
             case unknown:
                 known = ", ".join(CLIENT_TYPES)
                 return Invalid("unknown_type", f'"type" {quote(unknown)} is not known; known types: {known}')
@@ -228,6 +234,13 @@ def _ping_id(f: Fields) -> str | int | None:
     if value is None or isinstance(value, str):
         return f.name("id")
     raise BadField(f'"id" must be a whole number or a string of 1 to {MAX_NAME_CHARS} characters, got {quote(value)}')
+
+
+def _tones(f: Fields) -> str:
+    digits = f.get("digits")
+    if isinstance(digits, str) and _TONES.fullmatch(digits):
+        return digits
+    raise BadField(f'"digits" must be 1 to {MAX_DTMF_CHARS} of 0-9 * # A-D and w for a pause, got {quote(digits)}')
 
 
 def _without_gaps(value: Any) -> Any:

@@ -31,6 +31,7 @@ from telephony_tts.wire.messages import (
     MediaMark,
     MediaStart,
     MediaStop,
+    SendDtmf,
     ToMedia,
 )
 from telephony_tts.wire.query import CODECS, MAX_LEAD_MS, PTIMES_MS, RATES_HZ
@@ -53,6 +54,8 @@ class NativeMediaCodec:
     def __init__(self) -> None:
         self._has_started = False
         self._sample_bytes = 1
+        self.sends_dtmf = False
+        """Whether the leg takes tones for the telephone. Its `start` says so."""
 
     # ---------------------------------------------------------- media leg → server
 
@@ -110,6 +113,7 @@ class NativeMediaCodec:
             _one_of(f, "ptime_ms", PTIMES_MS),
             f.whole("lead_ms", MAX_LEAD_MS),
         )
+        self.sends_dtmf = f.flag("dtmf")
         self._has_started = True
         self._sample_bytes = 2 if codec == "pcm" else 1
         return start
@@ -121,6 +125,8 @@ class NativeMediaCodec:
             return message.payload, False
         if isinstance(message, MediaMark):
             return ('{"type":"mark","name":' + clean(_to_json(message.name)) + "}").encode(), True
+        if isinstance(message, SendDtmf):
+            return _to_json({"type": "dtmf", "digits": message.digits}).encode(), True
         return _CLEAR, True
 
     def complaint(self, mistake: Invalid) -> Wire:

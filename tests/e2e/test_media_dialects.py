@@ -34,6 +34,27 @@ def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
 # ----------------------------------------------------------------- our own protocol
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_tones_for_a_leg_that_takes_them(takes: bool) -> None:
+    async def main() -> None:
+        start = START | ({"dtmf": True} if takes else {})
+        async with serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
+            await bot.send({"type": "dtmf", "digits": "1"})
+            assert "no media leg" in (await bot.event("warning", code="dtmf_not_supported"))["message"]
+            await peer.tell(start | {"dtmf": "yes"})  # wrong, so it is not a start
+            await peer.tell(start)
+            await bot.event("call")
+            await bot.send({"type": "dtmf", "digits": "12#"})
+            if takes:
+                await peer.hears('{"type":"dtmf","digits":"12#"}', within="the tones")
+                assert len([e for e in bot.events if e["type"] == "warning"]) == 1
+            else:
+                await bot.event("warning", code="dtmf_not_supported")
+                assert not [said for said in peer.said if "dtmf" in said and "error" not in said]
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("codec", "rate_hz", "bot_first"), [("ulaw", 8000, True), ("pcm", 16000, True), ("alaw", 8000, False)]
 )

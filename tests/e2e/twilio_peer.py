@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from rig import FRAME_MS, TIMEOUT_S, until
 from websockets.asyncio.client import ClientConnection, connect
@@ -20,7 +20,16 @@ FRAME_S = FRAME_MS / 1000
 
 
 class TwilioPeer:
-    """One call's media leg. `played` is what the caller heard, `dropped` what a clear threw away."""
+    """One call's media leg. `played` is what the caller heard, `dropped` what a clear threw away.
+
+    Other carriers are subclasses (`carrier_peers.py`), which say what they call things. `frame_bytes` is 20 ms.
+    """
+
+    frame_bytes = 160
+    stream_key = "streamSid"
+    sequence_key = "sequenceNumber"
+    echoes_cleared = True
+    """Whether a clear reports the marks that it throws away."""
 
     def __init__(self, socket: ClientConnection, call: str) -> None:
         self.socket = socket
@@ -32,6 +41,7 @@ class TwilioPeer:
         self.dropped: list[bytes] = []
         self.n_clears = 0
         self.marks: list[str] = []
+        self.tones: list[str] = []
         self.closed: tuple[int | None, str | None] | None = None
         self._buffer: deque[bytes | str] = deque()
         self._filled = asyncio.Event()
@@ -45,7 +55,7 @@ class TwilioPeer:
 
     async def send(self, event: str, **fields: Any) -> None:
         self._sequence += 1
-        message = {"event": event, "sequenceNumber": str(self._sequence), "streamSid": self.stream, **fields}
+        message = {"event": event, self.sequence_key: str(self._sequence), self.stream_key: self.stream, **fields}
         with suppress(ConnectionClosed):
             await self.socket.send(json.dumps(message))
 
@@ -90,30 +100,48 @@ class TwilioPeer:
         try:
             async for data in self.socket:
                 message = json.loads(data)
-                assert message["streamSid"] == self.stream
                 self.received.append(message)
-                if message["event"] == "media":
-                    payload = base64.b64decode(message["media"]["payload"])
+                kind, value = self.read(message)
+                if kind == "media":
+                    payload = base64.b64decode(value)
                     self.payloads.append(payload)
-                    self._buffer.append(payload)
-                elif message["event"] == "mark":
-                    self._buffer.append(message["mark"]["name"])
-                elif message["event"] == "clear":
+                    assert len(payload) % self.frame_bytes == 0
+                    for at in range(0, len(payload), self.frame_bytes):
+                        self._buffer.append(payload[at : at + self.frame_bytes])
+                elif kind == "mark":
+                    self._buffer.append(value)
+                elif kind == "clear":
                     await self._clear()
                 else:
-                    raise AssertionError(f"not Twilio's: {message}")
+                    self.tones.append(value)
                 self._filled.set()
         except ConnectionClosed:
             pass
         finally:
             self.closed = (self.socket.close_code, self.socket.close_reason)
 
+    def read(self, message: dict[str, Any]) -> tuple[str, str]:
+        """(what it is, its payload, name or digits). A key that the platform does not document fails."""
+        message = dict(message)
+        assert message.pop(self.stream_key) == self.stream
+        match message:
+            case {"event": "media", "media": {"payload": payload}}:
+                assert message == {"event": "media", "media": {"payload": payload}}
+                return "media", payload
+            case {"event": "mark", "mark": {"name": name}}:
+                assert message == {"event": "mark", "mark": {"name": name}}
+                return "mark", name
+            case {"event": "clear"}:
+                assert message == {"event": "clear"}
+                return "clear", ""
+        raise AssertionError(f"not the platform's: {message}")
+
     async def _clear(self) -> None:
         self.n_clears += 1
         thrown, self._buffer = list(self._buffer), deque()
         self.dropped += [item for item in thrown if isinstance(item, bytes)]
         for item in thrown:
-            if isinstance(item, str):
+            if isinstance(item, str) and self.echoes_cleared:
                 await self._echo(item)
 
     async def _play(self) -> None:
@@ -134,6 +162,9 @@ class TwilioPeer:
 
     async def _echo(self, name: str) -> None:
         self.marks.append(name)
+        await self.report(name)
+
+    async def report(self, name: str) -> None:
         await self.send("mark", mark={"name": name})
 
     async def gone(self) -> tuple[int | None, str | None]:
@@ -147,9 +178,21 @@ class TwilioPeer:
 
 @asynccontextmanager
 async def calling(url: str, call: str, *, headers: dict[str, str] | None = None) -> AsyncIterator[TwilioPeer]:
+    """Twilio connected to `url`; `start` is for the test to send."""
+    async with dialling(TwilioPeer, url, call, headers=headers) as peer:
+        yield peer
+
+
+Peer = TypeVar("Peer", bound=TwilioPeer)
+
+
+@asynccontextmanager
+async def dialling(
+    platform: type[Peer], url: str, call: str, *, headers: dict[str, str] | None = None, **how: Any
+) -> AsyncIterator[Peer]:
     """A telephone platform connected to `url`; `start` is for the test to send."""
     async with connect(url, compression=None, additional_headers=headers or {}, proxy=None, max_queue=None) as socket:
-        peer = TwilioPeer(socket, call)
+        peer = platform(socket, call, **how)
         try:
             yield peer
         finally:

@@ -44,6 +44,7 @@ class World:
         media: bool = True,
         peer: bool = False,
         peer_delay_ms: float = 0,
+        echoes_cleared: bool = True,
         voice_model: FindModel | None = None,
         detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
@@ -63,6 +64,7 @@ class World:
         self.timings = timings
         self.peer = peer
         self.peer_delay_ms = peer_delay_ms
+        self.echoes_cleared = echoes_cleared
         self.frames: list[tuple[float, int, bytes]] = []
         self.events: list[Any] = []
         self.log: list[Any] = []
@@ -152,8 +154,11 @@ class World:
                     self._peer_marks.add(effect.name)
                     self._at(max(self._peer_end_ns, self.now_ns), lambda name=effect.name: self._echo(name))
             elif isinstance(effect, m.MediaClear):
-                # As Twilio does: the buffer is emptied, and every pending mark comes back, heard or not.
+                # As Twilio does: the buffer is emptied, and every pending mark comes back, heard or not. Plivo and
+                # Asterisk drop them.
                 self._peer_end_ns = 0
+                if not self.echoes_cleared:
+                    self._peer_marks.clear()
                 for name in sorted(self._peer_marks):
                     self._at(self.now_ns, lambda name=name: self._echo(name))
                 self.events.append(effect)

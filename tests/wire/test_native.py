@@ -30,6 +30,7 @@ from telephony_tts.wire.messages import (
     Ping,
     Pong,
     Say,
+    SendDtmf,
     SentenceSpoken,
     Status,
     StatusReport,
@@ -82,6 +83,7 @@ READABLE = [
     ),
     ('{"type":"config","speed":0.5}', Configure(speed=0.5)),
     ('{"type":"status"}', Status()),
+    ('{"type":"dtmf","digits":"0159*#ADw"}', SendDtmf("0159*#ADw")),
     ('{"type":"ping"}', Ping()),
     ('{"type":"ping","id":1}', Ping(1)),
     ('{"type":"ping","id":"a"}', Ping("a")),
@@ -123,6 +125,11 @@ UNREADABLE = [
     ('{"type":7}', "unknown_type", "7"),
     ('{"type":["say"]}', "unknown_type", "a list"),
     ('{"event":"media"}', "unknown_type", "null"),
+    *(
+        (f'{{"type":"dtmf","digits":{digits}}}', "bad_field", "1 to 64 of 0-9 * # A-D and w")
+        for digits in ('""', '"12a"', '"1 2"', "12", "null", '"' + "1" * 65 + '"', '"１"', '"1\\n"')
+    ),
+    ('{"type":"dtmf"}', "bad_field", '"digits"'),
     ('{"type":"say"}', "bad_field", '"text" is missing'),
     ('{"type":"say","text":5}', "bad_field", "a string, got 5"),
     ('{"type":"say","text":{"a":1}}', "bad_field", "got an object"),

@@ -21,11 +21,16 @@ from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
+from telephony_tts.wire.media_stream import MediaStreamCodec
 from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
 from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
 from telephony_tts.wire.native_media import NativeMediaCodec
+from telephony_tts.wire.plivo import PlivoCodec
 from telephony_tts.wire.query import StreamOptions, parse_stream_query
+from telephony_tts.wire.signalwire import SignalWireCodec
+from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +41,7 @@ PAGE = "\n".join(TEXTS.values())
 
 _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch")
+_DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -49,6 +54,7 @@ _CLIENT_CLASSES = {
     "status": messages.Status,
     "ping": messages.Ping,
     "close": messages.Close,
+    "dtmf": messages.SendDtmf,
 }
 
 
@@ -193,6 +199,53 @@ def test_twilio_examples_are_read_and_written() -> None:
     assert spoken == examples("json twilio-out")
 
 
+CARRIERS: dict[str, tuple[type[MediaStreamCodec], messages.MediaStart, list[str]]] = {
+    "telnyx": (
+        TelnyxCodec,
+        messages.MediaStart(
+            "v3:abc_D-1", "32de0001", "ulaw", 8000,
+            {"from": "+4930123456", "to": "+4930654321", "call_session_id": "s1", "client_state": "aGk="}
+            | {"bot": "sales"},
+            ptime_ms=20, caller_format=("ulaw", 8000),
+        ),
+        ["NoneType", "MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "Invalid", "MediaStop"],
+    ),
+    "plivo": (
+        PlivoCodec,
+        messages.MediaStart("c0001", "s0001", "ulaw", 8000, {"bot": "sales"}),
+        ["MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "NoneType", "MediaStop"],
+    ),
+    "signalwire": (
+        SignalWireCodec,
+        messages.MediaStart("5a1f0001-22aa-41b0", "3e0d0001-7d0c-4c2f", "pcm", 16000, {"bot": "sales"}),
+        ["NoneType", "MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "MediaStop"],
+    ),
+    "exotel": (
+        ExotelCodec,
+        messages.MediaStart(
+            "CA0001", "MZ0001", "pcm", 8000, {"from": "+919876543210", "to": "+918047491899", "bot": "sales"},
+            20, 500, 200,
+        ),
+        ["NoneType", "MediaStart", "MediaAudio", "MediaDtmf", "MediaMark", "MediaStop"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_the_examples_of_other_carriers_are_read_and_written(carrier: str) -> None:
+    kind, start, kinds = CARRIERS[carrier]
+    codec = kind()
+    read = [codec.decode(line) for line in examples(f"json {carrier}-in")]
+    assert [type(message).__name__ for message in read] == kinds
+    assert start in read and messages.MediaDtmf("5") in read and MediaMark("1.1") in read
+    audio = next(message for message in read if isinstance(message, messages.MediaAudio))
+    said: list[messages.ToMedia] = [Frame(audio.payload), MediaMark("1.1"), MediaClear()]
+    said += [messages.SendDtmf("1w2")] if carrier == "signalwire" else []
+    assert [codec.encode(message) for message in said] == [
+        (line.encode(), True) for line in examples(f"json {carrier}-out")
+    ]
+
+
 def test_native_media_examples_are_read_and_written() -> None:
     codec = NativeMediaCodec()
     read = [codec.decode(line.encode()) for line in examples("json native-media-in")]
@@ -203,7 +256,9 @@ def test_native_media_examples_are_read_and_written() -> None:
         messages.MediaDtmf("5"),
         messages.MediaStop("hangup"),
     ]
-    said = [codec.encode(MediaMark("1.1")), codec.encode(MediaClear()), codec.complaint(Invalid("bad_field", "…"))]
+    assert codec.sends_dtmf
+    told: list[messages.ToMedia] = [MediaMark("1.1"), MediaClear(), messages.SendDtmf("12#")]
+    said = [*map(codec.encode, told), codec.complaint(Invalid("bad_field", "…"))]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json native-media-out")
     ]
@@ -352,7 +407,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS) == 4
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 8
     assert entries == [entry for _, entry in sorted(expected)]
 
 

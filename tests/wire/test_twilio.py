@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from telephony_tts.wire import messages
+from telephony_tts.wire.media_stream import NO_AUDIO
 from telephony_tts.wire.messages import (
     Frame,
     Invalid,
@@ -21,7 +22,7 @@ from telephony_tts.wire.messages import (
     MediaStart,
     MediaStop,
 )
-from telephony_tts.wire.twilio import NO_AUDIO, TwilioCodec, signature, verify
+from telephony_tts.wire.twilio import TwilioCodec, signature, verify
 
 ULAW_20_MS = bytes(range(160))
 PAYLOAD = base64.b64encode(ULAW_20_MS).decode()
@@ -99,7 +100,7 @@ def test_an_unsupported_start_is_refused_and_the_stream_stays_unstarted(
     assert isinstance(answer, Invalid)
     assert code == answer.code
     assert part_of_message in answer.message
-    assert codec.stream_sid is None
+    assert codec.stream is None
 
 
 @pytest.mark.parametrize(

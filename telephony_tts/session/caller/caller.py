@@ -63,6 +63,9 @@ class Caller:
         self._out = out
         self.is_on = settings.barge_in.enabled and find_model is not None
         self._media: tuple[str, int] | None = None
+        """The codec and the rate of the caller's audio, once there is a media leg."""
+        self._spoken = ("ulaw", RATE_HZ)
+        """The codec and the rate of our speech."""
         self._gate = EchoGate(settings.barge_in.floor_dbov)
         self._spurt = TalkSpurt(settings.barge_in)
         self._transcoder: Transcoder | None = None
@@ -109,10 +112,10 @@ class Caller:
                 while self._sent:
                     self._plays(*self._sent.popleft())
 
-    def media(self, codec: str, rate_hz: int, *, has_holes: bool = False) -> None:
-        """The media leg is there, and sends audio in this format. `has_holes`: audio is missing where files begin and
-        end."""
-        self._media = codec, rate_hz
+    def media(self, heard: tuple[str, int], spoken: tuple[str, int], *, has_holes: bool = False) -> None:
+        """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. `has_holes`: audio
+        is missing where files begin and end."""
+        self._media, self._spoken = heard, spoken
         self._hole_ms = _HOLE_MS if has_holes else 0
         self._begin()
 
@@ -145,8 +148,7 @@ class Caller:
             self._sent.append((payload, heard_ns))
 
     def _plays(self, payload: bytes, heard_ns: int) -> None:
-        assert self._media is not None
-        codec, rate_hz = self._media
+        codec, rate_hz = self._spoken
         pcm = CODECS[codec].decode(payload)
         n_slot = rate_hz * _SLOT_MS // 1000
         for start in range(0, len(pcm), n_slot):
