@@ -214,6 +214,8 @@ def transport_settings(config: Config) -> TransportSettings:
         bot=config.bot,
         twilio=config.twilio,
         plivo=config.plivo,
+        vonage=config.vonage,
+        genesys=config.genesys,
         asterisk=config.asterisk,
         vendors=config.vendors,
         tls=None if server.tls.cert is None else _tls(server.tls),
@@ -229,10 +231,15 @@ def why_tokens_are_needed(config: Config) -> str | None:
         return f"server.host is {server.host}, which other machines can reach"
     if server.is_public_elsewhere:
         return f"server.public_url is {server.public_url}, so other machines can reach this server"
-    for carrier, settings in (("twilio", config.twilio), ("plivo", config.plivo)):
-        if settings.auth_token is not None:
+    for name, secret in (
+        ("twilio.auth_token", config.twilio.auth_token),
+        ("plivo.auth_token", config.plivo.auth_token),
+        ("vonage.signature_secret", config.vonage.signature_secret),
+        ("genesys.client_secret", config.genesys.client_secret),
+    ):
+        if secret is not None:
             # The carrier connects from outside: a proxy or a tunnel leads to the loopback address.
-            return f"{carrier}.auth_token is set, which is for a server on the internet"
+            return f"{name} is set, which is for a server on the internet"
     return None
 
 

@@ -4,8 +4,7 @@ Sections that the session or the transport uses are declared in their `settings.
 `load()` merges, weakest first: the defaults, a YAML file, the environment, the caller's overrides (command-line flags).
 A setting that cannot be right is an error, and one `ConfigError` lists every problem of the file at once.
 
-Environment: TELEPHONY_TTS_TOKENS (separated by commas), TELEPHONY_TTS_BOT_TOKEN, TELEPHONY_TTS_TWILIO_AUTH_TOKEN,
-TELEPHONY_TTS_PLIVO_AUTH_TOKEN.
+Environment: TELEPHONY_TTS_TOKENS (separated by commas), and the variables of `ENVIRONMENT`.
 Secrets appear neither in the repr of a section nor in an error.
 """
 
@@ -23,11 +22,13 @@ from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problem
 from telephony_tts.transport.settings import (
     AsteriskSettings,
     BotSettings,
+    GenesysSettings,
     PlivoSettings,
     ServerLimits,
     ServerSettings,
     TwilioSettings,
     VendorSettings,
+    VonageSettings,
 )
 
 DEVICE = Spelt(r"cpu|cuda(:[0-9]|:[1-9][0-9])?", "cpu, cuda or cuda:N; a GPU is cuda, and the second one cuda:1")
@@ -124,6 +125,8 @@ class Config:
     barge_in: BargeInSettings = field(default_factory=BargeInSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
     plivo: PlivoSettings = field(default_factory=PlivoSettings)
+    vonage: VonageSettings = field(default_factory=VonageSettings)
+    genesys: GenesysSettings = field(default_factory=GenesysSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
     log: LogSettings = field(default_factory=LogSettings)
@@ -141,6 +144,9 @@ ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
     "TELEPHONY_TTS_TWILIO_AUTH_TOKEN": "twilio.auth_token",
     "TELEPHONY_TTS_PLIVO_AUTH_TOKEN": "plivo.auth_token",
+    "TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "vonage.signature_secret",
+    "TELEPHONY_TTS_GENESYS_API_KEY": "genesys.api_key",
+    "TELEPHONY_TTS_GENESYS_CLIENT_SECRET": "genesys.client_secret",
 }
 
 

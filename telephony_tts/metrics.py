@@ -56,7 +56,7 @@ class LoopHistogram(Collector):
 
 MEDIA_KINDS = (
     "stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch", "telnyx", "plivo", "signalwire",
-    "exotel",
+    "exotel", "vonage", "genesys", "jambonz",
 )  # fmt: skip
 """Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from telephony_tts.schema import names
 from telephony_tts.transport.settings import TransportSettings
 
-SECTIONS = ("server", "limits", "bot", "twilio", "plivo", "asterisk", "vendors")
+SECTIONS = ("server", "limits", "bot", "twilio", "plivo", "vonage", "genesys", "asterisk", "vendors")
 
 
 def transport_settings(**values: Any) -> TransportSettings:

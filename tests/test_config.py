@@ -286,8 +286,8 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (b"server: {port: 1", "line 1, column 17: not YAML"),
         (
             b"- a\n- b\n",
-            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, plivo, asterisk, vendors, "
-            "log), found ['a', 'b']",
+            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, plivo, vonage, genesys, "
+            "asterisk, vendors, log), found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
         (b"server: !!python/object:os.system {}", "not YAML"),
@@ -315,13 +315,42 @@ def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
 def test_secrets_are_not_in_the_repr(tmp_path: Path) -> None:
     config = loaded(
         "server: {tokens: [s3cret-a]}\nbot: {url: 'wss://u:s3cret-b@bot/?k=s3cret-c', token: s3cret-d}\n"
-        "twilio: {auth_token: s3cret-e}\n",
+        "twilio: {auth_token: s3cret-e}\nvonage: {signature_secret: s3cret-g}\n"
+        "genesys: {api_key: s3cret-h, client_secret: czNjcmV0LWkh}\n",
         tmp_path,
         TELEPHONY_TTS_TOKENS="s3cret-f",
     )
     assert config.server.tokens == ("s3cret-a", "s3cret-f")
     assert config.twilio.auth_token == "s3cret-e"
-    assert "s3cret" not in repr(config) and "8080" in repr(config)
+    assert config.vonage.signature_secret == "s3cret-g"
+    assert (config.genesys.api_key, config.genesys.secret) == ("s3cret-h", b"s3cret-i!")
+    assert "s3cret" not in repr(config) and "czNj" not in repr(config) and "8080" in repr(config)
+
+
+def test_the_carriers_secrets_come_from_the_environment() -> None:
+    environ = {
+        "TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "of-vonage",
+        "TELEPHONY_TTS_GENESYS_API_KEY": "key",
+        "TELEPHONY_TTS_GENESYS_CLIENT_SECRET": "c2VjcmV0",
+    }
+    config = load(environ=environ)
+    assert config.vonage.signature_secret == "of-vonage"
+    assert (config.genesys.api_key, config.genesys.secret) == ("key", b"secret")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("{api_key: '3333'}", "genesys.client_secret: missing; the API key and the client secret go together"),
+        ("{client_secret: MzMzMw==}", "genesys.api_key: missing; the API key and the client secret go together"),
+        ("{api_key: 'k', client_secret: '3333 3333'}", "genesys.client_secret: not base64"),
+        ("{api_key: 'k', client_secret: '='}", "genesys.client_secret: not base64"),
+    ],
+)
+def test_a_secret_of_genesys_that_cannot_verify_is_refused(given: str, problem: str, tmp_path: Path) -> None:
+    found = problems_of(f"genesys: {given}\n", tmp_path)
+    assert any(line.startswith(problem) for line in found), found
+    assert "3333" not in "".join(found)
 
 
 def test_secrets_are_not_in_the_errors(tmp_path: Path) -> None:

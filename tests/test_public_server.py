@@ -67,6 +67,22 @@ def test_a_local_server_needs_no_token_until_it_has_a_carriers_secret(host: str)
     assert app.transport_settings(settings(SECRET, host=host, open=True)).twilio.auth_token == "of-the-carrier"
 
 
+@pytest.mark.parametrize(
+    ("name", "secrets"),
+    [
+        ("vonage.signature_secret", {"TELEPHONY_TTS_VONAGE_SIGNATURE_SECRET": "of-the-carrier"}),
+        (
+            "genesys.client_secret",
+            {"TELEPHONY_TTS_GENESYS_API_KEY": "k", "TELEPHONY_TTS_GENESYS_CLIENT_SECRET": "b2YtdGhlLWNhcnJpZXI="},
+        ),
+    ],
+)
+def test_the_secrets_of_other_carriers_too_make_a_server_public(name: str, secrets: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} is set, .*server\.tokens_file"):
+        app.transport_settings(settings(secrets))
+    app.transport_settings(settings({**secrets, **TOKEN}))
+
+
 @pytest.mark.parametrize("public_url", ["wss://voice.example.com", "https://192.0.2.7:8443/x"])
 def test_a_public_url_makes_a_local_server_public(public_url: str) -> None:
     """A proxy or a tunnel leads to it."""

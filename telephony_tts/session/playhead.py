@@ -73,6 +73,14 @@ class Playhead:
                 turn.heard_samples, _ = self.position(turn, now_ns)
                 turn.anchor = None
 
+    def forget_reports(self) -> None:
+        """The peer reports no marks any more, so the clock tells what was heard, also of what it was to report."""
+        self._peer_has_reported = False
+        for turn in self._turns:
+            turn.anchor = None
+            for mark in turn.marks.in_state(MarkState.SENT):
+                turn.marks.leave_to_clock(mark)
+
     def _find(self, wire_name: str) -> tuple[Turn, TurnMark] | None:
         for turn in self._turns:
             if (mark := turn.marks.sent_as(wire_name)) is not None:

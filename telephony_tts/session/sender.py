@@ -17,6 +17,10 @@ FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
 
+_OUR_MARKS = 6
+"""Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
+
+
 class Sender:
     """Sends the frames and marks of a call's turns. `turns` and `out` are the session's own lists."""
 
@@ -29,6 +33,8 @@ class Sender:
         """How many frames may still be sent in this poll. The session sets it anew for each poll."""
         self.peer_marks = False
         """The peer reports marks, so positions come from it and not from our clock."""
+        self.most_marks: int | None = None
+        """How many marks the peer can have. The bot's marks beyond that are left to the clock."""
         self.media_end_ns = 0
         """When the last turn that was fully sent has been heard."""
         self.on_frame: Callable[[bytes, int, int], None] | None = None
@@ -229,7 +235,8 @@ class Sender:
             if not turn.sent_all and mark.sample > n_sent_samples:
                 return
             is_past = mark.sample < n_sent_samples - turn.frame_samples
-            if (is_past or marks.end_is_sent) and not turn.settings.whole_sentences:
+            is_full = mark.name is not None and self._has_most_marks()
+            if (is_past or marks.end_is_sent or is_full) and not turn.settings.whole_sentences:
                 marks.leave_to_clock(mark)
                 continue
             self._n_marks += 1
@@ -238,6 +245,12 @@ class Sender:
             ends_sentence = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
             marks.end_is_sent = turn.sent_all and marks.next_sample == NO_SAMPLE
             self._out.append(MediaMark(mark.wire_name, ends_sentence, marks.end_is_sent))
+
+    def _has_most_marks(self) -> bool:
+        """Whether the peer has as many marks as it can have, with some room for ours."""
+        if self.most_marks is None:
+            return False
+        return sum(len(turn.marks.in_state(MarkState.SENT)) for turn in self._turns) >= self.most_marks - _OUR_MARKS
 
     def emptied(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
         """The peer's buffer was emptied, so turns that stay may have lost frames. The first such turn goes on from now.

@@ -34,6 +34,8 @@ from telephony_tts.wire import messages as m
 
 _MS = 1_000_000
 _S = 1_000_000_000
+_LATEST_BEGIN_NS = 2 * _S
+"""A peer that reports later than this that it begins to play was without a connection, or speaks of other audio."""
 
 
 class Session:
@@ -120,6 +122,14 @@ class Session:
         if isinstance(message, m.MediaLost):
             self._playhead.peer_stopped(now_ns)
             return
+        if isinstance(message, m.MediaMarksLost):
+            self._sender.peer_marks = False
+            self._playhead.forget_reports()
+            return
+        if isinstance(message, m.MediaPlayback):
+            if message.state == "playing":
+                self._peer_began(now_ns)
+            return
         if isinstance(message, m.MediaDtmf):
             self._out.append(m.Dtmf(message.digit))
             return
@@ -185,12 +195,13 @@ class Session:
         clears: bool,
         fills: bool = False,
         dtmf: bool = False,
+        most_marks: int | None = None,
         start: m.MediaStart | None = None,
     ) -> None:
         """The media leg is there, so frames flow from now on. `start` says in which format, None: as expected.
 
         `marks`, `clears` and `dtmf` (it can send tones) say what its dialect can do. `fills`: it gets silence while
-        there is no speech.
+        there is no speech. `most_marks` is how many marks the peer can have, None for no limit.
         """
         if start is not None:
             self._speak_as(start)
@@ -201,7 +212,7 @@ class Session:
         self.caller.media(heard, spoken, has_holes=settings.whole_sentences)
         sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
         self._media = sender.open = self._dirty = True
-        sender.peer_marks = marks
+        sender.peer_marks, sender.most_marks = marks, most_marks
         if fills:
             sender.ptime_ns = settings.ptime_ms * _MS
             sender.silence = silent_frame(settings.codec, settings.rate_hz, settings.ptime_ms)
@@ -235,6 +246,15 @@ class Session:
     def padded(self, silence_ms: int, now_ns: int) -> None:
         """The media leg has sent silence behind the frames so far, to fill up a message."""
         self._sender.padded(silence_ms * _MS, now_ns)
+
+    def _peer_began(self, now_ns: int) -> None:
+        """A peer without marks reports that it begins to play, from an empty buffer. What it has plays that much later
+        than on our schedule."""
+        for turn in self.turns:
+            # A turn that waited for another one, or that was moved already, did not begin from an empty buffer.
+            if turn.playout.t0_ns is not None and turn.playout.t0_ns == turn.first_frame_ns:
+                self._sender.move(turn, min(now_ns - turn.first_frame_ns, _LATEST_BEGIN_NS))
+                return
 
     def writable(self, flag: bool) -> None:
         """The media socket can take more, or cannot. Frames then wait here, where a clear can still drop them."""
@@ -429,6 +449,7 @@ class Session:
                 self._sender.send_marks(turn)
                 self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
             else:
+                self._playhead.report(turn, MarkState.TIMED, now_ns, wake)
                 self._playhead.report(turn, MarkState.PLACED, now_ns, wake)
             if not turn.sent_all:
                 return

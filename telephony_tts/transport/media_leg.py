@@ -18,6 +18,7 @@ from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.native_media import NativeMediaCodec
 from telephony_tts.wire.twilio import TwilioCodec
+from telephony_tts.wire.vonage import VonageCodec
 
 _BROKEN = {1002: "protocol", 1003: "kind of message", 1007: "text", 1009: "length of a message"}
 """Close codes that the WebSocket library sends by itself, for messages that it refuses."""
@@ -27,7 +28,7 @@ class MediaCodec(Protocol):
     """A dialect: decodes what the peer sends, and encodes what the peer gets."""
 
     def decode(self, data: bytes, want_audio: bool = True, is_text: bool = True) -> m.FromMedia | None: ...
-    def encode(self, message: m.ToMedia) -> Wire: ...
+    def encode(self, message: m.ToMedia) -> Wire | None: ...
 
 
 async def serve_media(
@@ -67,7 +68,7 @@ async def serve_media(
         if not settings.server.knows(given):
             metrics.REFUSED.labels(reason="unauthorized").inc()
             connection.log.warning("media_unauthorised", call=start.call)
-            connection.end(4401, "a token is needed as a stream parameter")
+            await leg.refuse(4401, "a token is needed as a stream parameter")
             return
         # It did not count as an arriving call before, so the limit is checked now.
         may_begin = may_begin and len(registry) < settings.limits.calls
@@ -78,7 +79,7 @@ async def serve_media(
             reason = "draining" if registry.draining else "busy"
             metrics.REFUSED.labels(reason=reason).inc()
             connection.log.warning("refused", call=start.call, reason=reason, leg="media")
-            connection.end(1013, "no room for another call")
+            await leg.refuse(1013, "no room for another call")
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
         call = new_call(speech, catalog, leg.kind)
@@ -86,7 +87,7 @@ async def serve_media(
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.log.warning("refused", call=start.call, reason="call_taken", leg="media", stream=start.stream)
-        connection.end(4409, "the call already has a media leg")
+        await leg.refuse(4409, "the call already has a media leg")
         return
     try:
         leg.attach(call, start)
@@ -113,6 +114,10 @@ class MediaLeg:
     """Whether it gets silence while there is no speech."""
     sends_dtmf = False
     """Whether it can send tones to the telephone."""
+    reports_marks = True
+    """Whether it tells when a mark was played. Otherwise the clock decides what was heard."""
+    most_marks: int | None = None
+    """How many marks it can have; None for no limit."""
 
     def __init__(self, connection: DirectConnection, codec: MediaCodec) -> None:
         self.connection = connection
@@ -131,8 +136,15 @@ class MediaLeg:
     def end(self, code: int, reason: str) -> None:
         self.connection.end(code, reason)
 
+    async def refuse(self, code: int, reason: str) -> None:
+        """Close a leg that gets no call. Returns when it has left."""
+        self.connection.end(code, reason)
+
     def encode(self, message: m.ToMedia) -> Wire | None:
         return self.codec.encode(message)
+
+    def decode(self, payload: bytes, want_audio: bool, is_text: bool) -> m.FromMedia | None:
+        return self.codec.decode(payload, want_audio, is_text)
 
     def send_gathered(self) -> None:
         """Send the frames that `encode` has kept back: no more frames are due now."""
@@ -143,7 +155,7 @@ class MediaLeg:
         self._received.inc(len(payload))
         call = self.call
         want_audio = call is not None and call.session.wants_audio
-        message = self.codec.decode(payload, want_audio, is_text)
+        message = self.decode(payload, want_audio, is_text)
         if message is None or (type(message) is m.MediaAudio and not want_audio):
             return
         if isinstance(message, m.Invalid):
@@ -165,7 +177,13 @@ class MediaLeg:
         self.call = call
         self.connection.log = call.log
         call.session.attach_media(
-            monotonic_ns(), marks=True, clears=True, fills=self.fills, dtmf=self.sends_dtmf, start=start
+            monotonic_ns(),
+            marks=self.reports_marks,
+            clears=True,
+            fills=self.fills,
+            dtmf=self.sends_dtmf,
+            most_marks=self.most_marks,
+            start=start,
         )
         call.join_media(self, self.encode, self.send_gathered)
         if self.connection.paused:
@@ -196,6 +214,14 @@ class TwilioLeg(MediaLeg):
 
     def __init__(self, connection: CallConnection) -> None:
         super().__init__(connection, TwilioCodec())
+
+
+class VonageLeg(MediaLeg):
+    kind = "vonage"
+
+    def __init__(self, connection: CallConnection, call: str | None) -> None:
+        """`call` is the call's name if the address has it."""
+        super().__init__(connection, VonageCodec(call))
 
 
 class NativeLeg(MediaLeg):

@@ -4,7 +4,7 @@
     /media/twilio   a Twilio-shaped media leg; its bot joins by call id or is dialled at `bot_url`
     /media/telnyx, /media/plivo, /media/signalwire, /media/exotel   other carriers whose messages are JSON text
     /media/asterisk the same for Asterisk's chan_websocket; /media/freeswitch for mod_audio_stream and mod_audio_fork;
-    /media/native for our own media protocol
+    /media/native for our own media protocol; /media/vonage, /media/genesys and /media/jambonz for those platforms
     /v1/speak and other paths of vendors   a bot in the protocol of another vendor (docs/protocol/)
     /healthz /readyz /metrics   plain HTTP on the same port; other HTTP requests go to the `HttpSide`
 """
@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -28,7 +29,7 @@ from websockets.protocol import CONNECTING
 from websockets.typing import Subprotocol
 
 from telephony_tts import logs, metrics
-from telephony_tts.clock import monotonic_ns
+from telephony_tts.clock import monotonic_ns, unix_s
 from telephony_tts.errors import Busy
 from telephony_tts.session.admission import Admission
 from telephony_tts.transport import origins
@@ -38,15 +39,18 @@ from telephony_tts.transport.call import EngineCatalog
 from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWireLeg, TelnyxLeg
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
+from telephony_tts.transport.genesys_leg import GenesysLeg
 from telephony_tts.transport.incoming import HttpSide, IncomingConnection
-from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, serve_media
+from telephony_tts.transport.jambonz_leg import JambonzLeg
+from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
 from telephony_tts.transport.vendor_leg import Vendor, keys_in, open_dialect, problem_of, serve_vendor, vendor_of
-from telephony_tts.wire import plivo, telnyx, twilio
+from telephony_tts.wire import plivo, telnyx, twilio, vonage
+from telephony_tts.wire.http_signature import SignatureVerifier
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.query import dial_in, parse_stream_query, token_in
+from telephony_tts.wire.query import StreamOptions, dial_in, parse_stream_query, token_in
 from telephony_tts.wire.vendor import Refused
 
 _log = logs.get(__name__)
@@ -74,6 +78,8 @@ class Server:
         self._limit = logs.LineLimit.outside_calls()
         self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
+        genesys = settings.genesys
+        self._genesys = SignatureVerifier(genesys.api_key, genesys.secret) if genesys.api_key is not None else None
         self.ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
@@ -268,11 +274,35 @@ class Server:
         return nonce not in self._plivo_nonces and plivo.verify_v3(secret, url, header, nonce)
 
     def _admit_media(self, connection: CallConnection, request: Request) -> Response | None:
-        if not self._authorised(request):
-            message = "a token is needed: Authorization: Bearer …, or as the password of Basic\n"
-            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, message)
+        path = request.path.partition("?")[0]
+        if path in _WITH_OPTIONS:
+            options = connection.options = parse_stream_query(request.path)
+            if isinstance(options, Invalid):
+                return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
+        if path == "/media/vonage" and self.settings.vonage.signature_secret is not None:
+            flaw = self._flaw_of_vonage(self.settings.vonage.signature_secret, request)
+        elif path == "/media/genesys" and self._genesys is not None:
+            flaw = self._flaw_of_genesys(self._genesys, request)
+        else:
+            known = self._authorised(request)
+            flaw = None if known else "a token is needed: Authorization: Bearer …, or as the password of Basic"
+        if flaw is not None:
+            return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
         return self._admit(connection, self.registry.awaits_media)
+
+    def _flaw_of_vonage(self, secret: str, request: Request) -> str | None:
+        token = (_bearer(request.headers) or b"").decode("latin-1")
+        if vonage.verify(secret, token, unix_s()):
+            return None
+        return 'Authorization is no JWT that Vonage signed; set "authorization":{"type":"vonage"} in the NCCO'
+
+    def _flaw_of_genesys(self, verifier: SignatureVerifier, request: Request) -> str | None:
+        headers = {name.lower(): _only(request.headers, name) for name in request.headers}
+        dialled = urlsplit(self.settings.server.public_url or "")
+        target = dialled.path.rstrip("/") + request.path
+        authorities = tuple(name.lower() for name in (headers.get("host", ""), dialled.netloc) if name)
+        return verifier.flaw(headers, target, authorities, unix_s())
 
     def _admit_vendor(self, connection: CallConnection, request: Request, vendor: Vendor) -> Response | None:
         dialect = open_dialect(vendor, request.path)
@@ -436,9 +466,21 @@ _LEGS: Mapping[str, Callable[[CallConnection, TransportSettings], MediaLeg]] = {
     "/media/plivo": lambda connection, _: PlivoLeg(connection),
     "/media/signalwire": lambda connection, _: SignalWireLeg(connection),
     "/media/exotel": lambda connection, settings: ExotelLeg(connection, settings.speech.lead_ms),
+    "/media/vonage": lambda connection, _: VonageLeg(connection, _options(connection).call),
+    "/media/genesys": lambda connection, _: GenesysLeg(connection, _options(connection).call),
+    "/media/jambonz": lambda connection, _: JambonzLeg(
+        connection, _options(connection).call, _options(connection).rate_hz
+    ),
 }
 _CARRIERS = ("/media/twilio", "/media/telnyx", "/media/plivo", "/media/signalwire", "/media/exotel")
 """Legs that may bring their token in `start`."""
+_WITH_OPTIONS = ("/media/vonage", "/media/genesys", "/media/jambonz")
+"""Legs that read `call`, and some also `rate`, from their address."""
+
+
+def _options(connection: CallConnection) -> StreamOptions:
+    assert isinstance(connection.options, StreamOptions)
+    return connection.options
 
 
 def _bearer(headers: Headers) -> bytes | None:

@@ -1,11 +1,12 @@
 """The settings of the server, and the sections of the configuration that they come from.
 
-`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo` and `asterisk` straight into the
-classes here, so each setting and its allowed values are declared once.
+`telephony_tts.config` reads the sections `server`, `limits`, `bot`, `twilio`, `plivo`, `vonage`, `genesys` and
+`asterisk` straight into the classes here, so each setting and its allowed values are declared once.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 import ssl
@@ -132,6 +133,37 @@ class PlivoSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VonageSettings:
+    """The section `vonage`. With `signature_secret` each media connection must carry a JWT signed with it."""
+
+    signature_secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GenesysSettings:
+    """The section `genesys`. With `api_key` and `client_secret`, which is base64 as in Genesys's console, each media
+    connection must be signed with them."""
+
+    api_key: str | None = field(default=None, repr=False)
+    client_secret: str | None = field(default=None, repr=False)
+
+    @property
+    def secret(self) -> bytes:
+        """The key of the signatures. Empty if there is none, or if `client_secret` is not base64."""
+        try:
+            return base64.b64decode(self.client_secret or "", validate=True)
+        except ValueError:
+            return b""
+
+    def conflicts(self) -> Iterator[str]:
+        if (self.api_key is None) != (self.client_secret is None):
+            missing = "api_key" if self.api_key is None else "client_secret"
+            yield f"{missing}: missing; the API key and the client secret go together"
+        elif self.client_secret is not None and not self.secret:
+            yield "client_secret: not base64; take it from the integration's settings as it stands there"
+
+
+@dataclass(frozen=True, slots=True)
 class AsteriskSettings:
     """The section `asterisk`. `dial` lists media WebSockets that may be dialled: `ws://pbx:8088/media/` and what lies
     below it.
@@ -178,6 +210,8 @@ class TransportSettings:
     bot: BotSettings = field(default_factory=BotSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
     plivo: PlivoSettings = field(default_factory=PlivoSettings)
+    vonage: VonageSettings = field(default_factory=VonageSettings)
+    genesys: GenesysSettings = field(default_factory=GenesysSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
     tls: ssl.SSLContext | None = None

@@ -191,7 +191,7 @@ class MediaBuffered:
 @dataclass(frozen=True, slots=True)
 class MediaPlayback:
     """A report about a file of speech: it plays, was played, or cannot be played. With `again`, every file without a
-    report must be sent again."""
+    report must be sent again. Without a file it is about all the speech that the peer has."""
 
     state: str
     file: str = ""
@@ -208,6 +208,11 @@ class MediaBegun:
 @dataclass(frozen=True, slots=True)
 class MediaLost:
     """The peer has stopped playing. It will play the rest later, from the place that `MediaBegun` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaMarksLost:
+    """The peer's reports of marks cannot be relied on any more."""
 
 
 # ---------------------------------------------------------------- server → bot leg
@@ -419,7 +424,7 @@ class MediaClear:
 FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | SendDtmf | Close | Invalid
 FromMedia = (
     MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | MediaBegun
-    | MediaLost | Invalid
+    | MediaLost | MediaMarksLost | Invalid
 )
 ToBot = (
     Ready | Started | SentenceSpoken | MarkReached | Cleared | TurnSent | Done | Pause | Resume | WarningEvent

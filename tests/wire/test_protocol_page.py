@@ -23,6 +23,8 @@ from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
 from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
+from telephony_tts.wire.genesys import GenesysCodec
+from telephony_tts.wire.jambonz import JambonzCodec
 from telephony_tts.wire.media_stream import MediaStreamCodec
 from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
 from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
@@ -32,6 +34,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.signalwire import SignalWireCodec
 from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
+from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
 DIALECT_PAGES = sorted((ROOT / "docs" / "protocol").glob("*.md"))
@@ -41,7 +44,10 @@ PAGE = "\n".join(TEXTS.values())
 
 _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_DIALECTS = ("twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel")
+_DIALECTS = (
+    "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
+    "jambonz",
+)  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -307,6 +313,39 @@ def test_freeswitch_examples_are_read_and_written() -> None:
     ]
 
 
+def test_vonage_examples_are_read_and_written() -> None:
+    codec = VonageCodec()
+    read = [codec.decode(line.encode()) for line in examples("json vonage-in")]
+    parameters = {"call": "c1", "plan": "gold"}
+    assert read == [
+        messages.MediaStart("c1", "c1", "pcm", 16000, parameters, 20), messages.MediaDtmf("5"), MediaMark("1.1"), None,
+    ]  # fmt: skip
+    said = [codec.encode(MediaMark("1.1")), codec.encode(MediaClear())]
+    assert [payload.decode() for payload, _ in said] == examples("json vonage-out")
+
+
+def test_genesys_examples_are_read_and_written() -> None:
+    codec = GenesysCodec()
+    read, said = [], []
+    for line in examples("json genesys-in"):
+        if '"close"' in line:
+            said += [codec.encode(MediaClear()), codec.disconnect("completed")]
+        read.append(codec.decode(line.encode()))
+        said += [codec.opened()] if isinstance(read[-1], messages.MediaStart) else codec.replies()
+    kinds = ["MediaStart", "NoneType", "MediaDtmf", "MediaPlayback", "MediaPlayback", "NoneType", "NoneType", "Invalid"]
+    assert [type(message).__name__ for message in read] == [*kinds, "MediaStop"]
+    assert [wire[0].decode() for wire in said if wire is not None] == examples("json genesys-out")
+
+
+def test_jambonz_examples_are_read_and_written() -> None:
+    codec = JambonzCodec()
+    start, *read = [codec.decode(line.encode()) for line in examples("json jambonz-in")]
+    assert isinstance(start, messages.MediaStart) and (start.call, start.rate_hz) == ("c1", 8000)
+    assert read == [messages.MediaDtmf("2"), MediaMark("1.1"), None]
+    said = [codec.encode(MediaMark("1.1")), codec.clear_marks(), codec.encode(MediaClear()), codec.hang_up()]
+    assert [payload.decode() for payload, _ in said] == examples("json jambonz-out")
+
+
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
 def test_addresses_are_read_without_a_warning(address: str) -> None:
     options = parse_stream_query(address)
@@ -407,7 +446,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS) == 8
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 11
     assert entries == [entry for _, entry in sorted(expected)]
 
 
