@@ -1,52 +1,117 @@
 """When each character of a turn is heard, as its audio is sent.
 
-Some protocols send the characters or words of a turn with its audio. Their times come from the engine's timings of
-words. Without timings, the characters are spread evenly over the audio that speaks them.
+Some protocols send the characters or words of a turn with its audio. At the engine's timings of words the times are
+exact; between them the characters are spread evenly. Without timings the characters of a sentence are spread evenly
+over its audio.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
-from telephony_tts.session.heard import heard_offset, mark_sample
-from telephony_tts.session.turn import Turn
+from telephony_tts.session.heard import ATTACHED, heard_offset, mark_sample, stands_alone
+from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import SpokenText
 
 
 class Alignment:
-    """Gives each character of `turn` once, in order, as the audio that speaks it is sent."""
+    """Gives each character of `turn` once, in order, as the audio that speaks it is sent.
 
-    def __init__(self, turn: Turn) -> None:
+    It gives whole words (characters in Chinese). With `splits_words` it gives each character that was spoken.
+    """
+
+    def __init__(self, turn: Turn, *, splits_words: bool = False) -> None:
         self._turn = turn
+        self._splits_words = splits_words
         self._offset = 0
         self._sample = 0
+        self._n_parts = 0
+        """The parts whose text has all been given."""
 
     def advance(self, n_samples: int, *, is_whole: bool = False) -> SpokenText:
         """The text that is spoken between the last call and `n_samples` of the turn's audio. The text may be empty.
 
         With `is_whole` all audio has been sent, so all the rest of the turn's text is given.
         """
-        turn, start = self._turn, self._offset
-        text = turn.text
-        end = len(text) if is_whole else max(start, min(heard_offset(turn, n_samples), len(text)))
-        if end == start:
-            return SpokenText("", start, (self._ms(self._sample),))
+        text, start = self._turn.text, self._offset
         known = [(start, self._sample)]
-        for offset in _word_ends(text, start, end - 1):
-            sample = mark_sample(turn, offset)
-            if sample is not None and known[-1][1] <= sample <= n_samples:
-                known.append((offset, sample))
-        known.append((end, max(n_samples, known[-1][1])))
-        self._offset, self._sample = end, known[-1][1]
+        for offset, sample in self._places():
+            last_offset, last_sample = known[-1]
+            if offset <= last_offset:
+                continue
+            if sample > n_samples and not is_whole:
+                n_spoken = (offset - last_offset) * (n_samples - last_sample) // (sample - last_sample)
+                if self._splits_words and n_spoken > 0:
+                    at = last_sample + (sample - last_sample) * n_spoken // (offset - last_offset)
+                    known.append((last_offset + n_spoken, at))
+                break
+            known.append((offset, max(last_sample, min(sample, n_samples))))
+        else:
+            guess = heard_offset(self._turn, n_samples)
+            if guess > known[-1][0]:  # no timings, and the length of the sentence is not known yet
+                known.append((guess, max(known[-1][1], n_samples)))
+        if is_whole:
+            if known[-1][0] < len(text):
+                known.append((len(text), max(known[-1][1], n_samples)))
+        elif not self._splits_words:
+            while len(known) > 1 and not _ends_word(text, known[-1][0]):
+                known.pop()
+        end, self._sample = known[-1]
+        self._offset = end
         return SpokenText(text[start:end], start, tuple(self._ms(sample) for sample in _spread(known)))
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Offsets in the text, and the samples by which the text before them is spoken, as far as they are known."""
+        turn = self._turn
+        for part in turn.parts[self._n_parts :]:
+            if part.start_sample is None:
+                return
+            sentence = part.sentence
+            yield sentence.start, part.start_sample
+            for end_char, sample in part.words:
+                offset = _source_end(part, end_char)
+                if offset is not None:
+                    yield offset, sample
+                    yield _behind_attached(turn.text, offset, sentence.end), sample
+            if part.end_sample is None:
+                return
+            if not part.words:
+                for offset in range(sentence.start + 1, sentence.end):
+                    if turn.text[offset].isspace() and (at := mark_sample(turn, offset)) is not None:
+                        yield offset, at
+            yield sentence.end, part.end_sample
+            if self._offset >= sentence.end:
+                self._n_parts += 1
 
     def _ms(self, sample: float) -> float:
         return round(sample * 1000 / self._turn.settings.rate_hz, 1)
 
 
-def _word_ends(text: str, start: int, end: int) -> list[int]:
-    """Offsets from `start` to `end` at which a word ends: before white space."""
-    return [at for at in range(start + 1, end + 1) if text[at].isspace() and not text[at - 1].isspace()]
+def _source_end(part: Part, n_spoken: int) -> int | None:
+    """The offset in the turn's text at which spoken character `n_spoken` ends. None inside a number that is read."""
+    at = 0
+    for span in part.spans:
+        if n_spoken <= at + len(span.spoken):
+            if len(span.spoken) == span.end - span.start:
+                return part.sentence.start + span.start + n_spoken - at
+            return part.sentence.start + span.end if n_spoken == at + len(span.spoken) else None
+        at += len(span.spoken)
+    return part.sentence.end
+
+
+def _behind_attached(text: str, offset: int, end: int) -> int:
+    """The offset behind the signs that belong to the word before `offset`."""
+    while offset < end and text[offset] in ATTACHED:
+        offset += 1
+    return offset
+
+
+def _ends_word(text: str, offset: int) -> bool:
+    """Whether a word ends at `offset`."""
+    if text[offset - 1].isspace():
+        return False
+    return offset == len(text) or text[offset].isspace() or stands_alone(text[offset - 1]) or stands_alone(text[offset])
 
 
 def _spread(known: list[tuple[int, int]]) -> list[float]:

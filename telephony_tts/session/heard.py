@@ -14,7 +14,7 @@ from telephony_tts.text.characters import is_cjk, is_hangul
 # Speaking rates for a sentence without timings whose length is not known yet.
 _CHARS_PER_S = 14.0
 _CJK_CHARS_PER_S = 4.5
-_ATTACHED = ".,;:!?…。，、；：！？)]}”’\"'）】」』》"
+ATTACHED = ".,;:!?…。，、；：！？)]}”’\"'）】」』》"
 
 
 def heard_offset(turn: Turn, position: int) -> int:
@@ -71,7 +71,7 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
     if part.end_sample is not None:
         n_samples = part.end_sample - part.start_sample
     else:
-        n_cjk = sum(_stands_alone(c) for c in spoken)
+        n_cjk = sum(stands_alone(c) for c in spoken)
         n_samples = int(rate_hz * (n_cjk / _CJK_CHARS_PER_S + (len(spoken) - n_cjk) / _CHARS_PER_S))
     fraction = (position - part.start_sample) / max(1, n_samples)
     return _to_source(part, min(len(spoken), int(fraction * len(spoken))))
@@ -119,7 +119,7 @@ def _cut_at_word(text: str, offset: int) -> int:
         while offset > 0 and _joins(text[offset - 1], text[offset]):
             offset -= 1
     else:
-        while 0 < offset < len(text) and text[offset] in _ATTACHED:
+        while 0 < offset < len(text) and text[offset] in ATTACHED:
             offset += 1
     # Space behind the last word that was heard belongs to the unheard text.
     while offset > 0 and text[offset - 1].isspace():
@@ -131,10 +131,10 @@ def _joins(left: str, right: str) -> bool:
     """True if the two characters belong to one word."""
     return (
         (left.isalnum() or left in "'’-") and (right.isalnum() or right in "'’-")
-        and not _stands_alone(left) and not _stands_alone(right)
+        and not stands_alone(left) and not stands_alone(right)
     )
 
 
-def _stands_alone(char: str) -> bool:
+def stands_alone(char: str) -> bool:
     """Whether an ideograph or kana, which ends a word by itself. Korean is written in words."""
     return is_cjk(char) and not is_hangul(char)
