@@ -96,6 +96,8 @@ class Intake:
             for turn in self._turns[:-1]:
                 if not turn.closed and not turn.waiting_chars and turn.n_done == len(turn.parts):
                     self.close_turn(turn, now_ns)
+                if turn.closed and self.settings.parallel_turns:
+                    turn.hurry()
         for turn in self._turns:
             if turn_idle_s and not turn.closed:
                 at_ns = turn.last_text_ns + turn_idle_s * _S

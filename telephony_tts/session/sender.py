@@ -109,7 +109,8 @@ class Sender:
         """Send the due frames of `turn`. True if it is sent to its end, else `next_ns` says when to look again."""
         playout, encoder, again = turn.playout, turn.encoder, turn.again
         if playout.t0_ns is None:
-            t0_ns = max(now_ns, self.media_end_ns, self.silent_until_ns)
+            is_parallel = turn.settings.parallel_turns
+            t0_ns = now_ns if is_parallel else max(now_ns, self.media_end_ns, self.silent_until_ns)
             if not encoder.n_ready_frames and not again:
                 if not turn.spoken_out:
                     return False
@@ -151,7 +152,7 @@ class Sender:
                     turn.ready_since_ns = now_ns
                     continue
                 self._sent_all(turn)
-                self.media_end_ns = playout.end_ns()
+                self.media_end_ns = now_ns if turn.settings.parallel_turns else playout.end_ns()
                 if self.peer_marks:
                     turn.marks.add_ours(turn.n_sent_samples, turn.n_chars)
                     self.send_marks(turn)
@@ -211,7 +212,7 @@ class Sender:
 
     def dropped(self, kept: list[Turn], now_ns: int) -> None:
         """Turns were cleared whose frames the peer keeps apart from those of the turns `kept`."""
-        sent = [turn for turn in kept if turn.sent_all and turn.n_sent_samples]
+        sent = [turn for turn in kept if turn.sent_all and turn.n_sent_samples and not turn.settings.parallel_turns]
         self.media_end_ns = max([now_ns, *(turn.playout.end_ns() for turn in sent)])
 
     # ------------------------------------------------------------------ marks

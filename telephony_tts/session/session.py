@@ -87,10 +87,10 @@ class Session:
         self._speak_as(m.MediaStart("", "", codec, rate_hz))
         self._dirty = True
 
-    def alignment(self, turn_id: str) -> Alignment | None:
+    def alignment(self, turn_id: str, *, splits_words: bool = False) -> Alignment | None:
         """The alignment of a turn that is not over, from its beginning. None for any other turn."""
         turn = next((turn for turn in self.turns if turn.id == turn_id), None)
-        return None if turn is None else Alignment(turn)
+        return None if turn is None else Alignment(turn, splits_words=splits_words)
 
     # -------------------------------------------------------------- input
 

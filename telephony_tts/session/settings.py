@@ -94,7 +94,9 @@ class SessionSettings(SpeechSettings):
     its own time. `whole_sentences` is for a peer that plays sentence by sentence: a sentence is made without a pause
     and fills frames of its own, and marks tell where it begins and ends. `separate_turns` is for a peer that keeps a
     buffer for each turn, as clients of other vendors' protocols do: `TurnSent` follows the last frame of a turn, and a
-    clear of one turn takes back no frames of another. `patience_ms` is how much later than a call's the deadlines of
+    clear of one turn takes back no frames of another. With `parallel_turns` such a peer may stop to play a turn without
+    telling us: each turn is paced for itself, and one that has all its text is no longer paced when another waits
+    behind it. `patience_ms` is how much later than a call's the deadlines of
     its utterances are: a file can wait, a caller cannot. `control_tokens` are passed to the engine as they stand in the
     text.
     """
@@ -106,6 +108,7 @@ class SessionSettings(SpeechSettings):
     fade_on_clear: bool = True
     whole_sentences: bool = False
     separate_turns: bool = False
+    parallel_turns: bool = False
     patience_ms: int = 0
     control_tokens: tuple[str, ...] = ()
     mark_timeout_ms: int = 2000

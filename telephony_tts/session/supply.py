@@ -116,7 +116,7 @@ class Supply:
         """When the caller will hear silence if the engine gives nothing more."""
         at_ns = max(now_ns, media_end_ns)
         for turn in self._turns:
-            if turn.sent_all:
+            if turn.sent_all or turn.is_hurried:
                 continue
             if turn.playout.t0_ns is not None:
                 at_ns = max(now_ns, turn.playout.due_ns())

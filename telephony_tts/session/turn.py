@@ -103,6 +103,8 @@ class Turn:
         """The engine or the bot was late. True until audio comes, so that one underrun counts once."""
         self.ready_since_ns = now_ns
         self.sent_all = False
+        self.is_hurried = False
+        """It is sent as fast as it is synthesised, because another turn waits behind it."""
         self.marks = TurnMarks()
         self.anchor: tuple[int, int] | None = None
         """(sample, time) of the peer's last report of its place. None too while it has lost its place."""
@@ -146,6 +148,11 @@ class Turn:
         """No more text will come."""
         self.closed = True
         self.last_text_ns = now_ns
+
+    def hurry(self) -> None:
+        """Do not pace the rest of the turn."""
+        self.is_hurried = True
+        self.playout.hurry()
 
     def flush(self) -> None:
         """Speak the text received so far without waiting for the end of its sentence."""
