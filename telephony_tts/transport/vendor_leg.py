@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from telephony_tts import metrics
+from telephony_tts.audio.containers import StreamEncoder, make_encoder
+from telephony_tts.audio.encoder import CODECS
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.transport.call import Call, EngineCatalog
@@ -19,7 +21,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import deepgram
+from telephony_tts.wire import deepgram, elevenlabs
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -33,6 +35,8 @@ from telephony_tts.wire.vendor import (
     query_of,
 )
 
+_KEY_WITHIN_S = 10.0
+"""How long a client whose handshake had no key may take to send one."""
 _MAX_TURN_CHARS = 200_000
 """These protocols have no limit of a turn that could be announced to their clients. Flow control is the socket's."""
 
@@ -57,7 +61,11 @@ class Vendor:
 
 VENDORS = (
     Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
-)
+    Vendor(
+        "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
+        key_may_follow=True,
+    ),
+)  # fmt: skip
 
 
 _CALL_PREFIX = re.compile(r"/calls/([^/?#]*)(?=/)")
@@ -137,8 +145,8 @@ async def serve_vendor(
             ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
             speech = replace(
                 speech, codec=options.codec, rate_hz=options.rate_hz, ptime_ms=20, pace="realtime", lead_ms=ahead_ms,
-                ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True, fade_on_clear=False,
-                pause_chars=_MAX_TURN_CHARS,
+                ahead_ms=max(speech.ahead_ms, ahead_ms), separate_turns=True,
+                parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
             )  # fmt: skip
         call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
         await registry.start(call)
@@ -182,6 +190,8 @@ class VendorLeg:
         """The turn of `_frames`."""
         self._alignments: dict[str, Alignment] = {}
         self._n_samples: dict[str, int] = {}
+        self._encoders: dict[str, StreamEncoder] = {}
+        """The stream of each turn whose audio is in a container."""
 
     def join(self, joins: bool) -> None:
         """Begin to serve. With `joins` the audio goes to a media leg."""
@@ -195,6 +205,8 @@ class VendorLeg:
         call.join_bot(self, self._encode_bot, ready(call))
         self._configure(m.Configure(voice=options.voice, lang=options.lang, speed=options.speed))
         self._connection.listen(self._on_message, (lambda flag: None) if joins else call.writable)
+        if not self._trusted:
+            self._connection.loop.call_later(_KEY_WITHIN_S, self._require_key)
 
     # ------------------------------------------------------- as the call sees it
 
@@ -217,19 +229,21 @@ class VendorLeg:
         if isinstance(event, m.Done) and self._joined:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
         if isinstance(event, m.SentenceSpoken) and self._joined and self._dialect.needs_alignment:
-            self._send_audio(event.turn, b"")
+            self._send_text(event)
         if not isinstance(event, VendorEvent):
             return None
         turn = event.turn
         if isinstance(event, m.TurnSent):
             self._send_gathered()
-            if self._dialect.needs_alignment:
+            if self._dialect.needs_alignment or event.turn in self._encoders:
                 self._send_audio(event.turn, b"", is_whole=True)
         if turn is not None and not isinstance(event, m.SentenceSpoken | m.WarningEvent):
             if self._turn == turn:
                 self._frames.clear()
             self._alignments.pop(turn, None)
             self._n_samples.pop(turn, None)
+            if (encoder := self._encoders.pop(turn, None)) is not None:
+                encoder.close()
         self._send(self._dialect.event(event))
         return None
 
@@ -239,17 +253,45 @@ class VendorLeg:
             frames, self._frames = b"".join(self._frames), []
             self._send_audio(self._turn, frames)
 
-    def _send_audio(self, turn: str, payload: bytes, *, is_whole: bool = False) -> None:
+    def _send_audio(self, turn: str, frames: bytes, *, is_whole: bool = False) -> None:
         spoken = None
+        codec = CODECS[self._dialect.options.codec]
         if self._dialect.needs_alignment:
-            alignment = self._alignments.get(turn) or self._call.session.alignment(turn)
-            if alignment is not None:
-                self._alignments[turn] = alignment
-                n_samples = self._n_samples.get(turn, 0) + len(payload) // _BYTES[self._dialect.options.codec]
-                self._n_samples[turn] = n_samples
-                spoken = alignment.advance(n_samples, is_whole=is_whole)
+            n_samples = self._n_samples.get(turn, 0) + len(frames) // codec.bytes_per_sample
+            self._n_samples[turn] = n_samples
+            spoken = self._spoken(turn, n_samples, is_whole=is_whole)
+        payload = frames if not self._dialect.options.container else self._encoded(turn, frames, is_whole=is_whole)
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
+
+    def _send_text(self, sentence: m.SentenceSpoken) -> None:
+        """Send the characters of a sentence whose audio goes to the media leg."""
+        n_samples = (sentence.end_ms + 1) * self._call.session.settings.rate_hz // 1000
+        spoken = self._spoken(sentence.turn, n_samples)
+        if spoken is not None and spoken.text:
+            self._send(self._dialect.audio(sentence.turn, b"", spoken))
+
+    def _spoken(self, turn: str, n_samples: int, *, is_whole: bool = False) -> m.SpokenText | None:
+        """The text that the turn's audio up to `n_samples` speaks, from where the last call ended."""
+        alignment = self._alignments.get(turn)
+        if alignment is None:
+            splits_words = self._dialect.options.splits_words
+            alignment = self._call.session.alignment(turn, splits_words=splits_words)
+            if alignment is None:
+                return None
+            self._alignments[turn] = alignment
+        return alignment.advance(n_samples, is_whole=is_whole)
+
+    def _encoded(self, turn: str, frames: bytes, *, is_whole: bool) -> bytes:
+        """The next bytes of the turn's stream in the client's container. They may be empty."""
+        options = self._dialect.options
+        if self._joined:
+            return b""
+        encoder = self._encoders.get(turn)
+        if encoder is None:
+            encoder = self._encoders[turn] = make_encoder(options.container, options.rate_hz)
+        payload = encoder.feed(CODECS[options.codec].decode(frames)) if frames else b""
+        return payload + encoder.finish() if is_whole else payload
 
     def _send(self, wires: Iterable[Wire | CloseSocket]) -> None:
         for wire in wires:
@@ -264,6 +306,8 @@ class VendorLeg:
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
         for step in self._dialect.decode(payload, is_text):
+            if not self._trusted and not isinstance(step, Credential):
+                break
             match step:
                 case Reply(wire):
                     self._connection.send_now(*wire)
@@ -279,11 +323,14 @@ class VendorLeg:
                 case m.Configure():
                     self._configure(step)
                 case _:
-                    if not self._trusted:
-                        metrics.REFUSED.labels(reason="unauthorized").inc()
-                        self._connection.end(1008, "an API key is needed")
-                        return
                     self._call.receive(step)
+        self._require_key()
+
+    def _require_key(self) -> None:
+        """Refuse a client that has brought no key: neither its handshake nor its first message had one."""
+        if not self._trusted and not self._connection.left.done():
+            metrics.REFUSED.labels(reason="unauthorized").inc()
+            self._connection.end(1008, "an API key is needed")
 
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
@@ -299,13 +346,11 @@ class VendorLeg:
             self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
 
-_BYTES = {"pcm": 2, "ulaw": 1, "alaw": 1}
-
-
 def problem_of(
     dialect: VendorDialect, vendor: Vendor, settings: TransportSettings, catalog: EngineCatalog
 ) -> Refused | None:
-    """Why a handshake is refused although its form is right: a wrong name of a call, or of a voice."""
+    """Why a handshake is refused although its form is right: a wrong name of a call or of a voice, or a format whose
+    encoder is not installed."""
     options = dialect.options
     if options.call is not None and not CALL_NAME.fullmatch(options.call):
         return vendor.refuse(400, "INVALID_CALL", "call: expected 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
@@ -313,4 +358,9 @@ def problem_of(
         voice_for(options.voice, vendor, settings, catalog)
     except TelephonyTTSError as error:
         return vendor.refuse(400, error.code, error.message)
+    if options.container:
+        try:
+            make_encoder(options.container, options.rate_hz).close()
+        except TelephonyTTSError as error:
+            return vendor.refuse(501, error.code, error.message)
     return None

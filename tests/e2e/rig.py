@@ -254,6 +254,15 @@ def correlation(heard: Pcm, wanted: Pcm) -> float:
     return float(np.corrcoef(heard[:n].astype(float), wanted[:n].astype(float))[0, 1])
 
 
+def delayed_correlation(heard: Pcm, wanted: Pcm) -> float:
+    """The same for audio with a delay that is unknown, but less than 5000 samples: an encoder's."""
+    most = min(len(heard) // 4, 5000)
+    padded = np.pad(heard, (0, max(0, len(wanted) + most - len(heard)))).astype(float)
+    size = 1 << (len(padded) + len(wanted)).bit_length()
+    lags = np.fft.irfft(np.fft.rfft(padded, size) * np.conj(np.fft.rfft(wanted.astype(float), size)), size)[:most]
+    return correlation(padded[int(lags.argmax()) :], wanted)
+
+
 def tones_in(frames: list[bytes], alphabet: str) -> str:
     """The letter whose tone is heard in each frame; a space for silence."""
     from telephony_tts.engines.fake import tone_hz
