@@ -21,6 +21,7 @@ from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.elevenlabs import ElevenLabsStream, open_stream
 from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
 from telephony_tts.wire.genesys import GenesysCodec
@@ -34,6 +35,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.signalwire import SignalWireCodec
 from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
+from telephony_tts.wire.vendor import CloseSocket, Reply
 from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,7 @@ _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
-    "jambonz",
+    "jambonz", "elevenlabs",
 )  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
@@ -98,6 +100,7 @@ def _headings(part: int) -> list[tuple[str, str]]:
 def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
+    known |= {"json elevenlabs-stream-in", "json elevenlabs-stream-out"}
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
     assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
     assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))
@@ -346,6 +349,24 @@ def test_jambonz_examples_are_read_and_written() -> None:
     assert [payload.decode() for payload, _ in said] == examples("json jambonz-out")
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [("stream-input", "-stream"), ("multi-stream-input", "")])
+def test_elevenlabs_examples_are_read_and_written(kind: str, suffix: str) -> None:
+    dialect = open_stream(f"/v1/text-to-speech/tone/{kind}")
+    assert isinstance(dialect, ElevenLabsStream)
+    said: list[str] = []
+    steps: list[Any] = []
+    for line in examples(f"json elevenlabs{suffix}-in"):
+        got = list(dialect.decode(line.encode(), True))
+        steps += [step for step in got if not isinstance(step, Reply)]
+        said += [step.wire[0].decode() for step in got if isinstance(step, Reply)]
+        if messages.End("1") in got:
+            spoken = messages.SpokenText("Hi", 0, (0.0, 60.0, 120.0))
+            wires = [*dialect.audio("1", bytes(3), spoken), *dialect.event(messages.TurnSent("1"))]
+            said += [wire[0].decode() for wire in wires if not isinstance(wire, CloseSocket)]
+    assert said == examples(f"json elevenlabs{suffix}-out")
+    assert steps[:2] == [Configure(speed=1.1), Text("Hi. ", "1")]
+
+
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
 def test_addresses_are_read_without_a_warning(address: str) -> None:
     options = parse_stream_query(address)
@@ -446,7 +467,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS) == 11
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 12
     assert entries == [entry for _, entry in sorted(expected)]
 
 
