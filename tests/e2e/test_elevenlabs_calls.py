@@ -258,6 +258,8 @@ def test_the_turn_after_an_interruption_is_heard_whole_and_nothing_of_the_interr
                 at = [message.get("isFinal") for message in bot.of(f"long{n}")].index(True)
                 assert at == len(bot.of(f"long{n}")) - 1
                 assert LONG.startswith(bot.text(f"long{n}")) and len(bot.text(f"long{n}")) < 60
+            spoken = rig.engine.spoken  # type: ignore[attr-defined]
+            assert len(spoken) - spoken.count("One two.") <= 6, "the interrupted turns were spoken to their end"
 
     run(body)
 
