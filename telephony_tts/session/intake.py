@@ -159,13 +159,13 @@ class Intake:
 
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
-        old = self.speaking
+        old, default = self.speaking, self.settings
         self.speaking = TurnVoice(
-            voice=old.voice if message.voice is None else message.voice,
-            lang=old.lang if message.lang is None else message.lang,
+            voice=old.voice if message.voice is None else message.voice or default.voice,
+            lang=old.lang if message.lang is None else message.lang or default.lang,
             speed=old.speed if message.speed is None else message.speed,
             seed=old.seed if message.seed is None else message.seed,
-            instruct=old.instruct if message.instruct is None else message.instruct,
+            instruct=old.instruct if message.instruct is None else message.instruct or None,
         )
 
     def forget(self, turn: Turn, outcome: str) -> None:

@@ -19,7 +19,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import deepgram
+from telephony_tts.wire import dashscope, deepgram
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -53,11 +53,17 @@ class Vendor:
     own_voice: re.Pattern[str]
     key_may_follow: bool = False
     """A client may send its key in the first message."""
+    turn_idle_s: int | None = None
+    """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
 
 
 VENDORS = (
     Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
-)
+    Vendor(
+        "dashscope", re.compile(r"/api-ws/v1/inference/?"), dashscope.open_inference, dashscope.refuse,
+        dashscope.OWN_VOICE, turn_idle_s=dashscope.TASK_IDLE_S,
+    ),
+)  # fmt: skip
 
 
 _CALL_PREFIX = re.compile(r"/calls/([^/?#]*)(?=/)")
@@ -132,7 +138,11 @@ async def serve_vendor(
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
-        speech = replace(settings.speech, limits=replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS))
+        idle_s = settings.speech.limits.turn_idle_s
+        if vendor.turn_idle_s is not None:
+            idle_s = min(idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
+        limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
+        speech = replace(settings.speech, limits=limits)
         if not joins:
             ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
             speech = replace(
@@ -292,7 +302,9 @@ class VendorLeg:
         except TelephonyTTSError as error:
             self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
             return
-        self._call.receive(replace(message, voice=voice))
+        if message.voice is not None:
+            message = replace(message, voice=voice or "")  # the default again, whatever it was before
+        self._call.receive(message)
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
         if not self._joined:

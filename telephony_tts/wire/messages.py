@@ -61,7 +61,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Settings for text that comes later; None leaves a setting unchanged.
+    """Settings for text that comes later; None leaves a setting unchanged. An empty `voice`, `lang` or `instruct` is
+    the server's default again.
 
     `inbound` is the form of the caller's audio on the bot leg: "none", "base64" or "binary". `inbound_codec` and
     `inbound_rate_hz` are its codec and rate, by default those of the media leg. `barge_in`, "on" or "off", decides
