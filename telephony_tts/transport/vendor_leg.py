@@ -302,9 +302,9 @@ class VendorLeg:
         except TelephonyTTSError as error:
             self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
             return
-        if message.voice is not None:
-            message = replace(message, voice=voice or "")  # the default again, whatever it was before
-        self._call.receive(message)
+        if voice is None and message.voice is not None:
+            voice = ""  # the default one, whichever voice an earlier turn had
+        self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
         if not self._joined:
