@@ -86,6 +86,10 @@ TABLE: dict[str, Row] = {
         "fastapi starlette uvicorn pydantic websockets numpy",
     ),
     "telephony_tts.transport": row("errors metrics clock schema wire session engines.api logs", "websockets"),
+    # Writes the formats that clients of other vendors ask for.
+    "telephony_tts.transport.vendor_leg": row(
+        "errors metrics clock schema wire session engines.api logs audio.containers audio.encoder", "websockets"
+    ),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),

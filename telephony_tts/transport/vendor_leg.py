@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from telephony_tts import metrics
+from telephony_tts.audio.containers import StreamEncoder, make_encoder
+from telephony_tts.audio.encoder import CODECS
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.transport.call import Call, EngineCatalog
@@ -192,6 +194,8 @@ class VendorLeg:
         """The turn of `_frames`."""
         self._alignments: dict[str, Alignment] = {}
         self._n_samples: dict[str, int] = {}
+        self._encoders: dict[str, StreamEncoder] = {}
+        """The stream of each turn whose audio is in a container."""
 
     def join(self, joins: bool) -> None:
         """Begin to serve. With `joins` the audio goes to a media leg."""
@@ -233,13 +237,15 @@ class VendorLeg:
         turn = event.turn
         if isinstance(event, m.TurnSent):
             self._send_gathered()
-            if self._dialect.needs_alignment:
+            if self._dialect.needs_alignment or event.turn in self._encoders:
                 self._send_audio(event.turn, b"", is_whole=True)
         if turn is not None and not isinstance(event, m.SentenceSpoken | m.WarningEvent):
             if self._turn == turn:
                 self._frames.clear()
             self._alignments.pop(turn, None)
             self._n_samples.pop(turn, None)
+            if (encoder := self._encoders.pop(turn, None)) is not None:
+                encoder.close()
         self._send(self._dialect.event(event))
         return None
 
@@ -249,17 +255,30 @@ class VendorLeg:
             frames, self._frames = b"".join(self._frames), []
             self._send_audio(self._turn, frames)
 
-    def _send_audio(self, turn: str, payload: bytes, *, is_whole: bool = False) -> None:
+    def _send_audio(self, turn: str, frames: bytes, *, is_whole: bool = False) -> None:
         spoken = None
         if self._dialect.needs_alignment:
             alignment = self._alignments.get(turn) or self._call.session.alignment(turn)
             if alignment is not None:
                 self._alignments[turn] = alignment
-                n_samples = self._n_samples.get(turn, 0) + len(payload) // _BYTES[self._dialect.options.codec]
+                codec = CODECS[self._dialect.options.codec]
+                n_samples = self._n_samples.get(turn, 0) + len(frames) // codec.bytes_per_sample
                 self._n_samples[turn] = n_samples
                 spoken = alignment.advance(n_samples, is_whole=is_whole)
+        payload = frames if not self._dialect.options.container else self._encoded(turn, frames, is_whole=is_whole)
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
+
+    def _encoded(self, turn: str, frames: bytes, *, is_whole: bool) -> bytes:
+        """The next bytes of the turn's stream in the client's container. They may be empty."""
+        options = self._dialect.options
+        if self._joined:
+            return b""
+        encoder = self._encoders.get(turn)
+        if encoder is None:
+            encoder = self._encoders[turn] = make_encoder(options.container, options.rate_hz)
+        payload = encoder.feed(CODECS[options.codec].decode(frames)) if frames else b""
+        return payload + encoder.finish() if is_whole else payload
 
     def _send(self, wires: Iterable[Wire | CloseSocket]) -> None:
         for wire in wires:
@@ -307,11 +326,15 @@ class VendorLeg:
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
-        if not self._joined:
-            self._call.session.change_format(wanted.codec, wanted.rate_hz)
-
-
-_BYTES = {"pcm": 2, "ulaw": 1, "alaw": 1}
+        if self._joined:
+            return
+        if wanted.container:
+            try:
+                make_encoder(wanted.container, wanted.rate_hz).close()
+            except TelephonyTTSError as error:
+                self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+                return
+        self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
 
 def problem_of(
