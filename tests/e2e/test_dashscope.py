@@ -201,7 +201,7 @@ def test_the_settings_of_a_task_are_for_this_task_only() -> None:
 
     async def main() -> None:
         engine = Listening(voice_names=("tone", "bell"))
-        async with serving(engine, vendors_voices={"longcheng_v2": "bell"}) as rig, client(rig) as bot:
+        async with serving(engine, vendors_voice_names={"longcheng_v2": "bell"}) as rig, client(rig) as bot:
             await bot.whole("a", "One.", voice="longcheng_v2", rate=2, seed=7, instruction="Softly.", pitch=2)
             await bot.whole("b", "Two.", voice="longxiaochun_v2")
             await bot.whole("c", "Three.", voice="bell", text_type="PlainText", enable_ssml=True)
