@@ -294,7 +294,9 @@ class VendorLeg:
         metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
         for step in self._dialect.decode(payload, is_text):
             match step:
-                case Reply(wire):
+                case Reply(wire, refused):
+                    if refused:
+                        self._call.log.info("vendor_message_refused", vendor=self._vendor.name, why=refused)
                     self._connection.send_now(*wire)
                 case CloseSocket(code, reason):
                     if code != 1000:

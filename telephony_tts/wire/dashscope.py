@@ -147,7 +147,7 @@ class DashScopeTasks:
         self._refusal = None
         message = _message(data, is_text)
         if isinstance(message, Invalid):
-            yield Reply(_failed("", "InvalidParameter", message.message))
+            yield _refuse_message("", "InvalidParameter", message.message)
             return
         task_id = ""
         try:
@@ -169,7 +169,7 @@ class DashScopeTasks:
         if task_id in self._tasks:
             raise BadField("a task with this id is running; use a new task_id")
         if len(self._tasks) >= MAX_TASKS:
-            yield Reply(_failed(task_id, "Throttling", f"{MAX_TASKS} tasks of this connection are unfinished"))
+            yield _refuse_message(task_id, "Throttling", f"{MAX_TASKS} tasks of this connection are unfinished")
             return
         task = _read_task(task_id, header, payload)
         is_heard_here = self.options.call is None
@@ -182,7 +182,7 @@ class DashScopeTasks:
             yield step
             if (refusal := self._take_refusal()) is not None:
                 self._audio = None
-                yield Reply(_failed(task_id, *_reason(refusal)))
+                yield _refuse_message(task_id, *_reason(refusal))
                 return
         self._tasks[task_id] = task
         yield from self._begin_turn(task)
@@ -259,7 +259,7 @@ class DashScopeTasks:
         task = self._tasks.get(task_id)
         if task is not None:
             yield from map(Clear, self._forget(task))
-        yield Reply(_failed(task_id, code, message))
+        yield _refuse_message(task_id, code, message)
 
     def _take_refusal(self) -> ErrorEvent | None:
         """Why the step that was just done could not be done. None if it was."""
@@ -413,3 +413,7 @@ def _finished(task: _SpeechTask, **output: Any) -> Wire:
 
 def _failed(task_id: str, code: str, message: str) -> Wire:
     return _event(task_id, "task-failed", error_code=code, error_message=message)
+
+
+def _refuse_message(task_id: str, code: str, message: str) -> Reply:
+    return Reply(_failed(task_id, code, message), refused=f"{code}: {message}")

@@ -56,6 +56,8 @@ class Talk:
     def __init__(self, target: str = "/api-ws/v1/inference") -> None:
         self.dialect = open_inference(target)
         self.got: list[Any] = []
+        self.refused: list[str] = []
+        """Why each reply was a refusal, or empty."""
         self.on_step: dict[type, m.ErrorEvent] = {}
         """Errors that the session answers a kind of step with."""
 
@@ -65,6 +67,7 @@ class Talk:
         for step in self.dialect.decode(data.encode() if isinstance(data, str) else data, isinstance(data, str)):
             if isinstance(step, Reply):
                 self._take([step.wire])
+                self.refused.append(step.refused)
                 continue
             steps.append(step)
             if type(step) in self.on_step:
@@ -337,6 +340,7 @@ def test_a_wrong_parameter_fails_the_task(parameters: dict[str, Any], says: str)
     assert talk.send(run_task(**parameters)) == []
     ((event, code, text),) = talk.took()
     assert (event, code) == ("task-failed", "InvalidParameter") and says in text
+    assert talk.refused == [f"InvalidParameter: {text}"], "for the log"
     assert talk.send(speak("Late.")) == [] and talk.took()[0][:2] == ("task-failed", "InvalidParameter")
 
 
