@@ -92,12 +92,6 @@ class Intake:
         """End turns that the bot left open, and cut the text into sentences. Returns when to look again."""
         wake: list[int] = []
         turn_idle_s = self._limits.turn_idle_s
-        if self.gives_way:
-            for turn in self._turns[:-1]:
-                if not turn.closed and not turn.waiting_chars and turn.n_done == len(turn.parts):
-                    self.close_turn(turn, now_ns)
-                if turn.closed and self.settings.parallel_turns:
-                    turn.hurry()
         for turn in self._turns:
             if turn_idle_s and not turn.closed:
                 at_ns = turn.last_text_ns + turn_idle_s * _S
@@ -119,6 +113,13 @@ class Intake:
                 timeout_ns = turn.text_timeout_ns()
             if timeout_ns is not None:
                 wake.append(timeout_ns)
+        if self.gives_way:
+            for turn in self._turns[:-1]:
+                # White space behind the last sentence is no text that waits.
+                if not turn.closed and not turn.pending_text and turn.n_done == len(turn.parts):
+                    self.close_turn(turn, now_ns)
+                if turn.closed and self.settings.parallel_turns:
+                    turn.hurry()
         return min(wake) if wake else None
 
     def named(self, turn_id: str | None, verb: str) -> Turn | None:
@@ -161,13 +162,13 @@ class Intake:
 
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
-        old = self.speaking
+        old, first = self.speaking, self.settings
         self.speaking = TurnVoice(
-            voice=old.voice if message.voice is None else message.voice,
-            lang=old.lang if message.lang is None else message.lang,
-            speed=old.speed if message.speed is None else message.speed,
+            voice=old.voice if message.voice is None else message.voice or first.voice,
+            lang=old.lang if message.lang is None else message.lang or first.lang,
+            speed=old.speed if message.speed is None else message.speed or first.speed,
             seed=old.seed if message.seed is None else message.seed,
-            instruct=old.instruct if message.instruct is None else message.instruct,
+            instruct=old.instruct if message.instruct is None else message.instruct or None,
         )
 
     def forget(self, turn: Turn, outcome: str) -> None:

@@ -21,7 +21,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import deepgram, elevenlabs
+from telephony_tts.wire import dashscope, deepgram, elevenlabs
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -57,6 +57,8 @@ class Vendor:
     own_voice: re.Pattern[str]
     key_may_follow: bool = False
     """A client may send its key in the first message."""
+    turn_idle_s: int | None = None
+    """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
 
 
 VENDORS = (
@@ -64,6 +66,10 @@ VENDORS = (
     Vendor(
         "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
         key_may_follow=True,
+    ),
+    Vendor(
+        "dashscope", re.compile(r"/api-ws/v1/inference/?"), dashscope.open_inference, dashscope.refuse,
+        dashscope.OWN_VOICE, turn_idle_s=dashscope.TASK_IDLE_S,
     ),
 )  # fmt: skip
 
@@ -140,7 +146,11 @@ async def serve_vendor(
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
-        speech = replace(settings.speech, limits=replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS))
+        idle_s = settings.speech.limits.turn_idle_s
+        if vendor.turn_idle_s is not None:
+            idle_s = min(idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
+        limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
+        speech = replace(settings.speech, limits=limits)
         if not joins:
             ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
             speech = replace(
@@ -309,7 +319,9 @@ class VendorLeg:
             if not self._trusted and not isinstance(step, Credential):
                 break
             match step:
-                case Reply(wire):
+                case Reply(wire, refused):
+                    if refused:
+                        self._call.log.info("vendor_message_refused", vendor=self._vendor.name, why=refused)
                     self._connection.send_now(*wire)
                 case CloseSocket(code, reason):
                     if code != 1000:
@@ -339,11 +351,20 @@ class VendorLeg:
         except TelephonyTTSError as error:
             self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
             return
+        if voice is None and message.voice is not None:
+            voice = ""  # the default one, whichever voice an earlier turn had
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
-        if not self._joined:
-            self._call.session.change_format(wanted.codec, wanted.rate_hz)
+        if self._joined:
+            return
+        if wanted.container:
+            try:
+                make_encoder(wanted.container, wanted.rate_hz).close()
+            except TelephonyTTSError as error:
+                self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+                return
+        self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
 
 def problem_of(

@@ -23,9 +23,10 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Send this to the client now."""
+    """Send this to the client now. `refused` says why its message was refused, for the log."""
 
     wire: Wire
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

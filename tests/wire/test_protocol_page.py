@@ -21,6 +21,7 @@ from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.dashscope import DashScopeTasks
 from telephony_tts.wire.elevenlabs import ElevenLabsStream, open_stream
 from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
@@ -35,7 +36,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.signalwire import SignalWireCodec
 from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
-from telephony_tts.wire.vendor import CloseSocket, Reply
+from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, VendorOptions
 from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
-    "jambonz", "elevenlabs",
+    "jambonz", "elevenlabs", "dashscope",
 )  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
@@ -365,6 +366,40 @@ def test_elevenlabs_examples_are_read_and_written(kind: str, suffix: str) -> Non
             said += [wire[0].decode() for wire in wires if not isinstance(wire, CloseSocket)]
     assert said == examples(f"json elevenlabs{suffix}-out")
     assert steps[:2] == [Configure(speed=1.1), Text("Hi. ", "1")]
+def test_dashscope_examples_are_read_and_written() -> None:
+    run, text, flush, finish, cancel = (line.encode() for line in examples("json dashscope-in"))
+    said: list[tuple[str, bool]] = []
+    steps: list[object] = []
+
+    def do(dialect: DashScopeTasks, line: bytes) -> None:
+        for step in dialect.decode(line, True):
+            if isinstance(step, Reply):
+                said.append((step.wire[0].decode(), step.wire[1]))
+            else:
+                steps.append(step)
+
+    talk, failing, cancelled = (DashScopeTasks(VendorOptions()) for _ in range(3))
+    for line in (run, text, flush):
+        do(talk, line)
+    said += [(payload.decode(), is_text) for payload, is_text in talk.audio("1", b"12", None)]
+    for event in (messages.SentenceSpoken("1", 0, "你好，world.", 0, 900), messages.TurnSent("1")):
+        if isinstance(event, messages.TurnSent):
+            do(talk, finish)
+        said += [(wire[0].decode(), wire[1]) for wire in talk.event(event) if isinstance(wire, tuple)]
+    assert steps == [
+        ChangeAudio("pcm", 8000), Configure(voice="longxiaochun_v2", lang="", speed=1.0, seed=0, instruct=""),
+        Text("", "1"), Text("你好，world.", "1"), messages.Flush("1"), messages.End("1"),
+    ]  # fmt: skip
+    do(failing, run)
+    said.pop()
+    error = messages.ErrorEvent("unknown_voice", "…", turn="1")
+    said += [(wire[0].decode(), wire[1]) for wire in failing.event(error) if isinstance(wire, tuple)]
+    started, synthesis, audio, *others = said
+    assert audio == ("12", False)
+    assert [started, synthesis, *others] == [(line, True) for line in examples("json dashscope-out")]
+    do(cancelled, run)
+    do(cancelled, cancel)
+    assert steps[-1] == messages.Clear("1") and '"task-finished"' in said[-1][0]
 
 
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
@@ -467,7 +502,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS) == 12
+    assert len(DIALECT_PAGES) == len(_DIALECTS)
     assert entries == [entry for _, entry in sorted(expected)]
 
 
