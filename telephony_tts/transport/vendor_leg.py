@@ -19,7 +19,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import deepgram
+from telephony_tts.wire import deepgram, deepgram_flux
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -57,6 +57,7 @@ class Vendor:
 
 VENDORS = (
     Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
+    Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), deepgram_flux.open_flux, deepgram.refuse, deepgram.OWN_VOICE),
 )
 
 
@@ -132,7 +133,9 @@ async def serve_vendor(
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
-        speech = replace(settings.speech, limits=replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS))
+        # In these protocols only the client ends a turn, however long it waits.
+        limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=0)
+        speech = replace(settings.speech, limits=limits)
         if not joins:
             ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
             speech = replace(

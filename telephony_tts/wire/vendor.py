@@ -56,7 +56,11 @@ Step = FromBot | Reply | CloseSocket | Credential | ChangeAudio
 """What a client's message asks for. Messages of `wire.messages` go to the session."""
 
 VendorEvent = TurnSent | Cleared | ErrorEvent | WarningEvent | SentenceSpoken
-"""Our events that a dialect gets. Each turn has exactly one of TurnSent, Cleared, and ErrorEvent with its `turn`."""
+"""Our events that a dialect gets.
+
+Each turn has exactly one of TurnSent, Cleared, and ErrorEvent with its `turn`. A turn that was sent ahead may still
+have Cleared after TurnSent, until its listener has heard it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,8 @@ def to_wire(message: Mapping[str, Any]) -> Wire:
 def query_of(target: str) -> dict[str, str]:
     """The options in a request target. The last of a repeated option counts; with too many there are none."""
     try:
-        query = target.partition("?")[2].partition("#")[0]
+        # Some frameworks append "?" and their options to an address that has options already, such as `call`.
+        query = target.partition("?")[2].partition("#")[0].replace("?", "&")
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_OPTIONS)
     except ValueError:
         return {}
