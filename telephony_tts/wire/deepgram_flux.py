@@ -223,8 +223,8 @@ class DeepgramFlux:
     def _configure(self, message: Fields) -> Iterable[Step]:
         speed = message.get("speed")
         if speed is not None:
-            is_number = isinstance(speed, int | float) and not isinstance(speed, bool)
-            problem = _speed_problem(float(speed) if is_number and abs(speed) < MAX_MS else 0.0)
+            is_number = isinstance(speed, int | float) and not isinstance(speed, bool) and abs(speed) < MAX_MS
+            problem = _speed_problem(float(speed) if is_number else 0.0)
             if problem is not None:
                 value = {"value": speed} if is_number else {}
                 yield Reply(

@@ -123,8 +123,7 @@ def to_wire(message: Mapping[str, Any]) -> Wire:
 def query_of(target: str) -> dict[str, str]:
     """The options in a request target. The last of a repeated option counts; with too many there are none."""
     try:
-        # Some frameworks append "?" and their options to an address that has options already, such as `call`.
-        query = target.partition("?")[2].partition("#")[0].replace("?", "&")
+        query = target.partition("?")[2].partition("#")[0]
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_OPTIONS)
     except ValueError:
         return {}
