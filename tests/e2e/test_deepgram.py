@@ -198,7 +198,7 @@ class VoiceNoted(Tones):
 def test_models_become_voices_and_speed_is_kept() -> None:
     async def main() -> None:
         engine = VoiceNoted(voice_names=("tone", "low"))
-        async with serving(engine, vendors_voices={"aura-2-zeus-en": "low"}) as rig:
+        async with serving(engine, vendors_voice_names={"aura-2-zeus-en": "low"}) as rig:
             for model in ("aura-2-thalia-en", "aura-2-zeus-en", "low"):
                 async with client(rig, model=model, speed=1.25) as bot:
                     await say(bot, SHORT)
