@@ -1,4 +1,4 @@
-"""Deepgram's protocols with a plain WebSocket client: what is heard, what the errors are, and a joined carrier's leg."""
+"""Deepgram's protocols with a plain WebSocket client: what is heard, the errors, and a joined carrier's leg."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_sdk_on_v2() -> None:
             assert [event["audio_played_ms"] for event in told] == [500, 2000]
             assert (told[0]["text_spoken"], told[0]["text_remaining"]) == ("Hello", " there, my friend.")
             assert told[1]["text_spoken"] == "This is the first"  # 25 characters of 60 ms in 1500 ms
-            assert FIRST == told[1]["text_spoken"] + told[1]["text_remaining"]
+            assert told[1]["text_spoken"] + told[1]["text_remaining"] == FIRST
             names = [name for name, _ in parts(events)]
             last = names[len(names) - names[::-1].index("SpeechInterrupted") :]
             assert last == [
@@ -186,7 +186,8 @@ def test_the_sdk_joins_a_carriers_call(script: str) -> None:
         async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as peer:
             await peer.start()
             await until(lambda: len(rig.server.registry), "the call")
-            events = await driven(rig, script, "--query", "call=CA1", f"speak:{OTHER}", "flush", f"wait:{last}", "close")
+            steps = (f"speak:{OTHER}", "flush", f"wait:{last}", "close")
+            events = await driven(rig, script, "--query", "call=CA1", *steps)
             assert correlation(decoded(peer.played), rendering([OTHER])) > 0.99
             assert audio_of(events) == b""
 
