@@ -221,6 +221,8 @@ class VendorLeg:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
         if isinstance(event, m.SentenceSpoken) and self._joined and self._dialect.needs_alignment:
             self._send_audio(event.turn, b"")
+        if isinstance(event, m.SentenceSpoken) and self._joined:
+            self._send(self._dialect.audio(event.turn, self._silence(event.end_ms - event.start_ms), None))
         if not isinstance(event, VendorEvent):
             return None
         turn = event.turn
@@ -235,6 +237,12 @@ class VendorLeg:
             self._n_samples.pop(turn, None)
         self._send(self._dialect.event(event))
         return None
+
+    def _silence(self, duration_ms: int) -> bytes:
+        """Silence in place of audio that the caller hears elsewhere. Bot frameworks repeat a turn without audio, or
+        give up on the service, and take the length of the audio for the time of speech."""
+        options = self._dialect.options
+        return _SILENT_SAMPLE[options.codec] * (duration_ms * options.rate_hz // 1000)
 
     def _send_gathered(self) -> None:
         """Send the frames that were due."""
@@ -303,6 +311,7 @@ class VendorLeg:
 
 
 _BYTES = {"pcm": 2, "ulaw": 1, "alaw": 1}
+_SILENT_SAMPLE = {"pcm": b"\0\0", "ulaw": b"\xff", "alaw": b"\xd5"}
 
 
 def problem_of(

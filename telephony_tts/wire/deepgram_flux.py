@@ -32,7 +32,6 @@ from telephony_tts.wire.messages import (
     End,
     ErrorEvent,
     Invalid,
-    SentenceSpoken,
     SpokenText,
     Text,
     TurnSent,
@@ -247,8 +246,6 @@ class DeepgramFlux:
 
     def event(self, event: VendorEvent) -> Iterable[Wire | CloseSocket]:
         match event:
-            case SentenceSpoken(turn=turn, end_ms=end_ms) if self.options.call is not None and turn in self._speeches:
-                self._speeches[turn].audio_ms = end_ms  # no audio comes by here
             case TurnSent(turn) if turn in self._speeches:
                 if not self._speeches[turn].audio_ms:
                     yield warning("NO_SYNTHESIZABLE_TEXT", "the text of the speech has nothing that can be spoken")
