@@ -151,8 +151,8 @@ class Call:
         """Send the bot an event that does not come from the session."""
         self._to_bot(event)
 
-    def bot_left(self, leg: Leg, reason: str) -> None:
-        """The bot's socket is gone. No more speech can come, so the call ends."""
+    def bot_left(self, leg: Leg, reason: str, *, back_within_s: float = 0) -> None:
+        """The bot's socket is gone. Speech stops, and the call ends, unless the bot may come back `back_within_s`."""
         if self.bot is not leg:
             return
         self.bot = None
@@ -160,6 +160,9 @@ class Call:
         self._drive(now_ns, self.session.interrupt, "bot_gone", now_ns)
         if not self.over:
             self.log.info("bot_left", reason=reason)
+            if back_within_s and self.media is not None:
+                self.expect("bot", back_within_s)
+                return
         self.finish(1000, "the bot has left")
 
     def media_left(self, leg: Leg, reason: str) -> None:

@@ -21,7 +21,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import dashscope, deepgram, elevenlabs
+from telephony_tts.wire import dashscope, deepgram, deepgram_flux, elevenlabs
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -30,6 +30,7 @@ from telephony_tts.wire.vendor import (
     Credential,
     Refused,
     Reply,
+    Step,
     VendorDialect,
     VendorEvent,
     query_of,
@@ -63,6 +64,7 @@ class Vendor:
 
 VENDORS = (
     Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
+    Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), deepgram_flux.open_flux, deepgram.refuse, deepgram.OWN_VOICE),
     Vendor(
         "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
         key_may_follow=True,
@@ -139,6 +141,9 @@ async def serve_vendor(
 ) -> None:
     """Serve one client until its socket is gone."""
     options = dialect.options
+    first_steps: list[Step] = []
+    if not connection.trusted and not await _key_came(connection, dialect, settings, first_steps):
+        return
     joins = options.call is not None
     call_id = options.call or f"c{secrets.token_hex(6)}"
     call = registry.find(call_id)
@@ -146,9 +151,10 @@ async def serve_vendor(
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
-        idle_s = settings.speech.limits.turn_idle_s
+        # In these protocols only the client ends a turn, however long it waits, unless the vendor has a limit.
+        idle_s = 0
         if vendor.turn_idle_s is not None:
-            idle_s = min(idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
+            idle_s = min(settings.speech.limits.turn_idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
         limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
         speech = replace(settings.speech, limits=limits)
         if not joins:
@@ -167,12 +173,38 @@ async def serve_vendor(
     connection.log = call.log
     leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
     try:
-        leg.join(joins)
+        leg.join(joins, first_steps)
         if call.media is None:
             call.expect("media", settings.limits.call_claim_s)
         await connection.left
     finally:
-        call.bot_left(leg, f"closed with {connection.protocol.close_code or 'no code'}")
+        reason = f"closed with {connection.protocol.close_code or 'no code'}"
+        call.bot_left(leg, reason, back_within_s=settings.vendors.rejoin_s if joins else 0)
+
+
+async def _key_came(
+    connection: CallConnection, dialect: VendorDialect, settings: TransportSettings, steps: list[Step]
+) -> bool:
+    """Wait for a client's key in its first message. Without the right key there is no call, so that a stranger takes
+    no place. `steps` gets what the client asked for besides."""
+    came: asyncio.Future[bool] = connection.loop.create_future()
+
+    def on_message(payload: bytes, is_text: bool) -> None:
+        for step in dialect.decode(payload, is_text):
+            if not isinstance(step, Credential):
+                steps.append(step)
+            elif not came.done() and settings.server.knows(step.key.encode()):
+                came.set_result(True)
+        if not came.done():
+            came.set_result(False)
+
+    connection.listen(on_message, lambda flag: None)
+    await asyncio.wait((came, connection.left), timeout=_KEY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+    if came.done() and came.result():
+        return True
+    metrics.REFUSED.labels(reason="unauthorized").inc()
+    connection.end(1008, "an API key is needed")
+    return False
 
 
 class VendorLeg:
@@ -194,7 +226,6 @@ class VendorLeg:
         self._settings = settings
         self._catalog = catalog
         self._joined = False
-        self._trusted = connection.trusted
         self._frames: list[bytes] = []
         self._turn = ""
         """The turn of `_frames`."""
@@ -203,8 +234,9 @@ class VendorLeg:
         self._encoders: dict[str, StreamEncoder] = {}
         """The stream of each turn whose audio is in a container."""
 
-    def join(self, joins: bool) -> None:
-        """Begin to serve. With `joins` the audio goes to a media leg."""
+    def join(self, joins: bool, first_steps: Iterable[Step]) -> None:
+        """Begin to serve. With `joins` the audio goes to a media leg. `first_steps` were asked for before there was a
+        call."""
         call, options = self._call, self._dialect.options
         self._joined = joins
         call.session.let_turns_give_way()
@@ -214,9 +246,8 @@ class VendorLeg:
             self._connection.send_now(*wire)
         call.join_bot(self, self._encode_bot, ready(call))
         self._configure(m.Configure(voice=options.voice, lang=options.lang, speed=options.speed))
+        self._take(first_steps)
         self._connection.listen(self._on_message, (lambda flag: None) if joins else call.writable)
-        if not self._trusted:
-            self._connection.loop.call_later(_KEY_WITHIN_S, self._require_key)
 
     # ------------------------------------------------------- as the call sees it
 
@@ -238,8 +269,8 @@ class VendorLeg:
     def _encode_bot(self, event: m.ToBot | m.Frame) -> Wire | None:
         if isinstance(event, m.Done) and self._joined:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
-        if isinstance(event, m.SentenceSpoken) and self._joined and self._dialect.needs_alignment:
-            self._send_text(event)
+        if isinstance(event, m.SentenceSpoken) and self._joined:
+            self._send_stand_in(event)
         if not isinstance(event, VendorEvent):
             return None
         turn = event.turn
@@ -274,12 +305,20 @@ class VendorLeg:
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
 
-    def _send_text(self, sentence: m.SentenceSpoken) -> None:
-        """Send the characters of a sentence whose audio goes to the media leg."""
-        n_samples = (sentence.end_ms + 1) * self._call.session.settings.rate_hz // 1000
-        spoken = self._spoken(sentence.turn, n_samples)
-        if spoken is not None and spoken.text:
-            self._send(self._dialect.audio(sentence.turn, b"", spoken))
+    def _send_stand_in(self, sentence: m.SentenceSpoken) -> None:
+        """Send silence, and the characters, for a sentence whose audio goes to the media leg. Bot frameworks repeat a
+        turn without audio or give up on the service, and they take the length of the audio for the time of speech."""
+        spoken = None
+        if self._dialect.needs_alignment:
+            # The time is rounded down, hence one more.
+            n_samples = (sentence.end_ms + 1) * self._call.session.settings.rate_hz // 1000
+            spoken = self._spoken(sentence.turn, n_samples)
+        options = self._dialect.options
+        n_silent = (sentence.end_ms - sentence.start_ms) * options.rate_hz // 1000
+        payload = CODECS[options.codec].silence * n_silent
+        if options.container:
+            payload = self._encoded(sentence.turn, payload, is_whole=False)
+        self._send(self._dialect.audio(sentence.turn, payload, spoken))
 
     def _spoken(self, turn: str, n_samples: int, *, is_whole: bool = False) -> m.SpokenText | None:
         """The text that the turn's audio up to `n_samples` speaks, from where the last call ended."""
@@ -295,8 +334,6 @@ class VendorLeg:
     def _encoded(self, turn: str, frames: bytes, *, is_whole: bool) -> bytes:
         """The next bytes of the turn's stream in the client's container. They may be empty."""
         options = self._dialect.options
-        if self._joined:
-            return b""
         encoder = self._encoders.get(turn)
         if encoder is None:
             encoder = self._encoders[turn] = make_encoder(options.container, options.rate_hz)
@@ -315,9 +352,10 @@ class VendorLeg:
 
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
-        for step in self._dialect.decode(payload, is_text):
-            if not self._trusted and not isinstance(step, Credential):
-                break
+        self._take(self._dialect.decode(payload, is_text))
+
+    def _take(self, steps: Iterable[Step]) -> None:
+        for step in steps:
             match step:
                 case Reply(wire, refused):
                     if refused:
@@ -328,21 +366,14 @@ class VendorLeg:
                         self._call.log.info("vendor_message_refused", vendor=self._vendor.name, code=code, why=reason)
                     self._connection.end(code, reason)
                     return
-                case Credential(key):
-                    self._trusted = self._trusted or self._settings.server.knows(key.encode())
+                case Credential():
+                    pass  # the handshake had one, or the first message
                 case ChangeAudio():
                     self._change_audio(step)
                 case m.Configure():
                     self._configure(step)
                 case _:
                     self._call.receive(step)
-        self._require_key()
-
-    def _require_key(self) -> None:
-        """Refuse a client that has brought no key: neither its handshake nor its first message had one."""
-        if not self._trusted and not self._connection.left.done():
-            metrics.REFUSED.labels(reason="unauthorized").inc()
-            self._connection.end(1008, "an API key is needed")
 
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
@@ -356,15 +387,6 @@ class VendorLeg:
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
-        if self._joined:
-            return
-        if wanted.container:
-            try:
-                make_encoder(wanted.container, wanted.rate_hz).close()
-            except TelephonyTTSError as error:
-                self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
-                return
-        self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
 
 def problem_of(

@@ -57,7 +57,11 @@ Step = FromBot | Reply | CloseSocket | Credential | ChangeAudio
 """What a client's message asks for. Messages of `wire.messages` go to the session."""
 
 VendorEvent = TurnSent | Cleared | ErrorEvent | WarningEvent | SentenceSpoken
-"""Our events that a dialect gets. Each turn has exactly one of TurnSent, Cleared, and ErrorEvent with its `turn`."""
+"""Our events that a dialect gets.
+
+Each turn has exactly one of TurnSent, Cleared, and ErrorEvent with its `turn`. A turn that was sent ahead may still
+have Cleared after TurnSent, until its listener has heard it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MA
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
 from telephony_tts.wire.dashscope import DashScopeTasks
+from telephony_tts.wire.deepgram import DeepgramSpeak
+from telephony_tts.wire.deepgram_flux import DeepgramFlux
 from telephony_tts.wire.elevenlabs import ElevenLabsStream, open_stream
 from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
@@ -36,7 +38,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.signalwire import SignalWireCodec
 from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
-from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, VendorOptions
+from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, VendorDialect, VendorEvent, VendorOptions
 from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
-    "jambonz", "elevenlabs", "dashscope",
+    "jambonz", "deepgram", "elevenlabs", "dashscope",
 )  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
@@ -102,6 +104,7 @@ def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     known |= {"json elevenlabs-stream-in", "json elevenlabs-stream-out"}
+    known |= {"json deepgram-flux-in", "json deepgram-flux-out"}
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
     assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
     assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))
@@ -400,6 +403,55 @@ def test_dashscope_examples_are_read_and_written() -> None:
     do(cancelled, run)
     do(cancelled, cancel)
     assert steps[-1] == messages.Clear("1") and '"task-finished"' in said[-1][0]
+def without_ids(payload: str | bytes) -> dict[str, Any]:
+    """A message of a vendor's protocol without what each connection invents."""
+    text = payload if isinstance(payload, str) else payload.decode()
+    made: dict[str, Any] = json.loads(re.sub(r"dg_sp_[0-9a-f]{12}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "", text))
+    return made
+
+
+def answers(dialect: VendorDialect, line: str, *events: VendorEvent) -> list[dict[str, Any]]:
+    """What the client gets for a message, if `events` happen in its course."""
+    got, pending = [], list(events)
+    for step in dialect.decode(line.encode(), True):
+        if isinstance(step, Reply):
+            got.append(without_ids(step.wire[0]))
+        while pending and isinstance(step, messages.End | messages.Clear):
+            told = dialect.event(pending.pop(0))
+            got += [without_ids(wire[0]) for wire in told if not isinstance(wire, CloseSocket)]
+    return got
+
+
+def test_deepgram_examples_are_read_and_written() -> None:
+    dialect = DeepgramSpeak(VendorOptions(voice="aura-2-thalia-en"))
+    speak, flush, clear, close = examples("json deepgram-in")
+    got = [without_ids(wire) for wire, _ in dialect.greeting()]
+    assert answers(dialect, speak) == []
+    got += answers(dialect, flush, messages.TurnSent("0"))
+    got += answers(dialect, clear)
+    warned = messages.WarningEvent("language_mismatch", "the text is in French, and the voice speaks English")
+    got += [without_ids(wire[0]) for wire in dialect.event(warned) if not isinstance(wire, CloseSocket)]
+    assert got == [without_ids(line) for line in examples("json deepgram-out")]
+    assert list(dialect.decode(close.encode(), True)) == [CloseSocket(1000, "closed")]
+
+
+def test_deepgram_flux_examples_are_read_and_written() -> None:
+    dialect = DeepgramFlux(VendorOptions(rate_hz=8000, voice="flux-alexis-en"))
+    speak, flush, interrupt, configure, close = examples("json deepgram-flux-in")
+    got = [without_ids(wire) for wire, _ in dialect.greeting()]
+    started, text = dialect.decode(speak.encode(), True)
+    assert isinstance(started, Reply) and isinstance(text, Text) and text.turn is not None
+    got.append(without_ids(started.wire[0]))
+    assert list(dialect.audio(text.turn, bytes(1140 * 16), None)) == [(bytes(1140 * 16), False)]
+    got += answers(dialect, flush, messages.TurnSent(text.turn))
+    cleared = messages.Cleared(text.turn, "Sure, let me", 12, 900, " check.", "client", "clear")
+    got += answers(dialect, interrupt, cleared)
+    got += answers(dialect, configure) + answers(dialect, '{"type":"Configure","speed":9}')
+    got += answers(dialect, '{"type":"Interrupt"}')
+    failed = DeepgramFlux(VendorOptions()).decode(b"", False)
+    got += [without_ids(step.wire[0]) for step in failed if isinstance(step, Reply)]
+    got += answers(dialect, close)
+    assert got == [without_ids(line) for line in examples("json deepgram-flux-out")]
 
 
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
@@ -503,6 +555,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
     assert len(DIALECT_PAGES) == len(_DIALECTS)
+    assert len(DIALECT_PAGES) == len(_DIALECTS) == 12
     assert entries == [entry for _, entry in sorted(expected)]
 
 
