@@ -159,11 +159,11 @@ class Intake:
 
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
-        old = self.speaking
+        old, first = self.speaking, self.settings
         self.speaking = TurnVoice(
-            voice=old.voice if message.voice is None else message.voice,
-            lang=old.lang if message.lang is None else message.lang,
-            speed=old.speed if message.speed is None else message.speed,
+            voice=old.voice if message.voice is None else message.voice or first.voice,
+            lang=old.lang if message.lang is None else message.lang or first.lang,
+            speed=old.speed if message.speed is None else message.speed or first.speed,
             seed=old.seed if message.seed is None else message.seed,
             instruct=old.instruct if message.instruct is None else message.instruct,
         )

@@ -235,8 +235,9 @@ class Session:
         self._playhead.rate_hz = settings.rate_hz
         self._intake.settings = settings
         for turn in self.turns:
-            self._supply.drop(turn)
-            turn.begin_again(settings)
+            if not turn.sent_all:
+                self._supply.drop(turn)
+                turn.begin_again(settings)
 
     def peer_holds(self, n_frames: int, now_ns: int) -> None:
         """The peer reports that it has `n_frames` which it has not played."""

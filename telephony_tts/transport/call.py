@@ -254,12 +254,12 @@ class Call:
             metrics.CANCEL_TO_SILENCE_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
 
     def _with_known_voice(self, message: m.Configure) -> m.Configure | m.Invalid:
-        wanted = message.voice or self.session.voice
+        wanted = self.session.voice if message.voice is None else message.voice or self.session.settings.voice
         try:
             _, voice = self._catalog.resolve(wanted, message.lang, "")
         except TelephonyTTSError as error:
             return m.Invalid(error.code, error.message)
-        if message.lang is not None and not voice.speaks(message.lang):
+        if message.lang and not voice.speaks(message.lang):
             text = f"voice {voice.name} speaks {', '.join(voice.languages)}, not {message.lang}"
             self._to_bot(m.WarningEvent("other_language", text))
         return message

@@ -19,7 +19,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import deepgram
+from telephony_tts.wire import cartesia, deepgram, jambonz_tts
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -57,6 +57,10 @@ class Vendor:
 
 VENDORS = (
     Vendor("deepgram", re.compile(r"/v1/speak/?"), deepgram.open_speak, deepgram.refuse, deepgram.OWN_VOICE),
+    Vendor(
+        "cartesia", re.compile(r"/tts/websocket/?"), cartesia.open_contexts, cartesia.refuse, cartesia.OWN_VOICE
+    ),
+    Vendor("jambonz", re.compile(r"/jambonz/tts/?"), jambonz_tts.open_tts, jambonz_tts.refuse, jambonz_tts.OWN_VOICE),
 )
 
 
@@ -217,6 +221,8 @@ class VendorLeg:
         if isinstance(event, m.Done) and self._joined:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
         if isinstance(event, m.SentenceSpoken) and self._joined and self._dialect.needs_alignment:
+            # Its audio goes to the media leg, but its words are known. The time is rounded down, hence one more.
+            self._n_samples[event.turn] = (event.end_ms + 1) * self._call.session.settings.rate_hz // 1000
             self._send_audio(event.turn, b"")
         if not isinstance(event, VendorEvent):
             return None
@@ -292,6 +298,8 @@ class VendorLeg:
         except TelephonyTTSError as error:
             self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
             return
+        if voice is None and message.voice is not None:
+            voice = ""  # the default one, whichever voice an earlier turn had
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
