@@ -173,17 +173,18 @@ class CartesiaContexts:
             yield Reply(_error(None, 400, error.invalid.code, error.invalid.message))
             return
         context = self._contexts.get(context_id)
+        if context is None:
+            if message.get("cancel") is True:
+                return
+            context = self._contexts[context_id] = SpeechContext(context_id)
+            yield from map(Reply, self._forget_oldest())
         try:
             if message.flag("cancel"):
-                if context is not None:
-                    yield from self._stop(context, "cancelled")
+                yield from self._stop(context, "cancelled")
                 return
-            if context is None:
-                context = self._contexts[context_id] = SpeechContext(context_id)
-                yield from map(Reply, self._forget_oldest())
             request = _read(message)
         except BadField as error:
-            yield from self._fail(context or SpeechContext(context_id), error.invalid)
+            yield from self._fail(context, error.invalid)
             return
         if context.end:
             yield from self._too_late(context, request)
