@@ -1,4 +1,4 @@
-"""`/tts/websocket` against a plain client: contexts, flushes, cancels, word times and formats, judged by their audio."""
+"""`/tts/websocket` against a plain client: contexts, flushes, cancels, word times and formats, judged by the audio."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_the_audio_has_the_format_of_the_message(encoding: str, rate_hz: int) ->
             }
             pcm: Pcm = decode[encoding]()
             assert_spoken(pcm, [FIRST], rate_hz)
-            word, start_s, end_s = bot.words_of("t1")[-1]
+            word, start_s, _ = bot.words_of("t1")[-1]
             assert (word, start_s) == ("Tuesday.", pytest.approx(0.06 * FIRST.index("Tuesday"), abs=0.05))
 
     run(main)

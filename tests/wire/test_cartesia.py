@@ -298,7 +298,8 @@ def test_each_chinese_character_is_a_word() -> None:
 
 # ------------------------------------------------------------------------- fuzz
 
-_SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.lists(st.integers(), max_size=2)
+_NUMBERS = st.integers() | st.floats()
+_SCALAR = st.none() | st.booleans() | _NUMBERS | st.text(max_size=6) | st.lists(_NUMBERS, max_size=2)
 _MESSAGE = st.fixed_dictionaries(
     {},
     optional={

@@ -69,7 +69,8 @@ def test_a_whole_conversation() -> None:
 
 def test_the_options_are_in_the_address() -> None:
     options = voice("/jambonz/tts?voice=anna&language=zh-CN&sampleRate=16000&call=CA1").options
-    assert (options.voice, options.lang, options.rate_hz, options.codec, options.call) == ("anna", "zh", 16000, "pcm", "CA1")
+    assert (options.voice, options.lang, options.call) == ("anna", "zh", "CA1")
+    assert (options.codec, options.rate_hz) == ("pcm", 16000)
     assert voice("/jambonz/tts").options.rate_hz == 8000
 
 
@@ -163,7 +164,8 @@ def test_a_binary_message_gets_an_error() -> None:
     assert "binary" in error
 
 
-_JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+_NUMBERS = st.integers() | st.floats()
+_JSON = st.none() | st.booleans() | _NUMBERS | st.text(max_size=8) | st.lists(_NUMBERS, max_size=2)
 _KINDS = st.sampled_from(["stream", "flush", "clear", "stop", "connect", "keepalive"]) | _JSON
 
 
