@@ -46,6 +46,8 @@ MAX_ID_CHARS = 256
 MAX_CONTEXTS = 1_000
 """How many contexts of a socket are remembered, those that are over among them."""
 
+MAX_SENT_TURNS = 8
+
 ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
 RATES_HZ = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 G711_RATE_HZ = 8_000
@@ -126,6 +128,8 @@ class SpeechContext:
     request: ContextRequest | None = None
     segments: deque[ContextSegment] = field(default_factory=deque)
     """Those that are not spoken to their end, and the flushes that wait for them."""
+    sent: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SENT_TURNS))
+    """Its last turns whose audio was sent. The client may still be playing it."""
     n_flushes: int = 0
     length_s: float = 0.0
     """How long its audio is so far."""
@@ -184,12 +188,13 @@ class CartesiaContexts:
                 return
             request = _read(message)
         except BadField as error:
-            yield from self._fail(context, error.invalid)
+            yield from self._fail(context, error.invalid.code, error.invalid.message)
             return
         if context.end:
             yield from self._too_late(context, request)
-        elif (problem := _change(context.request, request)) is not None:
-            yield from self._fail(context, problem)
+        elif (changed := _changed_field(context.request, request)) is not None:
+            what = f'"{changed}" may not change within a context; use a new context_id'
+            yield from self._fail(context, "bad_field", what)
         else:
             context.request = context.request or request
             yield from self._push(context, request)
@@ -209,8 +214,8 @@ class CartesiaContexts:
         text = request.text
         if context.is_complete:
             if text.strip():
-                what = "the context was ended with \"continue\": false; its text is complete"
-                yield from self._fail(context, Invalid("context_closed", what))
+                what = 'the context was ended with "continue": false; its text is complete'
+                yield from self._fail(context, "context_closed", what)
             return
         is_last = not request.more
         if text.strip() or (text and not is_last and context.open_segment is not None):
@@ -264,7 +269,7 @@ class CartesiaContexts:
             if self._turns:
                 what = f"this connection carries {self._audio} while a context is spoken, not {wanted}: use the same "
                 what += "output_format in all contexts, or a connection for each format"
-                yield from self._fail(context, Invalid("bad_field", what))
+                yield from self._fail(context, "bad_field", what)
                 return
             self._audio = wanted
             self.options = replace(self.options, codec=ENCODINGS[wanted.encoding], rate_hz=wanted.rate_hz)
@@ -281,11 +286,11 @@ class CartesiaContexts:
             what = "the context is over; use a new context_id"
             yield Reply(_error(context.id, 400, "context_closed", what))
 
-    def _fail(self, context: SpeechContext, invalid: Invalid) -> Iterable[Step]:
+    def _fail(self, context: SpeechContext, code: str, message: str) -> Iterable[Step]:
         """A message that cannot be served ends its context."""
         if context.end:
             return
-        yield Reply(_error(context.id, _STATUS.get(invalid.code, 400), invalid.code, invalid.message))
+        yield Reply(_error(context.id, 400, code, message))
         yield from self._stop(context, "error")
 
     def _stop(self, context: SpeechContext, end: str) -> Iterable[Step]:
@@ -295,14 +300,16 @@ class CartesiaContexts:
         yield from map(Clear, turns)
 
     def _turns_of(self, context: SpeechContext) -> list[str]:
-        """The turns of a context that are not over, the last one first."""
-        return [segment.turn for segment in reversed(context.segments) if segment.turn in self._turns]
+        """The turns of a context that its client may still have to play, the last one first."""
+        waiting = [segment.turn for segment in reversed(context.segments) if segment.turn in self._turns]
+        return [*waiting, *reversed(context.sent)]
 
     def _over(self, context: SpeechContext, end: str) -> None:
         context.end = context.end or end
         for segment in context.segments:
             self._turns.pop(segment.turn, None)
         context.segments.clear()
+        context.sent.clear()
 
     # --------------------------------------------------------- server → client
 
@@ -337,6 +344,7 @@ class CartesiaContexts:
         match event:
             case TurnSent(turn):
                 if (context := self._turns.pop(turn, None)) is not None:
+                    context.sent.append(turn)
                     for segment in context.segments:
                         if segment.turn == turn:
                             segment.is_sent, segment.is_open = True, False
@@ -433,8 +441,8 @@ def _audio_format(message: Fields) -> AudioFormat | None:
     return AudioFormat(encoding, int(rate_hz))
 
 
-def _change(first: ContextRequest | None, later: ContextRequest) -> Invalid | None:
-    """What a later message of a context may not change."""
+def _changed_field(first: ContextRequest | None, later: ContextRequest) -> str | None:
+    """The field that a later message of a context changes and may not."""
     if first is None:
         return None
     for name, before, now in (
@@ -443,7 +451,7 @@ def _change(first: ContextRequest | None, later: ContextRequest) -> Invalid | No
         ("output_format", first.audio, later.audio),
     ):
         if now is not None and now != before:
-            return Invalid("bad_field", f'"{name}" may not change within a context; use a new context_id')
+            return name
     return None
 
 

@@ -171,6 +171,18 @@ def test_a_cancel_clears_the_last_turn_first_and_is_not_answered() -> None:
     assert bot.told == []
 
 
+def test_a_cancel_after_done_takes_back_what_was_sent_ahead() -> None:
+    """Otherwise the next turn would be sent as if the client played the cancelled one to its end."""
+    bot = Bot()
+    bot.push("a", "One.", flush=True)
+    bot.push("a", "Two.", more=False)
+    bot.event(TurnSent("1"))
+    bot.event(TurnSent("2"))
+    assert bot.send({"context_id": "a", "cancel": True}) == [Clear("2"), Clear("1")]
+    assert bot.send({"context_id": "a", "cancel": True}) == []
+    assert bot.kinds == [("a", "flush_done"), ("a", "done")]
+
+
 def test_an_interruption_by_the_callers_voice_ends_the_context() -> None:
     bot = Bot("/tts/websocket?call=CA1")
     bot.push("a", "One.", flush=True)
@@ -348,4 +360,5 @@ def test_any_messages_and_events_give_each_context_at_most_one_end(story: list[t
 
 @given(st.binary(max_size=40), st.booleans())
 def test_any_bytes_give_steps(data: bytes, is_text: bool) -> None:
-    assert all(isinstance(step, Reply) for step in open_contexts("/tts/websocket").decode(data, is_text))
+    kinds = Reply | Text | End | Configure
+    assert all(isinstance(step, kinds) for step in open_contexts("/tts/websocket").decode(data, is_text))

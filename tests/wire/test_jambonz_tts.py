@@ -179,4 +179,4 @@ def test_any_json_gives_steps(messages: list[dict[str, Any]]) -> None:
 
 @given(st.binary(max_size=40), st.booleans())
 def test_any_bytes_give_steps(data: bytes, is_text: bool) -> None:
-    assert all(isinstance(step, Reply) for step in voice().decode(data, is_text))
+    assert all(isinstance(step, Reply | Clear | CloseSocket) for step in voice().decode(data, is_text))
