@@ -82,8 +82,10 @@ class ContextClient:
 
 
 @asynccontextmanager
-async def client(rig: Rig, headers: dict[str, str] | None = None, **options: Any) -> AsyncIterator[ContextClient]:
-    url = rig.url(PATH, **options)
+async def client(
+    rig: Rig, headers: dict[str, str] | None = None, path: str = PATH, **options: Any
+) -> AsyncIterator[ContextClient]:
+    url = rig.url(path, **options)
     async with connect(url, compression=None, additional_headers=headers, proxy=None, max_queue=None) as socket:
         bot = ContextClient(socket)
         try:
@@ -566,9 +568,10 @@ def test_the_key_may_be_where_clients_put_it(headers: dict[str, str], options: d
 # ------------------------------------------------------------- a joined call
 
 
-def test_a_bot_that_joins_a_call_is_heard_there_and_gets_its_words_but_no_audio() -> None:
+@pytest.mark.parametrize("address", [{"call": "CA1"}, {"path": f"/calls/CA1{PATH}"}])
+def test_a_bot_that_joins_a_call_is_heard_there_and_gets_its_words_but_no_audio(address: dict[str, str]) -> None:
     async def main() -> None:
-        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone, client(rig, call="CA1") as bot:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone, client(rig, **address) as bot:
             await phone.start()
             await bot.push("t1", f"{FIRST} ", add_timestamps=True, output_format=MULAW)
             await bot.push("t1", SECOND, more=False, add_timestamps=True, output_format=MULAW)
