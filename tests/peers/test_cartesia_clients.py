@@ -120,7 +120,7 @@ def test_the_sdk_shows_our_errors() -> None:
 
 def test_pipecat() -> None:
     async def main() -> None:
-        async with serving(Tones(speed=4.0), tokens=("secret",)) as rig:
+        async with serving(Tones(speed=4.0), tokens=("secret",), burst_ahead_s=1.0) as rig:
             events = await driven(
                 rig, "pipecat_turns.py", f"turn:{TURN}", "hear:1200", "interrupt", f"turn:{NEXT}", "wait:stopped",
                 "wait:silent", "wait:silent", service="cartesia",
@@ -128,6 +128,8 @@ def test_pipecat() -> None:
             assert_begins(heard(events, turn=1), [ONE, TWO])
             assert_is(heard(events, turn=2), [NEXT])
             assert not of(events, "error")
+            # Not behind the rest of the first turn, which would take more than three seconds.
+            assert of(events, "audio", turn=2)[0]["at_s"] - of(events, "sent")[0]["at_s"] < 1.5
             first, second = of(events, "context")[0]["said"]
             # It notes each word where it is spoken: at 1200 ms, and what it plays until it hears of the interruption.
             n_chars = round(1200 / 60)
