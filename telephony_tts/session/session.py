@@ -470,7 +470,7 @@ class Session:
             if turn.n_skipped or not turn.parts:
                 self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
             self._out.append(
-                m.Done(turn.id, turn.n_sent_samples * 1000 // self.settings.rate_hz, turn.n_chars,
+                m.Done(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz, turn.n_chars,
                        turn.underruns, latency(turn))
             )
             self._forget(turn, "done")

@@ -186,9 +186,9 @@ class VendorSettings:
     """The section `vendors`: bots that speak the protocols of other vendors, and HTTP clients.
 
     Audio on such a socket is sent at most `burst_ahead_s` beyond what would be playing. `voice_names` maps a
-    vendor's name for a voice to one of ours. A bot that joined a call may come back within `rejoin_s` after it has left,
-    because some frameworks open a new socket after each interruption. `http_streams` is how many HTTP requests may be spoken at
-    once, beside the calls. `request_chars` and `request_bytes` limit the text and the body of one request.
+    vendor's name for a voice to one of ours. A bot that joined a call may come back within `rejoin_s`, because
+    some frameworks open a new socket after each interruption. `http_streams` is how many HTTP requests may be spoken
+    at once, beside the calls. `request_chars` and `request_bytes` limit the text and the body of one request.
     """
 
     burst_ahead_s: Annotated[float, Between(0.1, 600)] = 10.0

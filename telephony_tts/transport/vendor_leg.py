@@ -6,6 +6,7 @@ what would be playing. Frames that are due together go into one message.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import new_call, ready
-from telephony_tts.wire import dashscope, deepgram, deepgram_flux, elevenlabs
+from telephony_tts.wire import cartesia, dashscope, deepgram, deepgram_flux, elevenlabs, jambonz_tts
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.fields import CALL_NAME, Wire
 from telephony_tts.wire.vendor import (
@@ -70,9 +71,13 @@ VENDORS = (
         key_may_follow=True,
     ),
     Vendor(
+        "cartesia", re.compile(r"/tts/websocket/?"), cartesia.open_contexts, cartesia.refuse, cartesia.OWN_VOICE
+    ),
+    Vendor(
         "dashscope", re.compile(r"/api-ws/v1/inference/?"), dashscope.open_inference, dashscope.refuse,
         dashscope.OWN_VOICE, turn_idle_s=dashscope.TASK_IDLE_S,
     ),
+    Vendor("jambonz", re.compile(r"/jambonz/tts/?"), jambonz_tts.open_tts, jambonz_tts.refuse, jambonz_tts.OWN_VOICE),
 )  # fmt: skip
 
 
@@ -387,6 +392,14 @@ class VendorLeg:
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
+        if wanted.container:
+            try:
+                make_encoder(wanted.container, wanted.rate_hz).close()
+            except TelephonyTTSError as error:
+                self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+                return
+        if not self._joined:
+            self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
 
 def problem_of(

@@ -63,7 +63,8 @@ class Mark:
 class Configure:
     """Settings for text that comes later; None leaves a setting unchanged.
 
-    An empty `voice`, `lang` or `instruct`, or a `speed` of 0, is what the call began with.
+    An empty `voice`, `lang` or `instruct`, or a `speed` of 0, is what the call began with. The native protocol has none
+    of these.
     `inbound` is the form of the caller's audio on the bot leg: "none", "base64" or "binary". `inbound_codec` and
     `inbound_rate_hz` are its codec and rate, by default those of the media leg. `barge_in`, "on" or "off", decides
     whether the caller's voice interrupts: after `min_speech_ms` of speech, and not in the first `hold_off_ms` of the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,34 @@ def test_caller_audio_that_is_not_needed_is_not_processed() -> None:
     world = World(media=False)
     joined(world, "ulaw", 8000)
     assert listened(world, "ulaw", 8000) == b""
+
+
+# ------------------------------------------------------------- sockets of vendors' clients
+
+
+def test_a_turn_that_was_sent_stays_in_its_format_when_the_format_changes() -> None:
+    """A client names the format anew while it still plays what was sent ahead."""
+    world = World(settings=replace(SessionSettings(), separate_turns=True, lead_ms=5000, codec="pcm"))
+    world.say(TEXT, "a")
+    world.run(500)
+    assert world.of(m.TurnSent) == [m.TurnSent("a")] and not world.of(m.Done)
+    world.session.change_format("pcm", 16000)
+    world.say("Seven eight.", "b")
+    world.run(6000)
+    first, second = world.of(m.Done)
+    assert (first.turn, second.turn) == ("a", "b")
+    assert first.audio_ms == pytest.approx(1400, abs=60)
+    assert [utterance.turn for _, utterance in world.submitted] == ["a", "a", "b"]
+    sizes = [len(payload) for _, _, payload in world.frames]
+    assert set(sizes) == {320, 640} and sizes == sorted(sizes)
+
+
+def test_a_voice_that_a_turn_had_is_not_that_of_the_next_one_which_asks_for_none() -> None:
+    world = World(settings=replace(SessionSettings(), voice="first", lang="en", speed=1.25))
+    world.send(m.Configure(voice="other", lang="zh", speed=0.75))
+    world.say("One two.", "a")
+    world.send(m.Configure(voice="", lang="", speed=0.0))
+    world.say("Three four.", "b")
+    world.run(4000)
+    voices = [(utterance.voice, utterance.lang, utterance.speed) for _, utterance in world.submitted]
+    assert voices == [("other", "zh", 0.75), ("first", "en", 1.25)]

@@ -21,6 +21,7 @@ from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from telephony_tts.wire import messages
 from telephony_tts.wire.asterisk import AsteriskCodec
+from telephony_tts.wire.cartesia import open_contexts
 from telephony_tts.wire.dashscope import DashScopeTasks
 from telephony_tts.wire.deepgram import DeepgramSpeak
 from telephony_tts.wire.deepgram_flux import DeepgramFlux
@@ -29,6 +30,7 @@ from telephony_tts.wire.exotel import ExotelCodec
 from telephony_tts.wire.freeswitch import FreeSwitchCodec
 from telephony_tts.wire.genesys import GenesysCodec
 from telephony_tts.wire.jambonz import JambonzCodec
+from telephony_tts.wire.jambonz_tts import JambonzVoice, open_tts
 from telephony_tts.wire.media_stream import MediaStreamCodec
 from telephony_tts.wire.messages import Configure, Frame, InboundAudio, Invalid, MediaClear, MediaMark, Text
 from telephony_tts.wire.native import CLIENT_TYPES, EVENT_TYPES, NativeCodec
@@ -38,7 +40,7 @@ from telephony_tts.wire.query import StreamOptions, parse_stream_query
 from telephony_tts.wire.signalwire import SignalWireCodec
 from telephony_tts.wire.telnyx import TelnyxCodec
 from telephony_tts.wire.twilio import TwilioCodec
-from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, VendorDialect, VendorEvent, VendorOptions
+from telephony_tts.wire.vendor import ChangeAudio, CloseSocket, Reply, Step, VendorDialect, VendorEvent, VendorOptions
 from telephony_tts.wire.vonage import VonageCodec
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +53,7 @@ _NUMBERED = re.compile(r"^#+ ((\d+(?:\.\d+)?)\.? .+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(.+?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
-    "jambonz", "deepgram", "elevenlabs", "dashscope",
+    "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
@@ -452,6 +454,41 @@ def test_deepgram_flux_examples_are_read_and_written() -> None:
     got += [without_ids(step.wire[0]) for step in failed if isinstance(step, Reply)]
     got += answers(dialect, close)
     assert got == [without_ids(line) for line in examples("json deepgram-flux-out")]
+def steps_of(dialect: VendorDialect, kind: str) -> list[Step]:
+    """What all the examples of a kind ask for."""
+    return [step for line in examples(kind) for step in dialect.decode(line.encode(), True)]
+
+
+def lines_of(*wires: Any) -> list[str]:
+    return [wire[0].decode() for some in wires for wire in some]
+
+
+def test_cartesia_examples_are_read_and_written() -> None:
+    dialect = open_contexts("/tts/websocket")
+    asked = [type(step).__name__ for step in steps_of(dialect, "json cartesia-in")]
+    assert asked == ["ChangeAudio", "Configure", "Text", "Flush", "End", "Clear"]
+    dialect = open_contexts("/tts/websocket")
+    text, flush, end, _ = examples("json cartesia-in")
+    for line in (text, flush):
+        assert not [step for step in dialect.decode(line.encode(), True) if isinstance(step, Reply)]
+    spoken = messages.SpokenText("Good morning.", 0, tuple(60.0 * n for n in range(14)))
+    said = lines_of(dialect.audio("1", b"\xff", spoken), dialect.event(messages.TurnSent("1")))
+    said += [step.wire[0].decode() for step in dialect.decode(end.encode(), True) if isinstance(step, Reply)]
+    for step in dialect.decode(text.replace('"t1"', '"t2"').encode(), True):
+        if isinstance(step, Configure):
+            said += lines_of(dialect.event(messages.ErrorEvent("unknown_voice", "there is no voice nobody")))
+    assert said == examples("json cartesia-out")
+
+
+def test_jambonz_tts_examples_are_read_and_written() -> None:
+    dialect = open_tts("/jambonz/tts?base64_encoding=true")
+    assert isinstance(dialect, JambonzVoice)
+    assert steps_of(dialect, "json jambonz-tts-in") == [
+        Text("Hello, how can I help you today? ", "0"), messages.End("0"), messages.Clear(), messages.Clear(),
+        CloseSocket(1000, "stopped"),
+    ]  # fmt: skip
+    refused = [step.wire for step in dialect.decode(b'{"type":"speak"}', True) if isinstance(step, Reply)]
+    assert lines_of(dialect.greeting(), dialect.audio("0", bytes(2), None), refused) == examples("json jambonz-tts-out")
 
 
 @pytest.mark.parametrize("address", examples("text address") + re.findall(r"'(ws://.+?)'", PAGE))
@@ -555,7 +592,6 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
     assert len(DIALECT_PAGES) == len(_DIALECTS)
-    assert len(DIALECT_PAGES) == len(_DIALECTS) == 12
     assert entries == [entry for _, entry in sorted(expected)]
 
 
