@@ -265,7 +265,7 @@ class CartesiaContexts:
         request = context.request
         assert request is not None
         wanted = request.audio
-        if wanted is not None and wanted != self._audio and self.options.call is None:
+        if wanted is not None and wanted != self._audio:
             if self._turns:
                 what = f"this connection carries {self._audio} while a context is spoken, not {wanted}: use the same "
                 what += "output_format in all contexts, or a connection for each format"
