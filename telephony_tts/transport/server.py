@@ -76,7 +76,7 @@ class Server:
         self.registry = Registry()
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.outside_calls()
-        self._outside_log = _log.limited(self._limit)
+        self.outside_log = self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
         genesys = settings.genesys
         self._genesys = SignatureVerifier(genesys.api_key, genesys.secret) if genesys.api_key is not None else None
@@ -391,7 +391,7 @@ class Server:
             scheme, _, credential = _only(headers, "Authorization").partition(" ")
             given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
         knows = self.settings.server.knows
-        return knows(given) or any(knows(key.encode()) for key in keys_in(target, headers))
+        return knows(given) or any(knows(key.encode("utf-8", "surrogateescape")) for key in keys_in(target, headers))
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
