@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -24,9 +25,10 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
     """The ASGI application of `server`, and the paths that belong to it, each with all that lies below."""
-    told = {"title": "Telephony TTS", "version": version("telephony-tts")}
-    app = FastAPI(**told, docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Telephony TTS", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app.version = version("telephony-tts")
     api = HttpApi(server)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
     @app.exception_handler(TelephonyTTSError)
     async def _failed(request: Request, error: Exception) -> Response:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from typing import Any
 
 import h11
@@ -71,7 +73,8 @@ class HttpConnection(H11Protocol):
     """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
 
     def __init__(self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack) -> None:
-        super().__init__(config, state, {"cut_off": self.cut_off})
+        super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
+        self._is_broken = False
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
 
@@ -80,6 +83,8 @@ class HttpConnection(H11Protocol):
         self.cycle.disconnected = True
         # By HTTP/1.0 the end of the connection ends the body. Only a reset says that it is not whole.
         if at_once or self.scope["http_version"] == "1.0":
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
         else:
             self.transport.close()
@@ -89,6 +94,16 @@ class HttpConnection(H11Protocol):
             super().handle_events()
         except h11.LocalProtocolError:  # the body has a mistake, and the response has begun
             self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """A part of the request cannot be parsed. In a body, the application answers, which reads what still comes."""
+        if self.cycle is None:
+            super().send_400_response(msg)
+        elif self.cycle.response_started and not self._is_broken:
+            self.transport.abort()
+        else:
+            self._is_broken, self.cycle.more_body = True, False
+            self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         if self.transport.is_closing():

@@ -64,6 +64,8 @@ class Gate:
                     return
                 self._check_key(scope, headers)
             body = await self._body(headers, receive)
+            if scope["state"]["is_broken"]():
+                raise BadRequest("the body's chunks cannot be parsed")
         except TelephonyTTSError as error:
             await _refuse(self._refusal(scope["path"], error), receive, send)
             return
@@ -86,9 +88,7 @@ class Gate:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body. None: the client has closed the connection. Raises TelephonyTTSError."""
-        announced = headers.get("Content-Length")  # at most one, says h11
-        if announced is not None and "Transfer-Encoding" in headers:
-            raise BadRequest("a request has Content-Length or Transfer-Encoding, not both")
+        announced = headers.get("Content-Length")  # RequestHead let in at most one, and it is a number
         settings = self._server.settings.vendors
         limit = settings.request_bytes
         if not any(kind.lower().startswith("multipart/form-data") for kind in headers.get_all("Content-Type")):

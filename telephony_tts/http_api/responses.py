@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts import logs
@@ -69,12 +70,14 @@ STATUS = {
 
 def refusal(error: TelephonyTTSError) -> Response:
     """Our own form of an error. The routes of vendors have theirs."""
-    response = JSONResponse({"error": {"code": error.code, "message": error.message}}, STATUS.get(error.code, 500))
-    return with_retry(response, error)
+    return refused(error, {"code": error.code, "message": error.message})
 
 
-def with_retry(response: Response, error: TelephonyTTSError) -> Response:
-    """The response, which says when a retry may succeed."""
+def refused(error: TelephonyTTSError, told: Mapping[str, object]) -> Response:
+    """The response to an error, of which the client is told this. It says when a retry may succeed."""
+    # ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry.
+    body = json.dumps({"error": told}, ensure_ascii=True)
+    response = Response(body, STATUS.get(error.code, 500), media_type="application/json")
     if error.retry_after_ms is not None:
         response.headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
     if error.code == "unauthorized":
@@ -127,6 +130,8 @@ class HttpApi:
         `wrap` turns the bytes into those of the response, for example into events. An error before the first audio is
         raised: TelephonyTTSError.
         """
+        if any(not _is_unicode(said) for said in (wanted.text, wanted.lang, wanted.instruct)):
+            raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
         stack = AsyncExitStack()
         stack.callback(encoder.close)
@@ -138,6 +143,11 @@ class HttpApi:
             raise
         body = audio if wrap is None else wrap(audio)
         return SpeechResponse(body, stack, content_type or encoder.content_type, self.server.outside_log)
+
+
+def _is_unicode(text: str | None) -> bool:
+    """Whether UTF-8 can carry the text. JSON can escape what it cannot."""
+    return text is None or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 async def _encoded(audio: Audio, encoder: StreamEncoder) -> Audio:
