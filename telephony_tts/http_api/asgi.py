@@ -73,8 +73,8 @@ class HttpConnection(H11Protocol):
     """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
 
     def __init__(self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack) -> None:
-        super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
         self._is_broken = False
+        super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
         self.logger = log  # type: ignore[assignment]
         self._take_back = take_back
 
@@ -97,7 +97,7 @@ class HttpConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """A part of the request cannot be parsed. In a body, the application answers, which reads what still comes."""
-        if self.cycle is None:
+        if not bool(self.cycle):  # uvicorn types it as never None
             super().send_400_response(msg)
         elif self.cycle.response_started and not self._is_broken:
             self.transport.abort()

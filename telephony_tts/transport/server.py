@@ -391,7 +391,7 @@ class Server:
             scheme, _, credential = _only(headers, "Authorization").partition(" ")
             given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
         knows = self.settings.server.knows
-        return knows(given) or any(knows(key.encode("utf-8", "surrogateescape")) for key in keys_in(target, headers))
+        return knows(given) or any(knows(key.encode()) for key in keys_in(target, headers))
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()

@@ -105,7 +105,7 @@ def test_every_sample_rate(rate_hz: int) -> None:
 FORM = "application/x-www-form-urlencoded"
 WAYS = {
     "json": ("POST", "", "application/json", json.dumps({"text": TEXT, "format": "pcm"}).encode()),
-    "json in capitals": ("POST", "", "Application/JSON; charset=x", json.dumps({"text": TEXT, "format": "pcm"}).encode()),
+    "json in capitals": ("POST", "", "Application/JSON", json.dumps({"text": TEXT, "format": "pcm"}).encode()),
     "form": ("POST", "", FORM, urlencode({"text": TEXT, "format": "pcm", "voice": ""}).encode()),
     "multipart": (
         "POST", "", f"multipart/form-data; boundary={BOUNDARY}", multipart({"text": TEXT, "format": "pcm"}, {}),
