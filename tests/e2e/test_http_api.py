@@ -7,9 +7,12 @@ import base64
 import io
 import json
 import logging
+import re
+import shlex
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -340,6 +343,28 @@ def test_openais_voices_models_and_speed() -> None:
             assert {"tone", "other", "nova", "alloy"} <= {voice["id"] for voice in voices}
 
     run(main)
+
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "protocol"
+CURL = [
+    line
+    for page in ("http", "openai", "cosyvoice", "custom-voices")
+    for block in re.findall(r"^```sh curl\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_the_lines_for_curl_on_the_pages(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            assert len(CURL) == 13
+            for line in CURL:
+                words = shlex.split(line.replace("127.0.0.1:8080", f"127.0.0.1:{rig.port}"))
+                curl = await asyncio.create_subprocess_exec(*words, "--noproxy", "*")
+                assert await asyncio.wait_for(curl.wait(), 10) == 0, line
+
+    run(main)
+    assert not warnings_in(caplog)
 
 
 # ------------------------------------------------------------------- refusals
