@@ -16,10 +16,11 @@ from telephony_tts.http_api import openai_routes, responses
 from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.gate import Gate
-from telephony_tts.http_api.responses import BadRequest, HttpApi
+from telephony_tts.http_api.responses import BadRequest, ClientGone, HttpApi
 from telephony_tts.http_api.tts_routes import tts_routes
 from telephony_tts.transport.server import Server
 
+_LOGGED_CHARS = 200
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -28,12 +29,19 @@ def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
     app = FastAPI(title="Telephony TTS", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     app.version = version("telephony-tts")
     api = HttpApi(server)
+
+    def refuse(path: str, error: TelephonyTTSError) -> Response:
+        if not isinstance(error, ClientGone):
+            why = error.message[:_LOGGED_CHARS]
+            server.outside_log.info("refused", reason=error.code, path=path[:_LOGGED_CHARS], why=why)
+        return openai_routes.refusal(error) if openai_routes.owns(path) else responses.refusal(error)
+
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
     @app.exception_handler(TelephonyTTSError)
     async def _failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, TelephonyTTSError)
-        return _refusal(request.scope["path"], error)
+        return refuse(request.scope["path"], error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: Exception) -> Response:
@@ -52,8 +60,4 @@ def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
     for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes):
         app.include_router(routes(api))
     paths = [*app.openapi()["paths"], app.docs_url, app.openapi_url]
-    return Gate(app, server, _refusal), tuple({path.partition("{")[0].rstrip("/") for path in paths if path})
-
-
-def _refusal(path: str, error: TelephonyTTSError) -> Response:
-    return openai_routes.refusal(error) if openai_routes.owns(path) else responses.refusal(error)
+    return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths if path})

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import shlex
+import ssl
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,10 +20,11 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 import soundfile
-from http_peer import BOUNDARY, Answer, ask, ask_json, http_peer, multipart, request
+from http_peer import BOUNDARY, Answer, HttpPeer, ask, ask_json, http_peer, multipart, request
 from neighbour import neighbour
 from raw_peer import raw_peer
 from rig import Tones, correlation, rendering, run, serving, until
+from served import process
 
 from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake import FakeEngine
@@ -412,7 +414,10 @@ def test_what_cannot_be_spoken_is_refused(name: str, caplog: pytest.LogCaptureFi
             assert set(error) == ({"message", "type", "param", "code"} if "openai" in name else {"code", "message"})
             assert error["message"] and not rig.engine.spoken  # type: ignore[attr-defined]
 
-    run(main)
+    with caplog.at_level(logging.INFO):
+        run(main)
+    refused = [r.fields for r in caplog.records if r.getMessage() == "refused"]  # type: ignore[attr-defined]
+    assert [(each["reason"], each["path"]) for each in refused] == [(code, path)]
     assert not warnings_in(caplog)
 
 
@@ -1001,6 +1006,44 @@ def test_a_slow_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await peer.is_closed(2)
 
     run(main)
+
+
+def test_over_tls(certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+        trusting = ssl.create_default_context(cafile=str(certificate[0]))
+        async with serving(tls=context) as rig:
+            reader, writer = await asyncio.open_connection("localhost", rig.port, ssl=trusting)
+            peer = HttpPeer(reader, writer)
+            for text in ("one", "two"):
+                await peer.send("GET", f"/tts/stream?format=pcm&text={text}")
+                assert_speaks(np.frombuffer((await peer.answer()).body, "<i2"), 24_000, [text])
+            await peer.send("GET", "/healthz")
+            assert (await peer.answer()).body == b"ok\n"
+            writer.close()
+
+    run(main)
+    assert not warnings_in(caplog)
+
+
+def test_all_lines_of_the_log_have_one_form(tmp_path: Path) -> None:
+    """uvicorn has loggers of its own."""
+    log = tmp_path / "log"
+
+    async def main(port: int) -> None:
+        for name in ("another upgrade", "a chunk of a wrong size", "no host", "two lengths", "HTTP/2"):
+            async with http_peer(port) as peer:
+                peer.writer.write(SHAPES[name][0].encode("latin-1"))
+                assert (await peer.head()).status == SHAPES[name][1]
+        assert (await ask(port, "GET", "/tts/stream?text=hi&voice=ghost")).status == 404
+        assert (await ask(port, "GET", "/tts/stream?text=hi&voice=tone")).status == 200
+
+    with process(log=log) as (_, port):
+        asyncio.run(main(port))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["event"] for line in lines} >= {"refused"}
+    assert not any("uvicorn" in line["logger"] for line in lines)
 
 
 def test_clients_that_vanish_at_any_moment_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:

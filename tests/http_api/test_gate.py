@@ -42,6 +42,8 @@ class Exchange:
 
     async def receive(self) -> Message:
         if not self.left:
+            if self.sent:
+                return GONE
             await asyncio.Event().wait()
         return self.left.pop(0)
 
