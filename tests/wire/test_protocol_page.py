@@ -604,7 +604,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS)
+    assert len(DIALECT_PAGES) == len((*_DIALECTS, *_HTTP_PAGES))
     assert entries == [entry for _, entry in sorted(expected)]
 
 
