@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import version
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.http_api import openai_routes
-from telephony_tts.http_api.body_limits import BodyLimits
+from telephony_tts.http_api import openai_routes, responses
 from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
-from telephony_tts.http_api.responses import BadRequest, HttpApi, refusal
+from telephony_tts.http_api.gate import Gate
+from telephony_tts.http_api.responses import BadRequest, ClientGone, HttpApi
 from telephony_tts.http_api.tts_routes import tts_routes
 from telephony_tts.transport.server import Server
 
+_LOGGED_CHARS = 200
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 
-def application(server: Server) -> FastAPI:
-    """The FastAPI application of `server`."""
-    app = FastAPI(title="Telephony TTS", version=version("telephony-tts"), docs_url="/docs", redoc_url=None)
-    app.add_middleware(BodyLimits, max_bytes=server.settings.vendors.request_bytes)
+
+def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
+    """The ASGI application of `server`, and the paths that belong to it, each with all that lies below."""
+    app = FastAPI(title="Telephony TTS", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app.version = version("telephony-tts")
     api = HttpApi(server)
+
+    def refuse(path: str, error: TelephonyTTSError) -> Response:
+        if not isinstance(error, ClientGone):
+            why = error.message[:_LOGGED_CHARS]
+            server.outside_log.info("refused", reason=error.code, path=path[:_LOGGED_CHARS], why=why)
+        return openai_routes.refusal(error) if openai_routes.owns(path) else responses.refusal(error)
+
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
     @app.exception_handler(TelephonyTTSError)
     async def _failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, TelephonyTTSError)
-        return openai_routes.refusal(error) if openai_routes.owns(request.url.path) else refusal(error)
+        return refuse(request.scope["path"], error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: Exception) -> Response:
@@ -35,6 +49,15 @@ def application(server: Server) -> FastAPI:
         problems = ("{}: {}".format(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors())
         return await _failed(request, BadRequest("; ".join(problems)[:500]))
 
+    @app.exception_handler(HTTPException)
+    async def _not_served(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = _CODES.get(error.status_code, "bad_request")
+        response = await _failed(request, TelephonyTTSError(str(error.detail), code=code))
+        response.headers.update(error.headers or {})
+        return response
+
     for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes):
-        app.include_router(routes(api), dependencies=[Depends(api.authorise)])
-    return app
+        app.include_router(routes(api))
+    paths = [*app.openapi()["paths"], app.docs_url, app.openapi_url]
+    return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths if path})

@@ -1,31 +1,37 @@
 """The HTTP side of the listening socket: a FastAPI application, served by uvicorn's protocol on accepted connections.
 
-`transport/incoming.py` accepts the connections and decides which of them come here.
+`transport/incoming.py` accepts the connections and decides which of their requests come here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+import struct
+from typing import Any
 
-from fastapi import FastAPI
+import h11
+from starlette.types import ASGIApp
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from telephony_tts import logs
 from telephony_tts.http_api.application import application
+from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
 
-_KEEP_ALIVE_S = 30
 _CLOSE_S = 5.0
 
 
 class HttpServer:
-    """Serves the requests of `app`. Its own paths are those of its routes, and what lies below them."""
+    """Serves the requests of `app`, whose own `paths` are these and what lies below them."""
 
-    def __init__(self, app: FastAPI) -> None:
-        paths = [*app.openapi()["paths"], app.docs_url, app.openapi_url]
-        self._paths = tuple({path.partition("{")[0].rstrip("/") for path in paths if path})
+    def __init__(self, app: ASGIApp, paths: tuple[str, ...], log: logs.EventLogger) -> None:
+        self._paths = paths
+        self._log = UvicornLog(log)
         self._config = Config(
             app,
             http=H11Protocol,
@@ -35,7 +41,6 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         self._config.load()
@@ -45,13 +50,14 @@ class HttpServer:
     def owns(self, path: str) -> bool:
         return any(path == fixed or path.startswith(fixed + "/") for fixed in self._paths)
 
-    def connection(self) -> asyncio.Protocol:
-        return H11Protocol(self._config, self._state, {})
+    def connection(self, take_back: TakeBack) -> asyncio.Protocol:
+        return HttpConnection(self._config, self._state, self._log, take_back)
 
     async def close(self) -> None:
-        """Close idle connections, and end the requests that still run."""
+        """End the requests that still run. Connections between two requests are not here."""
         for connection in list(self._state.connections):
-            connection.shutdown()
+            if not connection.transport.is_closing():
+                connection.shutdown()
         tasks = set(self._state.tasks)
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=_CLOSE_S)
@@ -63,6 +69,69 @@ class HttpServer:
             connection.transport.abort()
 
 
+class HttpConnection(H11Protocol):
+    """Serves one request. Then the connection goes back, with what the client has already sent of the next one."""
+
+    def __init__(self, config: Config, state: ServerState, log: UvicornLog, take_back: TakeBack) -> None:
+        self._is_broken = False
+        super().__init__(config, state, {"cut_off": self.cut_off, "is_broken": lambda: self._is_broken})
+        self.logger = log  # type: ignore[assignment]
+        self._take_back = take_back
+
+    def cut_off(self, at_once: bool) -> None:
+        """End a response that cannot be completed, so that its client sees it. `at_once` drops what it has not read."""
+        self.cycle.disconnected = True
+        # By HTTP/1.0 the end of the connection ends the body. Only a reset says that it is not whole.
+        if at_once or self.scope["http_version"] == "1.0":
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def handle_events(self) -> None:
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:  # the body has a mistake, and the response has begun
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """A part of the request cannot be parsed. In a body, the application answers, which reads what still comes."""
+        if not bool(self.cycle):  # uvicorn types it as never None
+            super().send_400_response(msg)
+        elif self.cycle.response_started and not self._is_broken:
+            self.transport.abort()
+        else:
+            self._is_broken, self.cycle.more_body = True, False
+            self.cycle.message_event.set()
+
+    def on_response_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        is_over = self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE
+        if not is_over or self.flow.write_paused:
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        self.connections.discard(self)
+        self._take_back(self.transport, self.conn.trailing_data[0])
+
+
+class UvicornLog:
+    """What uvicorn's protocol has to say, as lines of our log. A client's mistake is no warning."""
+
+    level = logging.INFO
+
+    def __init__(self, log: logs.EventLogger) -> None:
+        self._log = log
+
+    def warning(self, message: str) -> None:
+        self._log.info("refused", reason="bad_request", why=message)
+
+    def error(self, message: str, *_: object, exc_info: Any = None) -> None:
+        self._log.error("http_request_failed", why=message.strip(), exc_info=exc_info)
+
+
 def http_server(server: Server) -> HttpServer:
     """The HTTP side of `server`."""
-    return HttpServer(application(server))
+    return HttpServer(*application(server), server.outside_log)

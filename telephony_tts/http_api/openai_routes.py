@@ -7,11 +7,11 @@ import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from telephony_tts.errors import TelephonyTTSError, UnknownVoice
-from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, with_retry
+from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, refused
 from telephony_tts.http_api.speech import SpeechRequest
 
 VOICES = (
@@ -101,8 +101,7 @@ def refusal(error: TelephonyTTSError) -> Response:
     """The vendor's form of an error."""
     status = STATUS.get(error.code, 500)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body = {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
-    return with_retry(JSONResponse(body, status), error)
+    return refused(error, {"message": error.message, "type": kind, "param": None, "code": error.code})
 
 
 def _model(name: str) -> dict[str, Any]:

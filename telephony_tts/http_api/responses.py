@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
-from websockets.datastructures import Headers
 
-from telephony_tts import logs, metrics
+from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.http_api.speech import SpeechRequest, SpeechStreams
 from telephony_tts.transport.server import Server
 
-_log = logs.get(__name__)
-_SLOW_READER_S = 30.0
-"""A client that takes no audio for so long is dropped: its utterance would hold a place in the engine."""
+SLOW_READER_S = 30.0
+"""A client that takes no audio for so long is cut off: its utterance would hold a place in the engine. Players of web
+pages may stop reading for some seconds."""
 _PIECE_SAMPLES = 2_880
 """How many samples are encoded between two looks at other calls: 120 ms at 24 kHz take a few milliseconds as mp3."""
 
@@ -52,6 +52,9 @@ STATUS = {
     "origin": 403,
     "client_gone": 499,
     "bad_request": 400,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
     "text_too_long": 413,
     "body_too_large": 413,
     "unknown_voice": 404,
@@ -67,12 +70,14 @@ STATUS = {
 
 def refusal(error: TelephonyTTSError) -> Response:
     """Our own form of an error. The routes of vendors have theirs."""
-    response = JSONResponse({"error": {"code": error.code, "message": error.message}}, STATUS.get(error.code, 500))
-    return with_retry(response, error)
+    return refused(error, {"code": error.code, "message": error.message})
 
 
-def with_retry(response: Response, error: TelephonyTTSError) -> Response:
-    """The response, which says when a retry may succeed."""
+def refused(error: TelephonyTTSError, told: Mapping[str, object]) -> Response:
+    """The response to an error, of which the client is told this. It says when a retry may succeed."""
+    # ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry.
+    body = json.dumps({"error": told}, ensure_ascii=True)
+    response = Response(body, STATUS.get(error.code, 500), media_type="application/json")
     if error.retry_after_ms is not None:
         response.headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
     if error.code == "unauthorized":
@@ -87,17 +92,6 @@ class HttpApi:
         self.server = server
         self.settings = server.settings.vendors
         self._streams = SpeechStreams(server)
-
-    async def authorise(self, request: Request) -> None:
-        """Raises NotAllowed unless the request carries a token, if the server has tokens."""
-        target = request.url.path + ("?" + request.url.query if request.url.query else "")
-        headers = Headers(list(request.headers.items()))
-        why_not = self.server.origin_refusal(request.scope["server"][0], headers)
-        if why_not is not None:
-            raise TelephonyTTSError(why_not, code="origin")
-        if not self.server.knows_key_of(target, headers):
-            metrics.REFUSED.labels(reason="unauthorized").inc()
-            raise NotAllowed("a token is needed: Authorization: Bearer …")
 
     def text(self, text: str) -> str:
         """The text, if it is neither empty nor too long. Raises TelephonyTTSError."""
@@ -136,6 +130,8 @@ class HttpApi:
         `wrap` turns the bytes into those of the response, for example into events. An error before the first audio is
         raised: TelephonyTTSError.
         """
+        if any(not _is_unicode(said) for said in (wanted.text, wanted.lang, wanted.instruct)):
+            raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
         stack = AsyncExitStack()
         stack.callback(encoder.close)
@@ -145,7 +141,13 @@ class HttpApi:
         except BaseException:
             await stack.aclose()
             raise
-        return SpeechResponse(audio if wrap is None else wrap(audio), stack, content_type or encoder.content_type)
+        body = audio if wrap is None else wrap(audio)
+        return SpeechResponse(body, stack, content_type or encoder.content_type, self.server.outside_log)
+
+
+def _is_unicode(text: str | None) -> bool:
+    """Whether UTF-8 can carry the text. JSON can escape what it cannot."""
+    return text is None or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 async def _encoded(audio: Audio, encoder: StreamEncoder) -> Audio:
@@ -163,24 +165,25 @@ async def _encoded(audio: Audio, encoder: StreamEncoder) -> Audio:
 class SpeechResponse(StreamingResponse):
     """Streams audio, and ends the speech when it ends, whoever ends it."""
 
-    def __init__(self, body: Audio, stack: AsyncExitStack, content_type: str) -> None:
+    def __init__(self, body: Audio, stack: AsyncExitStack, content_type: str, log: logs.EventLogger) -> None:
         super().__init__(body, media_type=content_type)
         self._stack = stack
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(_SLOW_READER_S):
+            async with asyncio.timeout(SLOW_READER_S):
                 await send(message)
 
         try:
             await super().__call__(scope, receive, send_in_time)
         except* TimeoutError:
-            _log.warning("slow_reader", path=scope["path"], for_s=_SLOW_READER_S)
-            raise
+            self._log.warning("slow_reader", path=scope["path"], for_s=SLOW_READER_S)
+            scope["state"]["cut_off"](at_once=True)
         except* TelephonyTTSError as group:
             # The status is sent. A cut body is the only way left to tell the client.
-            _log.warning("speech_cut_off", path=scope["path"], why=str(group.exceptions[0]))
-            raise
+            self._log.warning("speech_cut_off", path=scope["path"], why=str(group.exceptions[0]))
+            scope["state"]["cut_off"](at_once=False)
         finally:
             await self._stack.aclose()
 

@@ -74,10 +74,10 @@ def tts_routes(api: HttpApi) -> APIRouter:
 
 async def read_body(request: Request, file: str = "prompt_audio") -> tuple[dict[str, Any], bytes | None]:
     """The values of a JSON or form body, and the uploaded `file` of a form. Raises BadRequest."""
-    if request.headers.get("content-type", "").startswith("application/json"):
+    if request.headers.get("content-type", "").strip().lower().startswith("application/json"):
         try:
             values = await request.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest("the body is not JSON") from error
         if not isinstance(values, dict):
             raise BadRequest("the body is not a JSON object")

@@ -1,7 +1,8 @@
 """A connection before its first bytes have decided who serves it: HTTP's own server, or our WebSocket path.
 
-Both share one listening socket. The head of the first request decides once, and then the transport belongs to the
-chosen protocol, so a frame of speech passes nothing more than before.
+Both share one listening socket. The head of a request decides, and then the transport belongs to the chosen protocol,
+so a frame of speech passes nothing more than before. After a response of HTTP's server the transport comes back for the
+next request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from typing import Protocol, cast
 
 from telephony_tts.transport.request_head import RequestHead
 
+KEEP_ALIVE_S = 30.0
+"""The longest time from an HTTP response to the end of the next request's head."""
+
+TakeBack = Callable[[asyncio.Transport, bytes], None]
+"""Takes a connection after its response, with the bytes that came behind the request."""
+
 
 class HttpSide(Protocol):
     """The server of HTTP requests that are not for a WebSocket."""
@@ -19,15 +26,17 @@ class HttpSide(Protocol):
     def owns(self, path: str) -> bool:
         """Whether a request for this path belongs to it."""
 
-    def connection(self) -> asyncio.Protocol:
-        """The protocol of one connection. It gets all bytes of the connection, from the first."""
+    def connection(self, take_back: TakeBack) -> asyncio.Protocol:
+        """The protocol of one request. It gets all bytes of the request, from the first, and gives the connection back
+        when it can be used again."""
 
     async def close(self) -> None:
         """End all requests."""
 
 
 class IncomingConnection(asyncio.Protocol):
-    """See the module text. A connection without a complete head is dropped after `open_timeout_s`."""
+    """See the module text. A connection without a complete head is dropped after `open_timeout_s`, and one that had a
+    response after KEEP_ALIVE_S."""
 
     def __init__(
         self,
@@ -45,11 +54,24 @@ class IncomingConnection(asyncio.Protocol):
         self._bytes = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
-        """The connection's transport, until it is handed over or lost."""
+        """The connection's transport, while it is neither handed over nor lost."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._timer = asyncio.get_running_loop().call_later(self._open_timeout_s, self.transport.abort)
+
+    def take_back(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Decide about the next request of a connection. `data` are the bytes of it that are there already."""
+        self.transport = transport
+        self._head = RequestHead(any_method=True)
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._end_idle)
+        transport.set_protocol(self)
+        if data:
+            self.data_received(data)
+
+    def _end_idle(self) -> None:
+        assert self.transport is not None
+        self.transport.abort() if self._bytes else self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._bytes += data
@@ -77,11 +99,12 @@ class IncomingConnection(asyncio.Protocol):
         self._stop_timer()
         if transport is None or transport.is_closing():
             return None
-        protocol = self._http.connection() if is_http else self._websocket()
+        protocol = self._http.connection(self.take_back) if is_http else self._websocket()
+        data = bytes(self._bytes)
+        self._bytes.clear()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        protocol.data_received(bytes(self._bytes))
-        self._bytes.clear()
+        protocol.data_received(data)
         return protocol
 
     def _stop_timer(self) -> None:

@@ -24,6 +24,7 @@ METHODS = ("GET", "HEAD")
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _FIRST_BYTE = re.compile(_TOKEN)
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"+) ([!-~]+) HTTP/([0-9]\.[0-9])")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
 _HEADER = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*([\t -~\x80-\xff]*)")
 
 
@@ -40,6 +41,10 @@ CUT_OFF = Flaw(HTTPStatus.BAD_REQUEST, "the request ends before its head is comp
 _NO_HTTP = Flaw(HTTPStatus.BAD_REQUEST, "this is not an HTTP request; expected a line such as GET /healthz HTTP/1.1\n")
 _BAD_HEADER = Flaw(HTTPStatus.BAD_REQUEST, "a header cannot be parsed; expected NAME: VALUE and CR LF at its end\n")
 _BODY = Flaw(HTTPStatus.BAD_REQUEST, "a request with a body is not accepted; send GET without one\n")
+_FRAMING = Flaw(
+    HTTPStatus.BAD_REQUEST,
+    "where the body ends is not clear; expected one Content-Length with digits, or one Transfer-Encoding: chunked\n",
+)
 _METHOD = Flaw(HTTPStatus.METHOD_NOT_ALLOWED, f"the method is not allowed; allowed are {' and '.join(METHODS)}\n")
 _VERSION = Flaw(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the HTTP version is not supported; expected HTTP/1.1\n")
 _LONG_TARGET = Flaw(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is longer than {MAX_LINE_BYTES} bytes\n")
@@ -66,8 +71,10 @@ class RequestHead:
         self.method = ""
         self.target = ""
         self._any_method = any_method
+        self._is_1_0 = False
         self._headers: list[tuple[bytes, bytes]] = []
-        self._has_body = False
+        self._lengths: list[bytes] = []
+        self._encodings: list[bytes] = []
         self._lines: list[bytes] = []
         self._line = bytearray()
         self._n_bytes = 0
@@ -116,6 +123,7 @@ class RequestHead:
         if found[3] not in (b"1.0", b"1.1"):
             return _VERSION
         self.method, self.target = found[1].decode(), found[2].decode()
+        self._is_1_0 = found[3] == b"1.0"
         return None
 
     def _take_header(self, line: bytes) -> Flaw | None:
@@ -124,13 +132,24 @@ class RequestHead:
             return _BAD_HEADER
         name, value = found[1].lower(), found[2].strip(b" \t")
         self._headers.append((name, value))
-        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
-            self._has_body = True
+        if name == b"content-length":
+            self._lengths.append(value)
+        elif name == b"transfer-encoding":
+            self._encodings.append(value.lower())
         return _LARGE if len(self._headers) > MAX_HEADERS else None
 
     def _flaw_of_whole(self) -> Flaw | None:
+        if not self._is_framed():
+            return _FRAMING
         if self._any_method:
             return None
         if self.method not in METHODS:
             return _METHOD
-        return _BODY if self._has_body else None
+        return _BODY if self._encodings or self._lengths not in ([], [b"0"]) else None
+
+    def _is_framed(self) -> bool:
+        """Whether it is clear where the body ends. A proxy that reads it otherwise would take a part of the body for a
+        request of its own."""
+        if self._encodings:
+            return self._encodings == [b"chunked"] and not self._lengths and not self._is_1_0
+        return all(_LENGTH.fullmatch(length) for length in self._lengths) and len(self._lengths) <= 1

@@ -76,7 +76,7 @@ class Server:
         self.registry = Registry()
         self.admission = Admission(settings.limits.calls, settings.limits.max_frame_lateness_ms)
         self._limit = logs.LineLimit.outside_calls()
-        self._outside_log = _log.limited(self._limit)
+        self.outside_log = self._outside_log = _log.limited(self._limit)
         """The log of connections that are not part of a call."""
         genesys = settings.genesys
         self._genesys = SignatureVerifier(genesys.api_key, genesys.secret) if genesys.api_key is not None else None

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+
+from websockets.datastructures import Headers
 
 from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
@@ -108,16 +110,17 @@ def open_dialect(vendor: Vendor, target: str) -> VendorDialect | Refused:
     return dialect
 
 
-def keys_in(target: str, headers: Mapping[str, str]) -> Iterable[str]:
-    """Credentials in the places where clients of other vendors put them, beside `Authorization`."""
+def keys_in(target: str, headers: Headers) -> Iterable[str]:
+    """Credentials in the places where clients of other vendors put them, beside `Authorization`. A header that is there
+    twice counts as none: a proxy may have checked only one of the two."""
     for name in ("xi-api-key", "X-API-Key", "X-Vapi-Secret"):
-        if name in headers:
-            yield headers[name]
+        if len(values := headers.get_all(name)) == 1:
+            yield values[0]
     query = query_of(target)
     for name in ("api_key", "xi-api-key", "xi_api_key", "single_use_token", "access_token"):
         if name in query:
             yield query[name]
-    scheme, _, key = headers.get("Sec-WebSocket-Protocol", "").partition(",")
+    scheme, _, key = ",".join(headers.get_all("Sec-WebSocket-Protocol")).partition(",")
     if scheme.strip().lower() in ("token", "bearer") and key:
         yield key.partition(",")[0].strip()  # browsers can set no other header
 

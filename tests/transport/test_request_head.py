@@ -89,3 +89,28 @@ def test_any_method_lets_a_body_pass_and_parses_the_head() -> None:
     assert head.values("x-a") == ["1", "\u00e92"] and head.values("content-length") == ["2"] and not head.values("host")
     broken = RequestHead(any_method=True)
     assert broken.feed(b"POST / HTTP/1.1\r\nno header\r\n") and broken.flaw is not None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Content-Length: 5\r\nContent-Length: 5\r\n", "Content-Length: 5, 5\r\n", "Content-Length: +5\r\n",
+        "Content-Length: -1\r\n", "Content-Length: 0x5\r\n", "Content-Length: \r\n", f"Content-Length: {'9' * 19}\r\n",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "Transfer-Encoding: gzip, chunked\r\n",
+        "Transfer-Encoding: identity\r\n", "Transfer-Encoding: \x0bchunked\r\n",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("any_method", [True, False])
+def test_a_body_whose_end_is_not_clear_is_refused(headers: str, any_method: bool) -> None:
+    head = RequestHead(any_method=any_method)
+    assert head.feed(f"POST /tts/stream HTTP/1.1\r\n{headers}\r\n".encode())
+    assert head.flaw is not None and head.flaw.status == 400
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("headers", ["Content-Length: 5\r\n", "Transfer-Encoding: Chunked\r\n", ""])
+def test_a_body_whose_end_is_clear_is_let_in_for_any_method(headers: str, version: str) -> None:
+    head = RequestHead(any_method=True)
+    assert head.feed(f"POST /tts/stream HTTP/{version}\r\n{headers}\r\nhello".encode())
+    assert (head.flaw is None) == (version == "1.1" or not headers.startswith("Transfer")) and head.behind == b"hello"

@@ -16,6 +16,7 @@ import pytest
 
 import telephony_tts.wire as wire_package
 from telephony_tts import errors
+from telephony_tts.http_api.responses import STATUS
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
@@ -55,6 +56,7 @@ _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
     "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
+_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -107,6 +109,7 @@ def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     known |= {"json elevenlabs-stream-in", "json elevenlabs-stream-out"}
     known |= {"json deepgram-flux-in", "json deepgram-flux-out"}
+    known |= {"sh curl"}  # tests/e2e/test_http_api.py runs them
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
     assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
     assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))
@@ -568,6 +571,16 @@ def test_the_limits_of_a_request_are_those_of_its_reader() -> None:
     assert told in section("### 2.3 Answers to the handshake")
 
 
+def test_the_errors_of_http_are_those_of_the_code() -> None:
+    table = section("## 12.1 HTTP: `/tts/stream`").partition("| status |")[2]
+    told = {
+        code: int(status)
+        for status, codes in re.findall(r"^\| (\d+) \| (`[^|]+) \|", table, re.MULTILINE)
+        for code in re.findall(r"`(\w+)`", codes)
+    }
+    assert told == {code: status for code, status in STATUS.items() if code != "client_gone"}
+
+
 def test_every_section_quoted_exists() -> None:
     sections = {number for _, number in _NUMBERED.findall(PAGE)}
     quoted = set(re.findall(r"§(\d+(?:\.\d+)?)", PAGE))
@@ -591,7 +604,7 @@ def test_the_contents_list_has_each_section_once_and_in_order() -> None:
         for heading, number in _NUMBERED.findall(text):
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             expected.append(([int(part) for part in number.split(".")], (heading, f"{href}#{anchor}")))
-    assert len(DIALECT_PAGES) == len(_DIALECTS)
+    assert len(DIALECT_PAGES) == len((*_DIALECTS, *_HTTP_PAGES))
     assert entries == [entry for _, entry in sorted(expected)]
 
 

@@ -140,7 +140,7 @@ async def drive() -> None:
 
 
 EAR = Ear(
-    {"openai": 24_000, "elevenlabs": int((OPTIONS.encoding or "mp3_22050_32").split("_")[1])}.get(
+    {"openai": 24_000, "elevenlabs": int((*(OPTIONS.encoding or "mp3_22050_32").split("_"), "0")[1])}.get(
         OPTIONS.service, OPTIONS.rate
     )
     * 2

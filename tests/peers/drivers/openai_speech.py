@@ -1,6 +1,8 @@
 """The openai SDK (async) on /v1/audio/speech and the lists beside it.
 
-Steps: `speak:TEXT`, `models`, `pause:SECONDS`. `--stop MS` drops the connection after so much 24 kHz PCM.
+Steps: `speak:TEXT`, `models`, `pause:SECONDS`, and `set:NAME=VALUE`, which changes one of the options `model`, `voice`,
+`format`, `stream`, `instructions`, `speed` and `stop` for the requests after it. `--stop MS` drops the connection after
+so much 24 kHz PCM.
 `--format` is the response_format, `--stream` audio or sse.
 Events: `headers` with the content type, `audio` (bytes of the body, or of each delta), `usage`, `done`, `stopped`,
 `models`, `failed` with the SDK's error class, status and body.
@@ -66,6 +68,9 @@ async def drive() -> None:
         try:
             if kind == "speak":
                 await speak(client, text)
+            elif kind == "set":
+                name, _, value = text.partition("=")
+                setattr(OPTIONS, name, type(getattr(OPTIONS, name))(value))
             elif kind == "models":
                 report("models", ids=[model.id async for model in client.models.list()])
             elif kind == "pause":

@@ -1,0 +1,173 @@
+"""What every HTTP request passes first: the page it comes from, its key, and its body's size and speed.
+
+A request that is refused here has its body unread. So nobody without a key makes the server store one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from fastapi.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from websockets.datastructures import Headers
+
+from telephony_tts import metrics
+from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.http_api.responses import BadRequest, NotAllowed
+from telephony_tts.transport.server import Server
+
+BODY_PIECE_S = 20.0
+"""The longest time between two pieces of a body."""
+BODY_S = 120.0
+"""The longest time for a whole body."""
+LINGER_S = 2.0
+LINGER_BYTES = 1_000_000
+_BYTES_PER_CHAR = 12
+"""The most that JSON and forms need for a character: an emoji is two escapes of six bytes, or four of three."""
+_OPTIONS_BYTES = 65_536
+"""Room for all that a body without a file has beside its text."""
+_OPEN = ("/docs", "/docs/oauth2-redirect", "/openapi.json")
+"""The description of the API, which is the same for every server."""
+
+
+class BodyTooLarge(TelephonyTTSError):
+    """The body is larger than the limit."""
+
+    code = "body_too_large"
+
+
+class BodyTimeout(TelephonyTTSError):
+    """The body stopped half way, or came too slowly."""
+
+    code = "body_timeout"
+
+
+class Gate:
+    """ASGI middleware. `refusal` makes the response to an error of a path."""
+
+    def __init__(self, app: ASGIApp, server: Server, refusal: Callable[[str, TelephonyTTSError], Response]) -> None:
+        self._app = app
+        self._server = server
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        try:
+            if scope["path"] not in _OPEN:
+                self._check_origin(scope, headers)
+                if "Origin" in headers:
+                    send = _readable_by(headers["Origin"], send)
+                if scope["method"] == "OPTIONS" and "Access-Control-Request-Method" in headers:
+                    await _allow_page(scope, receive, send)
+                    return
+                self._check_key(scope, headers)
+            body = await self._body(headers, receive)
+            if scope["state"]["is_broken"]():
+                raise BadRequest("the body's chunks cannot be parsed")
+        except TelephonyTTSError as error:
+            await _refuse(self._refusal(scope["path"], error), receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replayed(body, receive), send)
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Raises TelephonyTTSError if a web page sent the request that may not use the server."""
+        why_not = self._server.origin_refusal(scope["server"][0], headers)
+        if why_not is not None:
+            metrics.REFUSED.labels(reason="origin").inc()
+            raise TelephonyTTSError(why_not.strip(), code="origin")
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        """Raises NotAllowed unless the request carries a token, if the server has tokens."""
+        target = scope["raw_path"] + b"?" + scope["query_string"]
+        if not self._server.knows_key_of(target.decode("ascii"), headers):
+            metrics.REFUSED.labels(reason="unauthorized").inc()
+            raise NotAllowed("a token is needed: Authorization: Bearer …")
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body. None: the client has closed the connection. Raises TelephonyTTSError."""
+        announced = headers.get("Content-Length")  # RequestHead let in at most one, and it is a number
+        settings = self._server.settings.vendors
+        limit = settings.request_bytes
+        if not any(kind.lower().startswith("multipart/form-data") for kind in headers.get_all("Content-Type")):
+            limit = min(limit, _BYTES_PER_CHAR * settings.request_chars + _OPTIONS_BYTES)
+        too_large = BodyTooLarge(f"the body is larger than {limit} bytes")
+        if announced is not None and int(announced) > limit:
+            raise too_large
+        body = bytearray()
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + BODY_S
+        while True:
+            try:
+                async with asyncio.timeout_at(min(end_s, now_s() + BODY_PIECE_S)):
+                    message = await receive()
+            except TimeoutError as error:
+                raise BodyTimeout("the body did not come to its end in time") from error
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise too_large
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _headers(scope: Scope) -> Headers:
+    """The headers as the WebSocket library has them. RequestHead let in no values that it refuses."""
+    return Headers([(name.decode("ascii"), value.decode("latin-1")) for name, value in scope["headers"]])
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A channel with this body, and then with what comes from `receive`."""
+    is_taken = False
+
+    async def replay() -> Message:
+        nonlocal is_taken
+        if is_taken:
+            return await receive()
+        is_taken = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _readable_by(page: str, send: Send) -> Send:
+    """Responses that scripts of this page may read (CORS)."""
+
+    async def send_to_page(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            allowed = [(b"access-control-allow-origin", page.encode("latin-1")), (b"vary", b"Origin")]
+            message = {**message, "headers": [*message.get("headers", ()), *allowed]}
+        await send(message)
+
+    return send_to_page
+
+
+async def _allow_page(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a browser that asks before a page's request."""
+    headers = {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type",
+        "Access-Control-Max-Age": "600",
+    }
+    await Response(status_code=204, headers=headers)(scope, receive, send)
+
+
+async def _refuse(response: Response, receive: Receive, send: Send) -> None:
+    """Send the response and close the connection. Meanwhile what the client still sends is read and dropped: the kernel
+    resets a connection that is closed with unread bytes, and the client would lose the response."""
+    response.headers["Connection"] = "close"
+    start: Message = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            n_bytes = 0
+            while n_bytes < LINGER_BYTES:
+                message = await receive()
+                n_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
