@@ -266,7 +266,7 @@ class CartesiaContexts:
         assert request is not None
         wanted = request.audio
         if wanted is not None and wanted != self._audio:
-            if self._turns:
+            if self._turns and self.options.call is None:
                 what = f"this connection carries {self._audio} while a context is spoken, not {wanted}: use the same "
                 what += "output_format in all contexts, or a connection for each format"
                 yield from self._fail(context, "bad_field", what)

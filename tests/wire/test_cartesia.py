@@ -274,7 +274,8 @@ def test_a_joined_call_has_its_own_format() -> None:
     bot = Bot("/tts/websocket?call=CA1")
     bot.push("a", "One.")
     bot.fields["output_format"] = {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8000}
-    assert bot.push("b", "Two.") == [VOICE, Text("Two.", "2")]
+    # The phone's format stays. The client gets silence in the format that it asks for.
+    assert bot.push("b", "Two.") == [ChangeAudio("ulaw", 8000), VOICE, Text("Two.", "2")]
     assert bot.told == []
 
 
