@@ -15,14 +15,16 @@ from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.responses import BadRequest, HttpApi, refusal
 from telephony_tts.http_api.tts_routes import tts_routes
+from telephony_tts.http_api.voice_routes import voice_routes
+from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
 
 
-def application(server: Server) -> FastAPI:
+def application(server: Server, voices: Voices | None = None) -> FastAPI:
     """The FastAPI application of `server`."""
     app = FastAPI(title="Telephony TTS", version=version("telephony-tts"), docs_url="/docs", redoc_url=None)
     app.add_middleware(BodyLimits, max_bytes=server.settings.vendors.request_bytes)
-    api = HttpApi(server)
+    api = HttpApi(server, voices)
 
     @app.exception_handler(TelephonyTTSError)
     async def _failed(request: Request, error: Exception) -> Response:
@@ -35,6 +37,6 @@ def application(server: Server) -> FastAPI:
         problems = ("{}: {}".format(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors())
         return await _failed(request, BadRequest("; ".join(problems)[:500]))
 
-    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes):
+    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, voice_routes):
         app.include_router(routes(api), dependencies=[Depends(api.authorise)])
     return app

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from telephony_tts.http_api.application import application
+from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
 
@@ -63,6 +64,6 @@ class HttpServer:
             connection.transport.abort()
 
 
-def http_server(server: Server) -> HttpServer:
-    """The HTTP side of `server`."""
-    return HttpServer(application(server))
+def http_server(server: Server, voices: Voices | None = None) -> HttpServer:
+    """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot."""
+    return HttpServer(application(server, voices))
