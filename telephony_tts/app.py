@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import ipaddress
 import math
@@ -21,15 +22,18 @@ from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
+from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.text.normalizer import normalize
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TlsFiles, TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+    from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 
 _log = logs.get(__name__)
 
@@ -168,6 +172,35 @@ def voice_directory(config: Config) -> Path | None:
     if settings.voices is not None:
         return Path(settings.voices)
     return Path(settings.model) / "voices" if settings.model is not None else None
+
+
+def voice_service(config: Config, catalog: Catalog) -> VoiceService | None:
+    """What adds and removes voices while the server runs. None without CosyVoice2."""
+    directory, settings = voice_directory(config), config.engines.cosyvoice2
+    if directory is None or settings.model is None:
+        return None
+    from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+    from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+
+    engine = next((engine for engine in catalog.engines if isinstance(engine, CosyVoice2Engine)), None)
+    if engine is None:
+        return None
+    made_by = f"telephony-tts {version()}"
+    return VoiceService(engine, Path(settings.model), directory, spoken, n_prompts=settings.prompts, made_by=made_by)
+
+
+def spoken(text: str) -> str:
+    """A transcript in words, as in the training of CosyVoice2 (specification 3.4), or "" if it has no words."""
+    words = " ".join(normalize(" ".join(text.split())).split())
+    return words if is_speakable(words) else ""
+
+
+def version() -> str:
+    """Of this package."""
+    try:
+        return importlib.metadata.version("telephony-tts")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def need_torch() -> None:
@@ -321,7 +354,8 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         _load_voice_model()
     catalog = build_catalog(config)
     server = Server(settings, catalog)
-    server.http = http_server(server)
+    voices = voice_service(config, catalog)
+    server.http = http_server(server, voices)
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
             async with server.running(ready=False):
@@ -341,6 +375,8 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()
     finally:
+        if voices is not None:
+            await voices.close()
         await catalog.close()
     _log.info("stopped")
 

@@ -207,7 +207,9 @@ def _add(arguments: argparse.Namespace) -> int:
     if model is None:
         raise ConfigError("which model? give --model DIR; telephony-tts models pull fetches one")
     if arguments.text is not None:
-        transcript = _spoken(arguments.text)
+        from telephony_tts import app
+
+        transcript = app.spoken(arguments.text)
         if not transcript:
             raise ConfigError("--text has no words: give the words of the recording, or leave it out")
     store = _store(settings)
@@ -215,7 +217,7 @@ def _add(arguments: argparse.Namespace) -> int:
 
     made = enrol(
         arguments.name, Path(arguments.wav), transcript, Path(model), store,
-        replace=arguments.replace, trim=arguments.trim, made_by=f"telephony-tts {_version()}",
+        replace=arguments.replace, trim=arguments.trim, made_by=f"telephony-tts {app.version()}",
     )  # fmt: skip
     for warning in made.warnings:
         print(f"telephony-tts: {arguments.wav}: {warning}", file=sys.stderr)
@@ -224,17 +226,8 @@ def _add(arguments: argparse.Namespace) -> int:
     print(f"{arguments.name}: {kept:.1f} of {source:.1f} s kept, {_explained(made.features.mode)}")
     if transcript:
         print(f'it says: "{transcript}"')
-    print(f"stored in {made.path}; a running server reads its voices when it starts")
+    print(f"stored in {made.path}; a running server speaks with it from now on")
     return 0
-
-
-def _spoken(text: str) -> str:
-    """A transcript in words, as in the training of the model (specification 3.4), or "" if it has no words."""
-    from telephony_tts.engines.words import is_speakable
-    from telephony_tts.text.normalizer import normalize
-
-    words = " ".join(normalize(" ".join(text.split())).split())
-    return words if is_speakable(words) else ""
 
 
 def _explained(mode: str) -> str:
@@ -249,7 +242,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     from telephony_tts.engines.cosyvoice2.voices.enrolment import remove_voice
 
     remove_voice(arguments.name, store, None if model is None else Path(model))
-    print(f"{arguments.name}: removed from {store.directory}; a running server keeps it until it restarts")
+    print(f"{arguments.name}: removed from {store.directory}, also for a running server")
     return 0
 
 
@@ -272,7 +265,7 @@ def _import(arguments: argparse.Namespace) -> int:
     if not n_imported:
         print(f"telephony-tts: no voice of {arguments.file} could be imported", file=sys.stderr)
         return 1
-    print(f"{n_imported} stored in {store.directory}; a running server reads its voices when it starts")
+    print(f"{n_imported} stored in {store.directory}; a running server speaks with them from now on")
     return 1 if n_refused and arguments.only else 0
 
 
@@ -332,10 +325,3 @@ def _pull(arguments: argparse.Namespace) -> int:
         print(f"not checked further: pip install -e '.[cosyvoice]', then telephony-tts models check {directory}")
         return 0
     return _check(arguments)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("telephony-tts")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -71,6 +71,7 @@ class CosyVoice2Settings:
     finish: Annotated[str, OneOf(("profile", "causal", "full"))] = "profile"
     slots: Annotated[int, Between(1, 1024)] = 16
     ready_voices: Annotated[int, Between(1, 10_000)] = 4
+    prompts: Annotated[int, Between(0, 10_000)] = 64
     flow_memory_mb: Annotated[int | None, Between(1, 1_000_000)] = None
     flow_steps: Annotated[int | None, Between(1, 100)] = None
     ahead_ms: Annotated[int, Between(200, 60_000)] = 2_000

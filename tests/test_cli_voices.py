@@ -21,7 +21,7 @@ from telephony_tts.audio.wav import read_wav
 from telephony_tts.cli import main
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory
-from telephony_tts.engines.cosyvoice2.hosting.loading import read_voices
+from telephony_tts.engines.cosyvoice2.hosting.known_voices import KnownVoices
 from telephony_tts.engines.cosyvoice2.voices import enrolment
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
 
@@ -79,7 +79,7 @@ def test_a_voice_is_added_speaks_is_listed_and_removed(
     told = capsys.readouterr()
     seconds = VoiceStore(model / "voices").load("anna").prompt_s
     assert "zero-shot" in told.out and str(model / "voices" / "anna.safetensors") in told.out
-    assert "a running server reads its voices when it starts" in told.out and told.err == ""
+    assert "a running server speaks with it from now on" in told.out and told.err == ""
     assert 5 < seconds < 12 and f"{seconds:.1f}"[:1] in told.out.splitlines()[0]
 
     say = ["say", "Good morning.", str(out), "--engine", "cosyvoice2", *of_model, "--voice", "anna"]
@@ -341,7 +341,7 @@ def test_a_transcript_past_the_limit_is_refused_with_the_limit_and_nothing_is_st
     add = ["voices", "add", "anna", "--wav", str(recording), "--text", text, "--model", str(model)]
     assert main(add) == code
     told = capsys.readouterr()
-    served = read_voices(load_model_directory(model), VoiceStore(model / "voices"))
+    served = KnownVoices(load_model_directory(model), model / "voices").features
     assert ("anna" in served) is (code == 0) is ("stored" in told.out)
     if code:
         assert told.out == "" and told.err.count("\n") == 1
@@ -393,12 +393,12 @@ def test_a_voice_that_serve_would_refuse_is_not_stored(
     code = main(["voices", "import", str(tmp_path / "spk.pt"), "--model", str(model)])
     error = capsys.readouterr().err
     (model / "spk2info.pt").unlink()
-    kept = read_voices(load_model_directory(model), VoiceStore(model / "voices"))
+    kept = KnownVoices(load_model_directory(model), model / "voices").features
     assert (code, list(kept), stored(model)) == ((1, [], []) if problem else (0, ["odd"], ["odd.safetensors"])), error
     assert ("odd: refused, " in error and problem in error) if problem else error == ""
     if problem:
         shutil.copy(tmp_path / "spk.pt", model / "spk2info.pt")
-        assert read_voices(load_model_directory(model), None) == {} and problem in caplog.text
+        assert KnownVoices(load_model_directory(model), None).features == {} and problem in caplog.text
 
 
 def test_a_named_voice_that_cannot_be_imported_is_a_failure(

@@ -150,12 +150,14 @@ ROOMS: dict[str, str] = {
     "settings": "profile",
     "choice": "settings",
     "text": "model.config model.file_names model.segments profile",
-    "voices": "model.config model.file_names",
+    "voices.voice_folder": "",
+    "voices": "model.config model.file_names voices.voice_folder",
     "checkpoint": "model text voices",
     "device": "model checkpoint voices text profile settings choice kernels",
     "core": "device model.config model.failures model.flow text voices profile settings",
     "hosting": "core device checkpoint voices text model.config model.file_names profile settings choice kernels",
-    "service": "hosting core text model.config model.file_names languages profile settings choice",
+    "service": "hosting core text voices.voice_folder model.config model.file_names languages profile settings choice",
+    "voice_service": "hosting voices.voice_folder model.file_names settings",
 }
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +199,14 @@ class EngineStats:
     load: float = 0.0
     is_ready: bool = True
     retry_after_ms: int = 0
+
+
+@runtime_checkable
+class FindsVoices(Protocol):
+    """An engine that may have voices beyond those that it lists. `Catalog` asks it for a voice that no engine lists."""
+
+    def find_voice(self, name: str) -> Voice | None:
+        """The voice of this name. Takes microseconds, whatever is asked and however often."""
 
 
 class Engine(Protocol):

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Protocol
 
-from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice, has_language, language_prefix
+from telephony_tts.engines.api import (
+    Engine,
+    EngineStats,
+    FindsVoices,
+    LangSource,
+    Utterance,
+    Voice,
+    has_language,
+    language_prefix,
+)
 from telephony_tts.engines.words import LATIN, language_of, scripts
 from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
 
@@ -224,6 +233,11 @@ class Catalog:
                 for known in engine.voices:
                     if known.name == voice_name:
                         return engine, known
+        for engine in self._engines.values():
+            if engine_name in ("", engine.name) and isinstance(engine, FindsVoices):
+                found = engine.find_voice(voice_name)
+                if found is not None:
+                    return engine, found
         raise UnknownVoice(self._unknown(voice))
 
     def _unknown(self, voice: str) -> str:
@@ -257,7 +271,11 @@ def _route(language: str, engine: str) -> str:
 
 
 def _best(engine: Engine, lang: str | None) -> Voice:
-    """The voice with the exact language tag, else with its language, else the engine's default voice."""
+    """The voice with the exact language tag, else with its language, else the engine's default voice.
+
+    Raises UnknownVoice if the engine has none any more."""
+    if not engine.voices:
+        raise UnknownVoice(f"{engine.name} has no voice")
     if lang is None:
         return engine.voices[0]
     tag = lang.lower().replace("_", "-")

@@ -18,17 +18,19 @@ from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.gate import Gate
 from telephony_tts.http_api.responses import BadRequest, ClientGone, HttpApi
 from telephony_tts.http_api.tts_routes import tts_routes
+from telephony_tts.http_api.voice_routes import voice_routes
+from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
 
 _LOGGED_CHARS = 200
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
+def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, tuple[str, ...]]:
     """The ASGI application of `server`, and the paths that belong to it, each with all that lies below."""
     app = FastAPI(title="Telephony TTS", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     app.version = version("telephony-tts")
-    api = HttpApi(server)
+    api = HttpApi(server, voices)
 
     def refuse(path: str, error: TelephonyTTSError) -> Response:
         if not isinstance(error, ClientGone):
@@ -57,7 +59,7 @@ def application(server: Server) -> tuple[ASGIApp, tuple[str, ...]]:
         response.headers.update(error.headers or {})
         return response
 
-    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes):
+    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, voice_routes):
         app.include_router(routes(api))
     paths = [*app.openapi()["paths"], app.docs_url, app.openapi_url]
     return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths if path})

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from telephony_tts import logs
 from telephony_tts.http_api.application import application
+from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
@@ -132,6 +133,6 @@ class UvicornLog:
         self._log.error("http_request_failed", why=message.strip(), exc_info=exc_info)
 
 
-def http_server(server: Server) -> HttpServer:
-    """The HTTP side of `server`."""
-    return HttpServer(*application(server), server.outside_log)
+def http_server(server: Server, voices: Voices | None = None) -> HttpServer:
+    """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot."""
+    return HttpServer(*application(server, voices), server.outside_log)

@@ -15,8 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.engines.api import Voice
+from telephony_tts.errors import EngineUnavailable, TelephonyTTSError
 from telephony_tts.http_api.speech import SpeechRequest, SpeechStreams
+from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
 
 SLOW_READER_S = 30.0
@@ -61,6 +63,8 @@ STATUS = {
     "unsupported_text": 422,
     "bad_audio": 400,
     "bad_config": 400,
+    "voice_exists": 409,
+    "voice_fixed": 409,
     "format_unavailable": 501,
     "engine_unavailable": 501,
     "busy": 503,
@@ -88,8 +92,9 @@ def refused(error: TelephonyTTSError, told: Mapping[str, object]) -> Response:
 class HttpApi:
     """What all routes need."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, voices: Voices | None = None) -> None:
         self.server = server
+        self._voices = voices
         self.settings = server.settings.vendors
         self._streams = SpeechStreams(server)
 
@@ -114,7 +119,18 @@ class HttpApi:
 
     async def prompt(self, recording: bytes, text: str) -> str:
         """The voice of a recording whose words are `text`. Raises TelephonyTTSError."""
-        raise TelephonyTTSError("no engine here can imitate a recording", code="engine_unavailable")
+        return await self.voices.prompt(recording, text)
+
+    @property
+    def voices(self) -> Voices:
+        """Raises EngineUnavailable if the server has no CosyVoice2, whose voices are the only ones that can be made."""
+        if self._voices is None:
+            raise EngineUnavailable("voices are made by CosyVoice2: get its model and set engines.cosyvoice2.model")
+        return self._voices
+
+    def is_removable(self, voice: Voice) -> bool:
+        """Whether a client can remove it."""
+        return self._voices is not None and self._voices.is_removable(voice)
 
     async def speak(
         self,

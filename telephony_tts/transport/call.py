@@ -103,7 +103,9 @@ class Call:
                 with suppress(TelephonyTTSError):
                     self._catalog.resolve(wanted, None, "")
                     return wanted
-        return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
+        with suppress(TelephonyTTSError):
+            return self._catalog.resolve(None, self.session.settings.lang, "")[1].name
+        return ""  # the last voice of the engine was removed
 
     def expect(self, what: str, within_s: float) -> None:
         """End the call if the missing leg ("bot" or "media") does not come in time."""

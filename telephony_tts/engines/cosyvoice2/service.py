@@ -3,8 +3,9 @@
 The utterances of all calls go to one core (`core.core`), which runs beside the event loop: in threads or in its own
 process (`hosting`). This module hands them over and passes each event to the generator that waits for it.
 
-Voices come from the model directory's `spk2info.pt` and from the voice store. What the utterances of a voice share is
-built when the voice is first used, and kept.
+Voices come from the model directory's `spk2info.pt` and from the voice store, which may change at any time: the engine
+sees that soon by itself (`hosting.known_voices`), and at once when a voice is asked for that it does not know. What the
+utterances of a voice share is built when the voice is first used, and kept.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from telephony_tts.clock import monotonic_ns
+from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -32,6 +33,7 @@ from telephony_tts.engines.cosyvoice2.core.orders import (
     UtteranceBegan,
     UtteranceEnded,
 )
+from telephony_tts.engines.cosyvoice2.core.ready_voices import unknown_voice
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.cosyvoice2.model.config import COSYVOICE2, COSYVOICE_300M
 from telephony_tts.engines.cosyvoice2.model.file_names import is_first_generation
@@ -42,6 +44,7 @@ from telephony_tts.engines.cosyvoice2.settings import (
     DTYPES,
     FLOW_DTYPES,
     LM_DTYPES,
+    PROMPT_MARK,
     VOCODER_DTYPES,
     AheadLimits,
     Precision,
@@ -51,9 +54,11 @@ from telephony_tts.engines.cosyvoice2.settings import (
 from telephony_tts.engines.cosyvoice2.text.prompting import END_OF_INSTRUCTION, Request
 from telephony_tts.engines.cosyvoice2.text.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import LANGUAGE_TAGS
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
+LOOK_EVERY_NS = NS_PER_S
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last block is computed: as the profile says, causally, or once more over the whole utterance."""
@@ -68,8 +73,11 @@ class EngineHost(Protocol):
         """Load the model. Raises what loading raises."""
 
     @property
-    def voices(self) -> tuple[str, ...]:
-        """Names of the voices when the model was last loaded; empty before."""
+    def voices(self) -> Mapping[str, str]:
+        """The voices that the core has, by name, each with its description; empty before it is loaded."""
+
+    async def read_voices(self) -> None:
+        """Return when the core has the voices that are stored now. Raises EngineError if it is not running."""
 
     @property
     def choice(self) -> EngineChoice:
@@ -232,16 +240,50 @@ class CosyVoice2Engine:
         self._host: EngineHost | None = None
         self._utterances: dict[int, _OpenUtterance] = {}
         self._keys = itertools.count()
+        self._folder = VoiceFolder(voice_dir) if voice_dir is not None else None
+        self._look_again_ns = 0
+        """Before this time no file is looked for."""
+        self._seen: set[str] = set()
+        """Voices whose file was seen before the core has them."""
+        self._listed: tuple[Mapping[str, str], tuple[Voice, ...]] = {}, ()
+        """The core's voices, and what is listed of them."""
 
     @property
-    def _voices(self) -> tuple[str, ...]:
-        return self._host.voices if self._host is not None else ()
+    def _voices(self) -> Mapping[str, str]:
+        return self._host.voices if self._host is not None else {}
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """The voices of the model directory and then of the store, as they were when the model was last loaded: by
-        `start`, or by a new process. Empty before."""
-        return tuple(Voice(name, self.name, LANGUAGES, self._family.sample_rate_hz) for name in self._voices)
+        """The voices of the model directory and of the store. A voice that is stored later comes last. Empty before the
+        engine is loaded. Voices that were made for one request are not listed."""
+        known = self._voices
+        if self._listed[0] is not known:
+            self._listed = known, tuple(map(self._voice, (name for name in known if not name.startswith(PROMPT_MARK))))
+        return self._listed[1]
+
+    def _voice(self, name: str) -> Voice:
+        rate_hz = self._family.sample_rate_hz
+        return Voice(name, self.name, LANGUAGES, rate_hz, description=self._voices.get(name, ""))
+
+    def find_voice(self, name: str) -> Voice | None:
+        """A voice that `voices` does not list: made for one request, or stored a moment ago. It looks at a file at most
+        every `LOOK_EVERY_NS`, whatever is asked, so that names from outside cost nothing."""
+        if name in self._voices or name in self._seen:
+            return self._voice(name)
+        now_ns = monotonic_ns()
+        if self._host is None or self._folder is None or now_ns < self._look_again_ns:
+            return None
+        self._look_again_ns = now_ns + LOOK_EVERY_NS
+        if not self._folder.has(name):
+            return None
+        self._seen.add(name)
+        return self._voice(name)
+
+    async def read_voices(self) -> None:
+        """Return when the engine has the voices that are stored now. Raises EngineError if it does not run."""
+        if self._host is None:
+            raise EngineError("cosyvoice2 is not started")
+        await self._host.read_voices()
 
     @property
     def settings(self) -> Settings:
@@ -288,8 +330,9 @@ class CosyVoice2Engine:
 
     def check(self, utterance: Utterance) -> None:
         """Raises UnknownVoice, and UnsupportedText if all letters are of scripts that the model does not know."""
-        if self._voices and utterance.voice is not None and utterance.voice not in self._voices:
-            raise UnknownVoice(f"cosyvoice2 has no voice {utterance.voice!r}; it has {', '.join(self._voices)}")
+        name = utterance.voice
+        if self._voices and name is not None and name not in self._voices and name not in self._seen:
+            raise UnknownVoice(unknown_voice(name, self._voices))
         check_letters(utterance.text)
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
@@ -297,7 +340,7 @@ class CosyVoice2Engine:
         if utterance.more is None and not is_speakable(utterance.text):
             return
         host = self._host
-        if host is None or not self._voices:
+        if host is None:
             raise EngineError("cosyvoice2 is not started")
         request = Request(
             utterance.text,
@@ -312,8 +355,13 @@ class CosyVoice2Engine:
         self._utterances[key] = stream
         try:
             await host.wait_ready(follows=utterance.follows)
-            self.check(utterance)  # its voice may be gone after a restart
-            voice = utterance.voice or self._voices[0]
+            if utterance.voice in self._seen:
+                await host.read_voices()
+                self._seen.discard(utterance.voice)
+            self.check(utterance)  # its voice may be gone
+            voice = utterance.voice or next((voice.name for voice in self.voices), None)
+            if voice is None:
+                raise UnknownVoice("cosyvoice2 has no voice: all were removed")
             host.send(SubmitUtterance(key, voice, request, utterance.deadline_ns, utterance.follows))
         except BaseException:
             del self._utterances[key]  # nothing was submitted, so no event comes

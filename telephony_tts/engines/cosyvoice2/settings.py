@@ -9,6 +9,10 @@ from typing import Final
 
 from telephony_tts.engines.cosyvoice2.profile import DEFAULT, Profile
 
+PROMPT_MARK = "~"
+"""With it begins the name of a voice that was made for one request. No stored voice can have such a name."""
+PROMPTS_FOLDER = ".prompts"
+"""Below the folder of voices."""
 AUTO = "auto"
 """For a precision: the fastest that this machine has, as measured (`choice`)."""
 DTYPES = ("float32", "float16", "bfloat16")

@@ -141,6 +141,12 @@ class Core:
             )
             self._idle.call()
 
+    def replace_voices(self, features: Mapping[str, PromptFeatures]) -> None:
+        """Speak with these voices from now on. An utterance that has begun keeps its voice. From any thread."""
+        with self._lock:
+            self.voices.replace(features)
+            self._idle.call()
+
     def close(self) -> None:
         """Begin no further step; `serve` returns. Idempotent."""
         with self._lock:
@@ -305,7 +311,7 @@ class Core:
         error: Exception | None = None
         try:
             if build.work is None:
-                build.work = self.runner.model.begin_prompt(self.voices.features[build.name], self._profile)
+                build.work = self.runner.model.begin_prompt(build.features, self._profile)
             if not build.work.flow_block.done:
                 self.runner.step_blocks([build.work.flow_block])
             if build.work.flow_block.done:
@@ -317,7 +323,7 @@ class Core:
             error = raised
         with self._lock:
             build.is_busy = False
-            if error is not None:
+            if error is not None and self.voices.is_wanted(build):
                 self.voices.abandon(build)
                 for job in self._jobs.values():
                     if job.voice == build.name and job.prompt is None:

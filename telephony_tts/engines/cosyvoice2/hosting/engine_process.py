@@ -26,6 +26,7 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     LoadFailed,
     LogMessage,
     Message,
+    ReadVoices,
     UtteranceEvent,
     packed,
 )
@@ -94,6 +95,7 @@ def main(fd: int) -> None:
     loaded: list[Any] = []
     threading.Thread(target=_beat, args=(channel, loaded), name="cosyvoice2-heart", daemon=True).start()
     # After the heartbeat began: importing torch takes seconds.
+    from telephony_tts.engines.cosyvoice2.hosting.known_voices import described
     from telephony_tts.engines.cosyvoice2.hosting.loading import load
 
     try:
@@ -113,9 +115,14 @@ def main(fd: int) -> None:
         thread.start()
     # First the counters: the parent must not take the warm-up for the first caller's work.
     channel.send(Heartbeat(0.0, core.counters.snapshot(), core.counters.cost))
-    channel.send(EngineReady(tuple(core.voices.features), choice))
+    channel.send(EngineReady(described(core.voices.features), choice))
+    watch = engine.voices
+    threading.Thread(target=watch.serve, args=(channel.send,), name="cosyvoice2-voices", daemon=True).start()
     while (order := channel.receive()) is not None:
-        core.receive(order)
+        if isinstance(order, ReadVoices):
+            watch.look_now(order.number)
+        else:
+            core.receive(order)
     core.close()
     # The parent waits for this process. What the lanes still compute is not needed.
     os._exit(0)

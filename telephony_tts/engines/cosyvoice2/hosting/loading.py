@@ -12,21 +12,19 @@ import torch
 
 from telephony_tts.clock import NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Chunk
-from telephony_tts.engines.cosyvoice2.checkpoint.weights import Checkpoint, load_model_directory, model_sizes
+from telephony_tts.engines.cosyvoice2.checkpoint.weights import load_model_directory, model_sizes
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.core import Core
 from telephony_tts.engines.cosyvoice2.core.orders import AudioTaken, Event, EventSink, SubmitUtterance, UtteranceEnded
 from telephony_tts.engines.cosyvoice2.device.runner import Runner
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
 from telephony_tts.engines.cosyvoice2.hosting.choosing import settle
-from telephony_tts.engines.cosyvoice2.model.config import ModelConfig
+from telephony_tts.engines.cosyvoice2.hosting.known_voices import KnownVoices, VoiceWatch
 from telephony_tts.engines.cosyvoice2.model.file_names import SPEAKERS_FILE
 from telephony_tts.engines.cosyvoice2.profile import WHOLE
 from telephony_tts.engines.cosyvoice2.settings import Settings, how_to_add_a_voice
 from telephony_tts.engines.cosyvoice2.text.prompting import Request
-from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, misfits
-from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info
-from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable
+from telephony_tts.errors import EngineError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +34,11 @@ _LOG_EVERY_NS = 5 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A core that is ready to speak, and what its settings became."""
+    """A core that is ready to speak, what its settings became, and what keeps its voices those that are stored."""
 
     core: Core
     choice: EngineChoice
+    voices: VoiceWatch
 
 
 def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = lambda: True) -> LoadedEngine:
@@ -67,7 +66,8 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
         steps = replace(checkpoint.config.flow_decoder, n_steps=settings.flow_steps)
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, flow_decoder=steps))
     family = checkpoint.config.family
-    features = read_voices(checkpoint, VoiceStore(settings.voice_dir) if settings.voice_dir is not None else None)
+    known = KnownVoices(checkpoint, settings.voice_dir)
+    features = known.features
     if not features and not family.flow_streams:
         raise EngineUnavailable(
             f"cosyvoice2 has no voice: {name} has no preset speakers ({SPEAKERS_FILE}). CosyVoice-300M itself has "
@@ -99,7 +99,7 @@ def load(settings: Settings, tell: EventSink, is_wanted: Callable[[], bool] = la
     log.info("cosyvoice2 has loaded its weights and warms up; voices: %s", ", ".join(features))
     _warm_up(core, check_wanted, name)
     core.tell = tell
-    return LoadedEngine(core, choice)
+    return LoadedEngine(core, choice, VoiceWatch(known, core))
 
 
 def _record_graphs(runner: Runner, check_wanted: Callable[[], None], now_ns: Callable[[], int] = monotonic_ns) -> None:
@@ -180,37 +180,3 @@ def build_problem(capability: tuple[int, int], architectures: list[str]) -> str 
         f"this PyTorch is built for GPUs of compute capability {min(built) / 10} and newer, and this one has "
         f"{capability[0]}.{capability[1]}; install a build for an older CUDA (12.6 for a V100)"
     )
-
-
-def read_voices(checkpoint: Checkpoint, store: VoiceStore | None) -> dict[str, PromptFeatures]:
-    """The usable voices by name; unusable ones are logged. A stored voice hides one of that name in the directory."""
-    voices: dict[str, PromptFeatures] = {}
-    problems: list[str] = []
-    if checkpoint.spk2info is not None:
-        try:
-            voices, problems = read_spk2info(checkpoint.spk2info)
-        except ConfigError as error:
-            problems = [str(error)]
-    if store is not None:
-        for name in store.names():
-            try:
-                voices[name] = store.load(name)
-            except EngineError as error:
-                problems.append(str(error))
-    for name in list(voices):
-        unfit = misfits(voices[name], _VoiceSizes(checkpoint.config))
-        if unfit:
-            del voices[name]
-            problems.append(f"{name}: {'; '.join(unfit)}")
-    for problem in problems:
-        log.warning("cosyvoice2 skips a voice: %s", problem)
-    return voices
-
-
-class _VoiceSizes:
-    """Sizes of a model in memory, as `misfits` takes them."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.takes_prompts = config.family.flow_streams
-        self.n_embedding = config.flow_encoder.d_speaker
-        self.n_text_rows = config.lm.n_text_rows

@@ -16,13 +16,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
 from telephony_tts.clock import NS_PER_S
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import EventSink, Order, SubmitUtterance, UtteranceEnded
+from telephony_tts.engines.cosyvoice2.hosting.pending_reads import PendingReads, in_order
 from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     HEADER,
     EngineReady,
@@ -30,7 +31,9 @@ from telephony_tts.engines.cosyvoice2.hosting.process_messages import (
     LoadFailed,
     LogMessage,
     Message,
+    ReadVoices,
     UtteranceEvent,
+    VoicesRead,
     packed,
 )
 from telephony_tts.engines.cosyvoice2.hosting.stall_judge import (
@@ -96,7 +99,7 @@ class _EngineProcess:
         self._writer.write(self._first)
         return reader
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Order | ReadVoices) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(packed(order))
 
@@ -193,7 +196,8 @@ class ProcessHost:
         self._supervisor: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         """Done when the first process is ready or has failed."""
-        self.voices: tuple[str, ...] = ()
+        self.voices: Mapping[str, str] = {}
+        self._reads = PendingReads()
         self.choice = EngineChoice()
         self._counters: dict[str, float] = {}
         self._cost = 0.0
@@ -253,6 +257,17 @@ class ProcessHost:
         else:
             self._loop.call_soon_threadsafe(self._forward, order)
 
+    async def read_voices(self) -> None:
+        """Return when the core has the voices that are stored now. Raises EngineError if it is not running.
+
+        If the process is replaced meanwhile, the new one has them."""
+        await self.wait_ready()
+        await self._reads.ask(self._ask_for_voices)
+
+    def _ask_for_voices(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send(ReadVoices(number))
+
     def counters(self) -> dict[str, float]:
         """See `Counters.snapshot`. As of the last heartbeat."""
         return dict(self._counters)
@@ -271,6 +286,7 @@ class ProcessHost:
         if self._first is not None and not self._first.done():
             self._first.set_exception(EngineError("cosyvoice2 was closed while it was loading"))
         self._end_all(EngineError("cosyvoice2 was closed"))
+        self._reads.fail(EngineError("cosyvoice2 was closed"))
 
     def _forward(self, order: Order) -> None:
         if self._process is not None and order.key in self._open:
@@ -341,13 +357,17 @@ class ProcessHost:
             case EngineReady():
                 self._state, self._ready_s = _HostState.READY, self._loop.time()
                 self._load_s = self._ready_s - begun_s
-                self.voices = message.voices  # some may have been stored or removed meanwhile
+                self.voices = in_order(self.voices, message.voices)  # some may have been stored or removed meanwhile
+                self._reads.answer()
                 self.choice = message.choice
                 self._notify_waiting()
                 if not first.done():
                     first.set_result(None)
                 else:
                     log.info("the speech engine is ready again")
+            case VoicesRead():
+                self.voices = in_order(self.voices, message.voices)
+                self._reads.answer(message.number)
             case LoadFailed():
                 raise message.error
             case UtteranceEvent():

@@ -1,10 +1,11 @@
-"""Messages from the engine's process to its parent. On the socket each is a length and a pickle."""
+"""Messages between the engine's process and its parent, beside orders. On the socket each is a length and a pickle."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
@@ -15,10 +16,25 @@ HEADER = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The model is loaded and utterances can be taken. `voices`: their names."""
+    """The model is loaded and utterances can be taken. `voices`: their names and descriptions."""
 
-    voices: tuple[str, ...]
+    voices: Mapping[str, str]
     choice: EngineChoice = field(default_factory=EngineChoice)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadVoices:
+    """To the process: read the stored voices now. The answer is `VoicesRead` with this number or a higher one."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class VoicesRead:
+    """The core has these voices from now on. `number`: that of the last `ReadVoices` which this answers."""
+
+    number: int
+    voices: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class LogMessage:
     record: logging.LogRecord
 
 
-Message = EngineReady | LoadFailed | UtteranceEvent | Heartbeat | LogMessage
+Message = EngineReady | VoicesRead | LoadFailed | UtteranceEvent | Heartbeat | LogMessage
 
 
 def packed(message: object) -> bytes:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import Event, EventSink, Order
 from telephony_tts.engines.cosyvoice2.core.scheduler import lanes
+from telephony_tts.engines.cosyvoice2.hosting.pending_reads import PendingReads, in_order
+from telephony_tts.engines.cosyvoice2.hosting.process_messages import VoicesRead
 from telephony_tts.engines.cosyvoice2.settings import Settings
 from telephony_tts.errors import EngineError
 
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.core.core import Core
+    from telephony_tts.engines.cosyvoice2.hosting.known_voices import VoiceWatch
     from telephony_tts.engines.cosyvoice2.hosting.loading import LoadedEngine
 
 
@@ -29,7 +32,9 @@ class ThreadHost:
         self._is_closed = False
         self._threads: list[tuple[threading.Thread, asyncio.Event]] = []
         self.core: Core | None = None
-        self.voices: tuple[str, ...] = ()
+        self._watch: VoiceWatch | None = None
+        self._reads = PendingReads()
+        self.voices: Mapping[str, str] = {}
         self.choice = EngineChoice()
 
     async def start(self) -> None:
@@ -42,8 +47,11 @@ class ThreadHost:
             raise EngineError("cosyvoice2 was closed while it was loading")
         if isinstance(result, BaseException):
             raise result
-        self.core, self.choice = result.core, result.choice
-        self.voices = tuple(result.core.voices.features)
+        from telephony_tts.engines.cosyvoice2.hosting.known_voices import described
+
+        self.core, self.choice, self._watch = result.core, result.choice, result.voices
+        self.voices = described(result.core.voices.features)
+        self._begin("voices", partial(result.voices.serve, self._hand_on_voices))
         for i, lane in enumerate(lanes(result.choice.n_lanes)):
             self._begin(str(i), partial(result.core.serve, lane))
 
@@ -75,9 +83,20 @@ class ThreadHost:
         if self.core is None:
             raise EngineError("cosyvoice2 is not running")
 
+    async def read_voices(self) -> None:
+        """Return when the core has the voices that are stored now. Raises EngineError if it is not running."""
+        watch = self._watch
+        if watch is None:
+            raise EngineError("cosyvoice2 is not running")
+        await self._reads.ask(watch.look_now)
+
     async def close(self) -> None:
         """End all utterances and all threads. Idempotent."""
         self._is_closed = True
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+        self._reads.fail(EngineError("cosyvoice2 was closed"))
         core, self.core = self.core, None
         if core is not None:
             core.close()
@@ -96,6 +115,13 @@ class ThreadHost:
 
     def _hand_on(self, key: int, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._tell, key, event)
+
+    def _hand_on_voices(self, read: VoicesRead) -> None:
+        self._loop.call_soon_threadsafe(self._voices_read, read)
+
+    def _voices_read(self, read: VoicesRead) -> None:
+        self.voices = in_order(self.voices, read.voices)
+        self._reads.answer(read.number)
 
     def _begin(self, name: str, work: Callable[[], object]) -> None:
         exited = asyncio.Event()

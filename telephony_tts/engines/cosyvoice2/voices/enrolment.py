@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from telephony_tts.engines.cosyvoice2.model.file_names import (
     is_first_generation,
 )
 from telephony_tts.engines.cosyvoice2.voices.voice import (
+    MAX_READ_S,
     SPEAKER_INPUTS,
     TOKENS_INPUTS,
     PromptFeatures,
@@ -41,6 +42,8 @@ from telephony_tts.engines.cosyvoice2.voices.voice import (
 from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore, read_spk2info, unreadable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, TelephonyTTSError, UnknownVoice
 
+CHECKING, EXTRACTING, STORING = STEPS = ("checking", "extracting", "storing")
+"""Of the making of a voice: the recording is read and checked, its features are computed, and they are stored."""
 GOOD_S = 5.0
 """A shorter recording works, but holds only a few of the sounds of a language."""
 MIN_CONTRAST_DB = 20.0
@@ -79,12 +82,7 @@ class ListedVoice:
     @property
     def description(self) -> str:
         """The mode, the length of the prompt and, if known, the origin; "" without features."""
-        if self.features is None:
-            return ""
-        seconds = f", {self.features.prompt_s:.1f} s" if self.features.prompt_s else ""
-        source = self.features.provenance.get("source")
-        shown = "".join(letter if letter.isprintable() else "?" for letter in source or "")  # from a file
-        return f"{self.features.mode}{seconds}" + (f" of {shown}" if shown else "")
+        return "" if self.features is None else self.features.description
 
 
 def enrol(
@@ -97,12 +95,15 @@ def enrol(
     replace: bool = False,
     trim: bool = False,
     made_by: str = "",
+    max_read_s: float = MAX_READ_S,
+    tell: Callable[[str], None] = lambda step: None,
 ) -> EnrolledVoice:
     """Makes a voice from a recording, a path or the content of a file, and stores it. `transcript` holds the words of
     the recording, or is "".
 
     `trim` keeps the beginning of a recording that is too long. It cannot be combined with a transcript, because it is
-    unknown which words the beginning holds, and words that are not in the audio leak into later speech.
+    unknown which words the beginning holds, and words that are not in the audio leak into later speech. A recording of
+    more than `max_read_s` is not decoded. `tell` is called with each of `STEPS` when it begins.
     Raises ConfigError for an invalid or existing name, a transcript that is too long, and a folder that cannot be
     written to. Raises AudioError for a recording that cannot become a voice, and EngineUnavailable for an incomplete
     model directory.
@@ -117,7 +118,8 @@ def enrol(
     if too_long:
         raise ConfigError(
             f"voice {name} cannot be stored: {'; '.join(too_long)}, and 30 s of speech have fewer. Give only the words "
-            "of the recording. The transcript is not cut, because it is unknown which words to drop"
+            "of the recording. The transcript is not cut, because it is unknown which words to drop",
+            code="bad_request",
         )
     if is_first_generation(model_dir):
         raise ConfigError(
@@ -131,7 +133,9 @@ def enrol(
                 f"models pull {model_dir}"
             )
     sizes = ModelSizes(model_dir)
-    kept = prepared(read_recording(recording), trim)
+    tell(CHECKING)
+    kept = prepared(read_recording(recording, max_read_s), trim)
+    tell(EXTRACTING)
     origin = {f"{Path(graph).stem}_sha256": _sha256(model_dir / graph) for graph in (SPEAKER_ONNX, TOKENS_ONNX)}
     if made_by:
         origin["made_by"] = made_by
@@ -146,6 +150,7 @@ def enrol(
     warnings = [*recording_warnings(kept), *transcript_warnings(transcript, kept.seconds)]
     if name in _speakers(model_dir / SPEAKERS_FILE)[0]:
         warnings.append(f"it replaces the voice {name} of the model's own {SPEAKERS_FILE}")
+    tell(STORING)
     return EnrolledVoice(store.save(name, features, replace), features, tuple(warnings))
 
 

@@ -85,6 +85,14 @@ class PromptFeatures:
             return "preset"
         return "zero-shot" if self.transcript or self.transcript_ids else "cross-lingual"
 
+    @property
+    def description(self) -> str:
+        """The mode, the length of the prompt and, if known, the origin."""
+        seconds = f", {self.prompt_s:.1f} s" if self.prompt_s else ""
+        source = self.provenance.get("source")
+        shown = "".join(letter if letter.isprintable() else "?" for letter in source or "")  # from a file
+        return f"{self.mode}{seconds}" + (f" of {shown}" if shown else "")
+
     def problems(self) -> list[str]:
         """The problems of the features, one description each; empty if they are usable.
 
@@ -364,6 +372,7 @@ def prepared(recording: Recording, trim: bool = False) -> Recording:
     """
     problems = []
     wave, rate_hz = recording.wave, recording.rate_hz
+    is_file = "source" in recording.provenance  # else it came over the network, where there are no flags
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         problems.append(f"its rate is {rate_hz} Hz and should be {MIN_RATE_HZ} Hz or more (24000 is best)")
     levels = frame_levels_db(wave, rate_hz)
@@ -378,7 +387,7 @@ def prepared(recording: Recording, trim: bool = False) -> Recording:
     if not MIN_S <= seconds <= MAX_S:
         problems.append(
             f"it holds {seconds:.1f} s between the silences at its ends and should hold {MIN_S:.0f} to {MAX_S:.0f} s"
-            + (" (without --text, --trim keeps its beginning)" if seconds > MAX_S else "")
+            + (" (without --text, --trim keeps its beginning)" if seconds > MAX_S and is_file else "")
         )
     clipped = float((wave.abs() >= CLIPPED_AT).float().mean()) if wave.numel() else 0.0
     if clipped > MAX_CLIPPED:

@@ -6,10 +6,8 @@ import json
 import math
 import os
 import pickle
-import re
 import shlex
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,10 @@ from torch import Tensor
 
 from telephony_tts.engines.cosyvoice2.model.config import N_MELS
 from telephony_tts.engines.cosyvoice2.voices.voice import PromptFeatures, aligned, is_plain
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder, partial_path
 from telephony_tts.errors import ConfigError, EngineUnavailable, UnknownVoice
 
-SUFFIX = ".safetensors"
 FORMAT = "telephony-tts cosyvoice2 voice 1"
-_NAME = re.compile(r"\w[\w.-]{0,63}")
-MAX_NAME_BYTES = 200
-"""A file name may have 255 bytes, and the partial file of a voice has a longer name than the voice."""
 _ABOUT = "voice"
 """The only metadata entry of a voice file. It holds JSON."""
 _TENSORS = ("speech_tokens", "mel", "embedding", "transcript_ids")
@@ -34,25 +29,8 @@ MAX_SHOWN, MAX_REASON = 80, 300
 """Characters of a file's content, and of an error, that a message shows."""
 
 
-class VoiceStore:
-    """A folder of voices. It has no state of its own: the files on disk are the voices."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = Path(directory)
-
-    def names(self) -> list[str]:
-        """The names of all voices, sorted."""
-        if not self.directory.is_dir():
-            return []
-        files = (path for path in self.directory.glob(f"*{SUFFIX}") if path.is_file())
-        return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in files) if _is_valid(name))
-
-    def check_free(self, name: str, replace: bool = False) -> None:
-        """Raises ConfigError for an invalid name, or for an existing voice that is not to be replaced."""
-        if self._path(name).exists() and not replace:
-            raise ConfigError(
-                f"{self.directory} already has a voice {name}: give --replace, or choose another name"
-            )
+class VoiceStore(VoiceFolder):
+    """A folder of voices, and what is in their files."""
 
     def save(self, name: str, features: PromptFeatures, replace: bool = False) -> Path:
         """Stores a voice. The same features give the same bytes.
@@ -60,7 +38,7 @@ class VoiceStore:
         Raises ConfigError for unusable features, an invalid name, an existing voice that is not to be replaced, and a
         folder that cannot be written to.
         """
-        path = self._path(name)
+        path = self.path(name)
         problems = features.problems()
         if problems:
             raise ConfigError(f"voice {name} cannot be stored: {'; '.join(problems)}")
@@ -74,7 +52,7 @@ class VoiceStore:
             "embedding": features.embedding.contiguous(),
             "transcript_ids": torch.tensor(features.transcript_ids, dtype=torch.int32),
         }
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial = partial_path(path, os.getpid())
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             try:
@@ -85,16 +63,17 @@ class VoiceStore:
         except OSError as error:
             raise ConfigError(
                 f"the voice folder {self.directory} cannot be written to ({error.strerror or error}): "
-                "make it writable, or name another with --voices"
+                "make it writable, or name another with --voices",
+                code="voice_folder",
             ) from error
         return path
 
     def load(self, name: str) -> PromptFeatures:
         """Reads a voice. Raises UnknownVoice if there is none, EngineUnavailable if its file is damaged."""
-        if not _is_valid(name) or not self._path(name).is_file():
+        if not self.has(name):
             known = ", ".join(self.names()) or "none"
             raise UnknownVoice(f"there is no voice {name} in {self.directory} (voices: {known})")
-        path = self._path(name)
+        path = self.path(name)
         try:
             with safe_open(str(path), framework="pt") as file:
                 about = _about((file.metadata() or {}).get(_ABOUT, "{}"))
@@ -118,29 +97,6 @@ class VoiceStore:
                 f"the voice file {path} cannot be used ({reason}): make it again with {again}"
             ) from error
         return features
-
-    def remove(self, name: str) -> None:
-        """Raises UnknownVoice that lists similar names, ConfigError if the folder cannot be written to."""
-        if not _is_valid(name) or not self._path(name).is_file():
-            near = get_close_matches(name, self.names(), n=3, cutoff=0.5)
-            known = f"similar: {', '.join(near)}" if near else f"voices: {', '.join(self.names()) or 'none'}"
-            raise UnknownVoice(f"there is no voice {name} in {self.directory} ({known})")
-        try:
-            self._path(name).unlink()
-        except OSError as error:
-            raise ConfigError(f"{self._path(name)} cannot be removed: {error.strerror or error}") from error
-
-    def _path(self, name: str) -> Path:
-        if not _is_valid(name):
-            raise ConfigError(
-                f"{name!r} is not a valid name for a voice: use up to 64 letters, digits, '-', '_' and '.', "
-                f"and at most {MAX_NAME_BYTES} bytes"
-            )
-        return self.directory / f"{name}{SUFFIX}"
-
-
-def _is_valid(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and len(os.fsencode(name)) <= MAX_NAME_BYTES
 
 
 def _about(text: str) -> dict[str, Any]:

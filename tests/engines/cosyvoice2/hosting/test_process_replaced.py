@@ -97,7 +97,7 @@ class Staged:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Staged]:
     """The processes in their order; each is ready at once."""
     Staged.made = []
-    Staged.first_words = lambda staged: staged.says(EngineReady(("anna",)))
+    Staged.first_words = lambda staged: staged.says(EngineReady({"anna": ""}))
     monkeypatch.setattr(process_host, "_EngineProcess", Staged)
     return Staged.made
 
@@ -167,7 +167,7 @@ def test_a_cancel_while_it_is_replaced_ends_the_utterance_and_reaches_no_new_one
         await some_turns()
         (_, second) = made
         assert not host.is_ready
-        second.says(EngineReady(("anna",)))
+        second.says(EngineReady({"anna": ""}))
         await some_turns()
         assert host.is_ready
         send(CancelOrder(2))
@@ -228,7 +228,7 @@ def test_closing_a_stream_while_it_is_replaced_returns(made: list[Staged]) -> No
             assert isinstance(task.exception(), EngineError)
         assert asking[0].cancelled()
         assert engine.stats().n_queued == engine.stats().n_running == 0 and not engine.stats().is_ready
-        made[1].says(EngineReady(("anna",)))
+        made[1].says(EngineReady({"anna": ""}))
         await some_turns()
         assert engine.stats().is_ready and made[1].orders == []
         again = asyncio.create_task(anext(engine.synthesize(Utterance("again", "Yes."))))
@@ -262,7 +262,7 @@ def test_voices_are_those_of_the_last_time_it_loaded(made: list[Staged]) -> None
         engine = CosyVoice2Engine(Path("nowhere"), isolation="process")
         await engine.start()
         assert [voice.name for voice in engine.voices] == ["anna"]
-        Staged.first_words = lambda staged: staged.says(EngineReady(("bert", "carl")))
+        Staged.first_words = lambda staged: staged.says(EngineReady({"bert": "", "carl": ""}))
         made[0].dies()
         await some_turns()
         assert [voice.name for voice in engine.voices] == ["bert", "carl"]
@@ -310,7 +310,7 @@ def test_one_that_fails_again_and_again_is_started_ever_more_slowly(made: list[S
         if how == "cannot load":
             staged.says(LoadFailed(EngineUnavailable("flow.pt is missing")))
         elif how == "ready and dead":
-            staged.says(EngineReady(("anna",)))
+            staged.says(EngineReady({"anna": ""}))
         staged.dies()
 
     async def use(host: ProcessHost, _: object) -> None:
@@ -319,7 +319,7 @@ def test_one_that_fails_again_and_again_is_started_ever_more_slowly(made: list[S
         await asyncio.sleep(sum(BACKOFF_S) + 3 * BACKOFF_S[-1] + 1)
         assert pauses_s(made) == [*BACKOFF_S, BACKOFF_S[-1], BACKOFF_S[-1], BACKOFF_S[-1]]
         assert pauses_s(made)[:6] == [0, 1, 2, 5, 10, 30], "and after half a minute it is tried for ever"
-        Staged.first_words = lambda staged: staged.says(EngineReady(("anna",)))
+        Staged.first_words = lambda staged: staged.says(EngineReady({"anna": ""}))
         await asyncio.sleep(BACKOFF_S[-1])
         assert host.is_ready
 
@@ -367,7 +367,7 @@ def engine_of(made: list[Staged], load_s: float, use: Callable[[CosyVoice2Engine
         engine = CosyVoice2Engine(Path("nowhere"), isolation="process", timeouts=Timeouts(restart_wait_s=10.0))
         starting = asyncio.create_task(engine.start())
         await asyncio.sleep(load_s)
-        made[0].says(EngineReady(("anna",)))
+        made[0].says(EngineReady({"anna": ""}))
         await starting
         async with asyncio.timeout(MOST_S):
             await use(engine)
@@ -407,7 +407,7 @@ def test_an_utterance_asked_for_in_a_restart_waits_for_the_next_process(made: li
         await asyncio.sleep(2.0)
         assert not waiting.done() and made[1].orders == []
         assert engine.stats() == EngineStats(n_queued=1, is_ready=False, retry_after_ms=RETRY_LEAST_MS)
-        made[1].says(EngineReady(("anna",)))
+        made[1].says(EngineReady({"anna": ""}))
         await some_turns()
         (order,) = made[1].orders
         assert isinstance(order, SubmitUtterance) and order.voice == "anna"
@@ -490,7 +490,7 @@ def test_a_waiting_utterance_can_be_ended_at_once(made: list[Staged], how: str) 
             assert "was closed" in str(waiting.exception())
         assert now_s() == begun_s
         if how == "cancelled":
-            made[1].says(EngineReady(("anna",)))
+            made[1].says(EngineReady({"anna": ""}))
             await some_turns()
             assert engine.stats() == EngineStats()
         assert made[1].orders == []
@@ -504,7 +504,7 @@ def test_an_utterance_whose_voice_is_gone_after_the_restart_is_refused(made: lis
         await some_turns()
         waiting = asked(engine, voice="anna")
         await some_turns()
-        made[1].says(EngineReady(("bert",)))
+        made[1].says(EngineReady({"bert": ""}))
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), UnknownVoice) and made[1].orders == []
 

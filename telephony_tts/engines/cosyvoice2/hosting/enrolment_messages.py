@@ -1,0 +1,49 @@
+"""Messages between the server's process and the one that makes voices. Each is a length and a pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from telephony_tts.errors import TelephonyTTSError
+
+
+@dataclass(frozen=True, slots=True)
+class MakeVoice:
+    """Make a voice from the content of an audio file and store it in `directory`.
+
+    `makes_room`: files to remove just before the voice is stored. A recording that is refused removes none.
+    """
+
+    name: str
+    audio: bytes
+    transcript: str
+    model_dir: Path
+    directory: Path
+    replace: bool = False
+    made_by: str = ""
+    makes_room: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MakingStep:
+    """The making has come to this step: see `enrolment.STEPS`."""
+
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceMade:
+    """The voice is stored."""
+
+    description: str
+    kept_s: float
+    source_s: float
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceRefused:
+    """There is no voice, and nothing is left of it."""
+
+    error: TelephonyTTSError

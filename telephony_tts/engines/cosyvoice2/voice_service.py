@@ -1,0 +1,246 @@
+"""Adds, removes and remembers voices for a running server.
+
+A voice is made in a process of its own (`hosting.voice_maker`) and written to the folder of voices. Then the engine
+reads the folder, so the voice can be used as soon as a method returns. A prompt is a voice for single requests: its
+name is the hash of its recording and its words, and only the last used ones are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from telephony_tts.engines.api import Voice
+from telephony_tts.engines.cosyvoice2.hosting.enrolment_messages import MakeVoice
+from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
+from telephony_tts.engines.cosyvoice2.model.file_names import (
+    SPEAKER_ONNX,
+    SPEAKERS_FILE,
+    TOKENS_ONNX,
+    is_first_generation,
+)
+from telephony_tts.engines.cosyvoice2.settings import PROMPT_MARK, PROMPTS_FOLDER
+from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.errors import Busy, ConfigError, EngineError, EngineUnavailable, UnknownVoice
+
+MAX_WAITING = 8
+"""Recordings that wait while another one becomes a voice. Each is held in memory."""
+MAX_TEXT = 2000
+"""Characters of a transcript before it is put in words. In words it may have 1000."""
+QUEUED = "queued"
+"""The first step of a voice that is added; the others are those of `enrolment.STEPS`."""
+
+T = TypeVar("T")
+
+
+class VoiceReader(Protocol):
+    """The engine, as this module needs it."""
+
+    @property
+    def voices(self) -> tuple[Voice, ...]: ...
+    def find_voice(self, name: str) -> Voice | None: ...
+    async def read_voices(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AddedVoice:
+    """A voice that was added. Of `source_s` seconds `kept_s` were kept; the rest is silence at the ends."""
+
+    voice: Voice
+    kept_s: float
+    source_s: float
+    warnings: tuple[str, ...] = ()
+
+
+class VoiceService:
+    """`spoken` makes the words of a transcript, or "" if it has none. `n_prompts`: how many prompts are kept on disk.
+
+    It belongs to one event loop, on which it is closed.
+    """
+
+    def __init__(
+        self,
+        engine: VoiceReader,
+        model_dir: Path,
+        directory: Path,
+        spoken: Callable[[str], str],
+        *,
+        n_prompts: int = 64,
+        made_by: str = "",
+        maker: VoiceMaker | None = None,
+    ) -> None:
+        self._engine = engine
+        self._model_dir = model_dir
+        self._folder = VoiceFolder(directory)
+        self._prompts = VoiceFolder(directory / PROMPTS_FOLDER)
+        self._spoken = spoken
+        self._n_prompts = n_prompts
+        self._made_by = made_by
+        self._maker = maker or VoiceMaker()
+        self._n_used = 0
+        self._used: dict[str, int] = {}
+        """When each prompt was last used, as a count; those that are not here were used before this process began."""
+        self._making: dict[str, asyncio.Task[None]] = {}
+        """The prompts that are being made."""
+        self._prompt_turn = asyncio.Lock()
+        """Held while a prompt is made, because what must go for it depends on those that are there."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._n_waiting = 0
+
+    def is_removable(self, voice: Voice) -> bool:
+        """Whether `remove` can remove it: it is in the folder, not in the model."""
+        return voice.engine == "cosyvoice2" and self._folder.has(voice.name)
+
+    async def add(
+        self,
+        name: str,
+        audio: bytes,
+        text: str,
+        *,
+        replace: bool = False,
+        tell: Callable[[str], None] = lambda step: None,
+    ) -> AddedVoice:
+        """Make a voice from the content of an audio file, whose words are `text`, or "" if they are unknown.
+
+        `tell` is called with each step, first with `QUEUED` when nothing is wrong that is known at once. Raises
+        ConfigError for a name that is invalid (`bad_request`) or taken (`voice_exists`), AudioError for a recording
+        that cannot become a voice, Busy, EngineUnavailable for a model that cannot do it, and EngineError.
+        """
+        path = self._folder.path(name)
+        is_own = any(voice.name == name for voice in self._engine.voices)
+        if not replace and (is_own or await asyncio.to_thread(path.exists)):
+            raise ConfigError(
+                f"there is a voice {name}: send replace=true, or choose another name", code="voice_exists"
+            )
+        transcript = self._words(text)
+        job = MakeVoice(name, audio, transcript, self._model_dir, self._folder.directory, replace, self._made_by)
+
+        async def make() -> AddedVoice:
+            made = await self._maker.make(job, tell)
+            warnings = made.warnings
+            try:
+                await self._engine.read_voices()
+            except EngineError as error:
+                warnings += (f"it is stored, and will speak when the engine runs again: {error.message}",)
+            found = self._engine.find_voice(name) or Voice(name, "cosyvoice2", (), 0, description=made.description)
+            return AddedVoice(found, made.kept_s, made.source_s, warnings)
+
+        self._check_room()
+        tell(QUEUED)
+        return await self._to_end(make())
+
+    async def remove(self, name: str) -> None:
+        """Remove a stored voice; what speaks with it speaks on. Raises UnknownVoice, and ConfigError (`voice_fixed`)
+        for a voice of the model."""
+        if not self._folder.has(name):
+            if any(voice.name == name for voice in self._engine.voices):
+                raise ConfigError(
+                    f"voice {name} is in the model's own {SPEAKERS_FILE} and cannot be removed", code="voice_fixed"
+                )
+            raise UnknownVoice(f"there is no voice {name!r}")
+        await asyncio.to_thread(self._folder.remove, name)
+        try:
+            await self._engine.read_voices()
+        except EngineError:
+            return  # it is starting again, and will not find the voice
+
+    async def prompt(self, audio: bytes, text: str) -> str:
+        """The name of a voice for single requests, made from the content of an audio file whose words are `text`.
+
+        The same recording and words give the same voice. Raises what `add` raises. A prompt that was not used for
+        longest is removed when there are too many.
+        """
+        if not self._n_prompts:
+            raise EngineUnavailable("this server makes no voices for single requests (engines.cosyvoice2.prompts is 0)")
+        transcript = self._words(text)
+        name = await asyncio.to_thread(_hash, audio, transcript)
+        making = self._making.get(name)
+        if making is None:
+            if await asyncio.to_thread(self._prompts.has, name):
+                self._use(name)
+                if self._engine.find_voice(PROMPT_MARK + name) is None:
+                    await self._engine.read_voices()
+                return PROMPT_MARK + name
+            self._check_room()
+            making = self._begin(self._make_prompt(name, audio, transcript))
+            self._making[name] = making
+            making.add_done_callback(lambda _: self._making.pop(name, None))
+        await asyncio.shield(making)
+        self._use(name)
+        return PROMPT_MARK + name
+
+    async def close(self) -> None:
+        """End what runs. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._maker.close()
+
+    async def _make_prompt(self, name: str, audio: bytes, transcript: str) -> None:
+        async with self._prompt_turn:
+            there = await asyncio.to_thread(self._prompts.stamps)
+            oldest = sorted(there, key=lambda each: (self._used.get(each, 0), there[each].changed_ns))
+            gone = oldest[: max(0, len(oldest) - self._n_prompts + 1)]
+            room = tuple(map(self._prompts.path, gone))
+            made_by = self._made_by
+            await self._maker.make(
+                MakeVoice(name, audio, transcript, self._model_dir, self._prompts.directory, True, made_by, room)
+            )
+            for each in gone:
+                self._used.pop(each, None)
+            self._use(name)
+        await self._engine.read_voices()
+
+    def _use(self, name: str) -> None:
+        self._n_used += 1
+        self._used[name] = self._n_used
+
+    def _words(self, text: str) -> str:
+        """The words of a transcript. Raises ConfigError if it has none, EngineUnavailable if no voice can be made."""
+        if is_first_generation(self._model_dir):
+            raise EngineUnavailable(
+                f"the model is CosyVoice-300M, which speaks with the preset speakers of its {SPEAKERS_FILE} only: "
+                "voices from recordings need CosyVoice2"
+            )
+        for graph in (SPEAKER_ONNX, TOKENS_ONNX):
+            if not (self._model_dir / graph).is_file():
+                raise EngineUnavailable(f"the model has no {graph}, which is needed to make a voice")
+        if len(text) > MAX_TEXT:
+            raise ConfigError(f"the text has {len(text)} characters: 30 s of speech have fewer", code="bad_request")
+        words = self._spoken(text)
+        if text.strip() and not words:
+            raise ConfigError("the text has no words: send the words of the recording", code="bad_request")
+        return words
+
+    def _check_room(self) -> None:
+        if self._n_waiting > MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} other voices wait to be made", retry_after_ms=10_000)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of this service. It counts as waiting until it ends."""
+        task = asyncio.ensure_future(work)
+        self._n_waiting += 1
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._n_waiting -= 1
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the one who waited for it may be gone
+
+    async def _to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. It runs to its end also if this is cancelled, as when a client is gone."""
+        return await asyncio.shield(self._begin(work))
+
+
+def _hash(audio: bytes, transcript: str) -> str:
+    found = hashlib.sha256(hashlib.sha256(audio).digest())
+    found.update(transcript.encode())
+    return found.hexdigest()[:32]

@@ -1,0 +1,399 @@
+"""`/v1/voices`: voices are added, used and removed while the server runs. Bodies that are too large, or stop."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from rig import Rig, run, speech_settings, until
+from server_settings import transport_settings
+
+from telephony_tts import app
+from telephony_tts.engines.api import Engine, Voice
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
+from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
+from telephony_tts.engines.cosyvoice2.settings import PROMPTS_FOLDER
+from telephony_tts.engines.cosyvoice2.voice_service import VoiceReader, VoiceService
+from telephony_tts.engines.cosyvoice2.voices.voice_store import VoiceStore
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.errors import AudioError, EngineUnavailable
+from telephony_tts.http_api.asgi import http_server
+from telephony_tts.transport.server import Server
+
+pytestmark = pytest.mark.slow
+
+SAID = "Thank you for calling, how can I help you today?"
+LIMIT = 4_000_000
+WITHIN_S = 150.0
+"""Each test starts a process that imports PyTorch."""
+BOUNDARY = b"a-boundary"
+
+
+def speech(seconds: float = 4.0, rate_hz: int = 24_000, channels: int = 1, seed: int = 0) -> np.ndarray:
+    """Noise whose level changes as that of speech does."""
+    random = np.random.default_rng(seed)
+    n = int(seconds * rate_hz)
+    level = 0.2 * np.abs(np.sin(np.arange(n) / rate_hz * 9)) + 0.001
+    return (random.standard_normal((n, channels)) * level[:, None]).clip(-0.9, 0.9).astype(np.float32)
+
+
+def encoded(samples: np.ndarray, rate_hz: int = 24_000, kind: str = "WAV") -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, samples, rate_hz, format=kind)
+    return out.getvalue()
+
+
+def png() -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(25 * 8))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def resident_bytes(pid: int | None) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+GOOD = encoded(speech())
+BAD = {
+    "silence": (encoded(np.zeros((24_000 * 5, 1), np.float32)), "silent"),
+    "60 s": (encoded(speech(59, 16_000), 16_000), "holds 5[89].. s between"),
+    "61 s": (encoded(speech(61, 16_000), 16_000), "lasts 61 s"),
+    "5 channels": (encoded(speech(channels=5)), "5 channels"),
+    "a PNG": (png(), "cannot be read as audio"),
+    # 2 hours of silence are some kilobytes
+    "a FLAC bomb": (encoded(np.zeros((48_000 * 7200, 1), np.int16), 48_000, "FLAC"), "lasts 7200 s"),
+    "half a WAV": (GOOD[: len(GOOD) // 2], "truncated"),
+    "nothing": (b"", "cannot be read as audio"),
+    "1 s": (encoded(speech(1)), "holds 1.0 s"),
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(path)
+    return path
+
+
+@dataclass
+class Place:
+    """A server with CosyVoice2 and the tones, what its voices are, and where they are."""
+
+    rig: Rig
+    engine: VoiceReader
+    service: VoiceService
+    maker: VoiceMaker
+    folder: Path
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+
+    async def names(self) -> list[str]:
+        return [voice["name"] for voice in (await ask(self.rig, "GET", "/v1/voices")).json()["voices"]]
+
+
+class NoEngine:
+    """Stands in for the engine where it has no part."""
+
+    voices: tuple[Voice, ...] = ()
+
+    def find_voice(self, name: str) -> Voice | None:
+        return None
+
+    async def read_voices(self) -> None: ...
+
+
+@asynccontextmanager
+async def voiced(
+    model_dir: Path, folder: Path, n_prompts: int = 3, *, with_engine: bool = True
+) -> AsyncIterator[Place]:
+    engine: CosyVoice2Engine | NoEngine = NoEngine()
+    engines: list[Engine] = [FakeEngine()]
+    if with_engine:
+        engine = CosyVoice2Engine(model_dir, folder, flow_steps=1)
+        engines.append(engine)
+    catalog = Catalog(engines)
+    maker = VoiceMaker()
+    service = VoiceService(engine, model_dir, folder, app.spoken, n_prompts=n_prompts, made_by="a test", maker=maker)
+    server = Server(transport_settings(speech=speech_settings(), request_bytes=LIMIT), catalog)
+    server.http = http_server(server, service)
+    await catalog.start()
+    try:
+        async with server.running():
+            yield Place(Rig(server, engines[0]), engine, service, maker, folder)
+    finally:
+        await service.close()
+        await catalog.close()
+    assert maker.pid is None
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str]:
+        return self.status, self.json()["error"]["code"]
+
+
+async def ask(rig: Rig, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+    given = {"Host": "x", "Connection": "close", "Content-Length": str(len(body)), **headers}
+    fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+    return await exchange(rig, f"{method} {path} HTTP/1.1\r\n{fields}\r\n".encode(), [body])
+
+
+async def exchange(rig: Rig, head: bytes, pieces: list[bytes]) -> Answer:
+    """Send a request and read the answer to the end of the connection. The answer may come before all is sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+
+    async def send() -> None:
+        writer.write(head)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    try:
+        async with asyncio.timeout(120):
+            data = await reader.read()
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()
+    first, _, rest = data.partition(b"\r\n\r\n")
+    lines = first.decode().split("\r\n")
+    fields = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+    if fields.get("transfer-encoding") == "chunked":
+        rest = unchunked(rest)
+    return Answer(int(lines[0].split()[1]), fields, rest)
+
+
+def unchunked(data: bytes) -> bytes:
+    out = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        n = int(size, 16)
+        out, data = out + data[:n], data[n + 2 :]
+    return out
+
+
+def form(audio: bytes | None, /, **fields: str) -> bytes:
+    parts = [f'Content-Disposition: form-data; name="{key}"\r\n\r\n{value}'.encode() for key, value in fields.items()]
+    if audio is not None:
+        about = b'Content-Disposition: form-data; name="audio"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+        parts.append(about + audio)
+    return b"".join(b"--" + BOUNDARY + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + BOUNDARY + b"--\r\n"
+
+
+async def add(rig: Rig, audio: bytes | None, accept: str = "*/*", /, **fields: str) -> Answer:
+    kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+    return await ask(rig, "POST", "/v1/voices", form(audio, **fields), Content_Type=kind, Accept=accept)
+
+
+def events_in(body: bytes) -> list[tuple[str, Any]]:
+    found = []
+    for block in body.decode().split("\n\n")[:-1]:
+        kind, data = block.split("\n")
+        found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_a_voice_is_added_speaks_and_is_removed(model_dir: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path) as place:
+            rig = place.rig
+            before = (await ask(rig, "GET", "/v1/voices")).json()["voices"]
+            assert [voice["name"] for voice in before][-2:] == ["preset", "prompted"]
+            assert {voice["engine"] for voice in before} == {"fake", "cosyvoice2"}
+            assert not any(voice["removable"] for voice in before)
+
+            made = await add(rig, GOOD, name="anna", text=SAID)
+            assert made.status == 201, made.body
+            about = made.json()
+            assert about["name"] == "anna" and about["engine"] == "cosyvoice2" and about["removable"]
+            assert about["sample_rate_hz"] == 24_000 and "zh" in about["languages"]
+            assert about["description"].startswith("zero-shot, ") and 3 < about["kept_s"] <= about["source_s"] == 4.0
+            assert VoiceStore(tmp_path).load("anna").transcript == app.spoken(SAID)
+            assert (await place.names())[-1] == "anna"
+
+            spoken = await ask(
+                rig, "POST", "/tts/stream", json.dumps({"text": "Yes.", "voice": "anna"}).encode(),
+                Content_Type="application/json",
+            )  # fmt: skip
+            assert spoken.status == 200 and len(spoken.body) > 10_000
+
+            again = await add(rig, GOOD, name="anna")
+            assert again.error == (409, "voice_exists") and "replace=true" in again.json()["error"]["message"]
+            assert (await add(rig, GOOD, name="prompted")).error == (409, "voice_exists")
+            # What is known at once is a status, also for one who wants events.
+            assert (await add(rig, GOOD, "text/event-stream", name="anna")).error == (409, "voice_exists")
+            replaced = await add(rig, GOOD, "text/event-stream", name="anna", replace="true")
+            assert replaced.status == 200 and replaced.headers["content-type"].startswith("text/event-stream")
+            *steps, (kind, about) = events_in(replaced.body)
+            assert steps == [("progress", {"step": step}) for step in ("queued", "checking", "extracting", "storing")]
+            assert kind == "done" and about["name"] == "anna"
+            assert about["description"].startswith("cross-lingual")
+            refused = await add(rig, BAD["silence"][0], "text/event-stream", name="bert")
+            kind, about = events_in(refused.body)[-1]
+            assert kind == "error" and about["code"] == "bad_audio" and "silent" in about["message"]
+            assert place.files() == ["anna.safetensors"]
+
+            gone = await ask(rig, "DELETE", "/v1/voices/anna")
+            assert (gone.status, gone.body) == (204, b"")
+            assert "anna" not in await place.names() and place.files() == []
+            assert (await ask(rig, "DELETE", "/v1/voices/anna")).error == (404, "unknown_voice")
+            assert (await ask(rig, "DELETE", "/v1/voices/prompted")).error == (409, "voice_fixed")
+            assert (await ask(rig, "DELETE", "/v1/voices/%2E%2E%2Fanna")).status == 404
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_bad_recordings_and_forms_leave_nothing(model_dir: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path, with_engine=False) as place:
+            for what, (audio, problem) in BAD.items():
+                answer = await add(place.rig, audio, name="anna", text=SAID)
+                assert answer.error == (400, "bad_audio"), (what, answer.body)
+                assert re.search(problem, answer.json()["error"]["message"]), (what, answer.body)
+                with pytest.raises(AudioError):
+                    await place.service.prompt(audio, SAID)
+            assert place.files() == []
+            assert resident_bytes(place.maker.pid) < 1_500_000_000
+            forms = {
+                "no audio": await add(place.rig, None, name="anna"),
+                "audio as text": await add(place.rig, None, name="anna", audio="x"),
+                "no name": await add(place.rig, GOOD),
+                "a path": await add(place.rig, GOOD, name="../anna"),
+                "a prompt's name": await add(place.rig, GOOD, name="~anna"),
+                "a long name": await add(place.rig, GOOD, name="a" * 65),
+                "no words": await add(place.rig, GOOD, name="anna", text="..."),
+                "a long text": await add(place.rig, GOOD, name="anna", text="word " * 300),
+                "a very long text": await add(place.rig, GOOD, name="anna", text="a" * 500_000),
+                "maybe": await add(place.rig, GOOD, name="anna", replace="maybe"),
+                "JSON": await ask(place.rig, "POST", "/v1/voices", b"{}", Content_Type="application/json"),
+                "no boundary": await ask(place.rig, "POST", "/v1/voices", b"x", Content_Type="multipart/form-data"),
+            }
+            assert {what: answer.error for what, answer in forms.items()} == dict.fromkeys(forms, (400, "bad_request"))
+            assert place.files() == []
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_path: Path) -> None:
+    """At most `n_prompts` are on disk; the one not used for longest goes."""
+
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path) as place:
+            prompt = place.service.prompt
+            audios = [encoded(speech(seed=seed)) for seed in range(4)]
+            first, same = await asyncio.gather(prompt(audios[0], SAID), prompt(audios[0], SAID))
+            assert first == same and first.startswith("~")
+            assert place.files() == [f"{PROMPTS_FOLDER}/{first[1:]}.safetensors"]
+            spoken = await ask(
+                place.rig, "POST", "/tts/stream",
+                json.dumps({"text": "Yes.", "voice": first, "seed": 1}).encode(), Content_Type="application/json",
+            )  # fmt: skip
+            assert spoken.status == 200 and len(spoken.body) > 10_000
+            kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+            with_prompt = form(audios[0], text="Yes.", seed="1", prompt_text=SAID)
+            with_prompt = with_prompt.replace(b'"audio"', b'"prompt_audio"')
+            zero_shot = await ask(place.rig, "POST", "/tts/stream", with_prompt, Content_Type=kind)
+            assert zero_shot.status == 200 and zero_shot.body == spoken.body
+            written = os.stat(tmp_path / place.files()[0]).st_ino
+            assert await prompt(audios[0], " " + SAID) == first, "the same words"
+            assert os.stat(tmp_path / place.files()[0]).st_ino == written, "it was not made again"
+            other = await prompt(audios[0], "")
+            assert other != first
+            second = await prompt(audios[1], SAID)
+            assert len(place.files()) == 3
+            await prompt(audios[0], SAID)
+            with pytest.raises(AudioError):
+                await prompt(BAD["silence"][0], SAID)
+            assert len(place.files()) == 3, "a bad recording takes no place"
+            third = await prompt(audios[2], SAID)
+            kept = [f"{PROMPTS_FOLDER}/{each[1:]}.safetensors" for each in (first, second, third)]
+            assert place.files() == sorted(kept)
+            assert place.engine.find_voice(other) is None and place.engine.find_voice(third) is not None
+            assert first not in await place.names()
+            assert (await ask(place.rig, "DELETE", f"/v1/voices/{first}")).error == (404, "unknown_voice")
+        async with voiced(model_dir, tmp_path, n_prompts=1) as place:
+            assert place.engine.find_voice(first) is not None, "kept over a restart"
+            fourth = await place.service.prompt(audios[3], SAID)
+            assert place.files() == [f"{PROMPTS_FOLDER}/{fourth[1:]}.safetensors"]
+        async with voiced(model_dir, tmp_path, n_prompts=0) as place:
+            with pytest.raises(EngineUnavailable, match="prompts is 0"):
+                await place.service.prompt(audios[0], SAID)
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_more_recordings_than_can_wait_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path, with_engine=False) as place:
+            answers = await asyncio.gather(*(add(place.rig, GOOD, name=f"anna{n}") for n in range(12)))
+            statuses = [answer.status for answer in answers]
+            assert statuses.count(201) == 9 and statuses.count(503) == 3
+            assert {answer.headers.get("retry-after") for answer in answers if answer.status == 503} == {"10"}
+            assert len(place.files()) == 9
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_a_process_that_dies_or_takes_too_long_is_an_error_and_the_next_voice_is_made(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path, with_engine=False) as place:
+            adding = asyncio.create_task(add(place.rig, GOOD, name="anna"))
+            await until(lambda: place.maker.pid is not None, "a process")
+            os.kill(place.maker.pid or 0, 9)
+            answer = await adding
+            assert answer.error == (500, "engine_failed") and "ended" in answer.json()["error"]["message"]
+            place.maker._make_s = 0.5
+            assert "within 0.5 s" in (await add(place.rig, GOOD, name="anna")).json()["error"]["message"]
+            assert place.maker.pid is None and place.files() == []
+            place.maker._make_s, place.maker._idle_s = 60.0, 0.05
+            assert (await add(place.rig, GOOD, name="anna")).status == 201
+            await until(lambda: place.maker.pid is None, "an idle process ends")
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_without_cosyvoice2_voices_are_listed_and_cannot_be_added() -> None:
+    async def main() -> None:
+        catalog = Catalog([FakeEngine()])
+        server = Server(transport_settings(speech=speech_settings()), catalog)
+        server.http = http_server(server)
+        await catalog.start()
+        async with server.running():
+            rig = Rig(server, catalog.engines[0])
+            assert len((await ask(rig, "GET", "/v1/voices")).json()["voices"]) == len(catalog.voices)
+            assert (await add(rig, GOOD, name="anna")).error == (501, "engine_unavailable")
+            assert (await ask(rig, "DELETE", "/v1/voices/anna")).error == (501, "engine_unavailable")
+        await catalog.close()
+
+    run(main, within_s=WITHIN_S)

@@ -1,0 +1,36 @@
+"""A call beside recordings that become voices, and beside those that cannot: it hears no gap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from neighbour import neighbour
+from rig import run, serving
+from test_http_voices import BAD, GOOD, SAID, WITHIN_S, NoEngine
+
+from telephony_tts import app
+from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
+from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+from telephony_tts.errors import AudioError
+
+pytestmark = pytest.mark.timed
+
+
+def test_a_call_beside_voices_that_are_made_hears_no_gap(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model")
+
+    async def main() -> None:
+        service = VoiceService(NoEngine(), tmp_path / "model", tmp_path / "voices", app.spoken)
+        try:
+            async with serving() as rig, neighbour(rig):
+                for name, audio in (("silence", BAD["silence"][0]), ("bomb", BAD["a FLAC bomb"][0])):
+                    with pytest.raises(AudioError):
+                        await service.add(name, audio, SAID)
+                made = await service.add("anna", GOOD, SAID)
+                assert np.isclose(made.source_s, 4.0)
+        finally:
+            await service.close()
+
+    run(main, within_s=WITHIN_S)
