@@ -202,13 +202,13 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> int:
+    from telephony_tts import app
+
     settings = _settings(arguments)
     model, transcript = settings.engines.cosyvoice2.model, ""
     if model is None:
         raise ConfigError("which model? give --model DIR; telephony-tts models pull fetches one")
     if arguments.text is not None:
-        from telephony_tts import app
-
         transcript = app.spoken(arguments.text)
         if not transcript:
             raise ConfigError("--text has no words: give the words of the recording, or leave it out")
