@@ -18,6 +18,7 @@ from typing import Any
 
 from harness import report
 from harness.process import ServerProcess, cores, run_load
+from harness.turns import SENTENCES
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = "3d154ca"
@@ -27,7 +28,7 @@ SOCKETS = DOORS[:-2]
 PARTS = ("first_audio", "cost", "before", "interruption", "http")
 _INSTANT = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
 _EXAMPLES = """examples:
-  python benchmarks/doors.py                                 all, about 6 minutes
+  python benchmarks/doors.py                                 all, about 4 minutes
   python benchmarks/doors.py --parts before --rounds 5       the frame path against the commit before HTTP
   python benchmarks/doors.py --parts first_audio --doors native,deepgram --clients 10
 """
@@ -70,7 +71,7 @@ def _first_audio(chosen: argparse.Namespace, doors: list[str]) -> dict[str, Any]
     windows: dict[str, list[dict[str, Any]]] = {door: [] for door in doors}
     for _ in range(chosen.rounds):
         for door in doors:
-            windows[door].append(_window("door_first_audio", door, chosen, period_s=0.5)["seen_ms"])
+            windows[door].append(_window("door_first_audio", door, chosen, pause_s=0.5)["seen_ms"])
             print(f"  {door}: {windows[door][-1]}", flush=True)
     rows = {
         door: {
@@ -98,9 +99,10 @@ def _cost(chosen: argparse.Namespace, doors: list[str]) -> dict[str, Any]:
     failed = 0
     for _ in range(chosen.rounds):
         for door in sockets:
-            window = _window("door_cost", door, chosen, seconds=chosen.seconds + 5 * (not chosen.quick))
+            window = _window("door_cost", door, chosen)
             failed += window["failed"]
             ms[door].append(window["server_cpu_ms_per_audio_s"] or float("nan"))
+            print(f"  {door}: {window}", flush=True)
     base = ms[sockets[0]]
     rows = {
         door: {
@@ -188,7 +190,10 @@ def _http(chosen: argparse.Namespace, _doors: list[str]) -> dict[str, Any]:
     args = ("--set", "engines.default=fake", "--set", "speech.lead_ms=200", "--instant")
     with ServerProcess("serve", args, priority=chosen.priority) as server, ThreadPoolExecutor(2) as pool:
         common = {"port": server.port, "server_pid": server.pid}
-        streams = {**common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120}
+        streams = {
+            **common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120,
+            "sentences": 1 if chosen.quick else len(SENTENCES),
+        }  # fmt: skip
         calls = {
             **common, "shape": "native", "calls": chosen.clients, "inbound": False, "lead_ms": 200,
             "warm_s": 0.5 if chosen.quick else 3.0, "seconds": chosen.seconds,

@@ -9,6 +9,7 @@ import random
 import time
 import urllib.parse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from harness.peer import Peer
@@ -17,7 +18,8 @@ from harness.report import percentiles
 from harness.turns import SENTENCES
 
 _RATE_HZ = 8_000
-_BYTES_PER_S = {"ulaw": 8_000, "pcm": 16_000}
+_SHORT = "Yes, one moment, please."
+_SHORT_S = 1.5
 _LONG = " ".join("x" * 9 for _ in range(60))
 _TURN_TIMEOUT_S = 30.0
 
@@ -27,7 +29,7 @@ class DoorPeer(Peer):
     `on_stopped(at_ns)` the answer to an interruption."""
 
     path = ""
-    codec = "ulaw"
+    bytes_per_s = 8_000
     acknowledges = True
     """Whether an interruption has an answer."""
 
@@ -45,6 +47,20 @@ class DoorPeer(Peer):
     def interrupt(self) -> None:
         """Stop the turn."""
         raise NotImplementedError
+
+    def begin(self, text: str) -> _Turn:
+        """Send a whole turn. From now on all audio counts as the turn's."""
+        turn = _Turn()
+        self.on_audio, self.on_end, self.on_stopped = turn.audio, turn.end, turn.stopped
+        turn.said_ns = time.monotonic_ns()
+        self.say(text)
+        return turn
+
+    async def speak(self, text: str) -> _Turn:
+        """Send a whole turn and wait for its end."""
+        turn = self.begin(text)
+        await asyncio.wait_for(turn.ended.wait(), _TURN_TIMEOUT_S)
+        return turn
 
     def event(self, message: dict[str, Any], at_ns: int) -> None:
         """An event that is not audio."""
@@ -153,7 +169,7 @@ class CartesiaDoor(DoorPeer):
 
 class DashScopeDoor(DoorPeer):
     path = "/api-ws/v1/inference"
-    codec = "pcm"
+    bytes_per_s = 16_000
 
     def say(self, text: str) -> None:
         self.n_turns += 1
@@ -217,69 +233,58 @@ class _Turn:
 
 
 async def first_audio(spec: dict[str, Any]) -> dict[str, Any]:
-    """Each client says a sentence every `period_s` and stops it, so that the next one begins at once."""
+    """Each client says a short text, hears it to its end, and after a pause of up to `pause_s` says the next."""
     rng, loop = random.Random(3), asyncio.get_running_loop()
     end_s = loop.time() + spec["warm_s"] + spec["seconds"]
     begin_ns = time.monotonic_ns() + round(spec["warm_s"] * 1e9)
     seen_ms: list[float] = []
 
-    async def client(at: int) -> None:
-        await asyncio.sleep(rng.random() * spec["period_s"])
-        turns = _http_turns(spec) if spec["door"] in HTTP_DOORS else _socket_turns(spec)
-        async for speak in turns:
-            said_ns, first_ns = await speak(SENTENCES[at % len(SENTENCES)])
-            if said_ns >= begin_ns:
-                seen_ms.append((first_ns - said_ns) / 1e6)
-            if loop.time() >= end_s:
-                break
-            await asyncio.sleep(spec["period_s"])
+    async def client() -> None:
+        await asyncio.sleep(rng.random() * (_SHORT_S + spec["pause_s"]))
+        peer = HttpDoor(spec["door"]) if spec["door"] in HTTP_DOORS else DOORS[spec["door"]]()
+        await peer.connect(spec["port"])
+        while loop.time() < end_s:
+            turn = await peer.speak(_SHORT)
+            if turn.said_ns >= begin_ns:
+                seen_ms.append((turn.first_ns - turn.said_ns) / 1e6)
+            heard_s = turn.first_ns / 1e9 + turn.n_bytes / peer.bytes_per_s
+            await asyncio.sleep(max(0.0, heard_s - loop.time()) + rng.random() * spec["pause_s"])
+        peer.hang_up()
 
-    await asyncio.gather(*(client(at) for at in range(spec["clients"])))
+    await asyncio.gather(*(client() for _ in range(spec["clients"])))
     return {"door": spec["door"], "seen_ms": percentiles(seen_ms)}
 
 
-async def _socket_turns(spec: dict[str, Any]) -> Any:
-    peer = DOORS[spec["door"]]()
-    await peer.connect(spec["port"])
-    has_spoken = False
+class HttpDoor:
+    """A client that requests speech. Each request has a connection of its own, which is there before the text is."""
 
-    async def speak(text: str) -> tuple[int, int]:
-        nonlocal has_spoken
-        if has_spoken:
-            peer.interrupt()
-            await asyncio.sleep(0.05)
-        has_spoken = True
+    def __init__(self, door: str) -> None:
+        self._door = door
+        self._port = 0
+        self.bytes_per_s = 48_000 if door == "openai" else 16_000
+
+    async def connect(self, port: int) -> None:
+        self._port = port
+
+    async def speak(self, text: str) -> _Turn:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
         turn = _Turn()
-        peer.on_audio, peer.on_end = turn.audio, turn.end
         turn.said_ns = time.monotonic_ns()
-        peer.say(text)
-        await asyncio.wait_for(turn.first.wait(), _TURN_TIMEOUT_S)
-        return turn.said_ns, turn.first_ns
+        writer.write(_request(self._door, text))
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head.split(b"\r\n", 1)[0]:
+            raise RuntimeError(head[:200].decode(errors="replace"))
+        while (size := int(await reader.readline(), 16)) > 0:
+            if not turn.n_bytes:
+                await reader.readexactly(1)
+                turn.audio(1, time.monotonic_ns())
+                size -= 1
+            turn.audio(len(await reader.readexactly(size + 2)) - 2, time.monotonic_ns())
+        writer.close()
+        return turn
 
-    try:
-        while True:
-            yield speak
-    finally:
-        peer.hang_up()
-
-
-async def _http_turns(spec: dict[str, Any]) -> Any:
-    async def speak(text: str) -> tuple[int, int]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"])
-        try:
-            said_ns = time.monotonic_ns()
-            writer.write(_request(spec["door"], text))
-            head = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in head.split(b"\r\n", 1)[0]:
-                raise RuntimeError(head[:200].decode(errors="replace"))
-            await reader.readline()  # the size of the first piece
-            await reader.read(1)
-            return said_ns, time.monotonic_ns()
-        finally:
-            writer.transport.abort()
-
-    while True:
-        yield speak
+    def hang_up(self) -> None:
+        """No connection is open between two requests."""
 
 
 def _request(door: str, text: str, voice: str = "", rate_hz: int = _RATE_HZ) -> bytes:
@@ -292,47 +297,50 @@ def _request(door: str, text: str, voice: str = "", rate_hz: int = _RATE_HZ) -> 
 
 
 async def cost(spec: dict[str, Any]) -> dict[str, Any]:
-    """Clients say one sentence after the other, each when the last one would have been heard."""
+    """Clients say one sentence after the other, each when the last one would have been heard. The audio is counted as
+    it comes, so that a door that sends ahead is judged by what it did in the window."""
     rng, loop = random.Random(4), asyncio.get_running_loop()
-    state = {"on": False, "audio_s": 0.0, "failed": 0}
-    end_s = loop.time() + spec["warm_s"] + spec["seconds"]
+    end_s = loop.time() + spec["warm_s"] + spec["seconds"] + 1
+    n_bytes = n_failed = 0
 
     async def client(at: int) -> None:
+        nonlocal n_failed
         await asyncio.sleep(rng.random() * 2)
         peer = DOORS[spec["door"]]()
         await peer.connect(spec["port"])
         n = at
         while loop.time() < end_s:
-            turn = _Turn()
-            peer.on_audio, peer.on_end = turn.audio, turn.end
-            begun_s = loop.time()
-            peer.say(SENTENCES[n % len(SENTENCES)])
+            turn = peer.begin(SENTENCES[n % len(SENTENCES)])
+            peer.on_audio = partial(count, turn)
             n += 1
             try:
-                await asyncio.wait_for(turn.ended.wait(), _TURN_TIMEOUT_S)
+                async with asyncio.timeout(max(0.0, end_s - loop.time())):
+                    await turn.ended.wait()
             except TimeoutError:
-                state["failed"] += 1
-                break
-            length_s = turn.n_bytes / _BYTES_PER_S[peer.codec]
-            state["audio_s"] += length_s * state["on"]
-            await asyncio.sleep(max(0.0, begun_s + length_s - loop.time()))
+                break  # the window is over
+            n_failed += not turn.n_bytes
+            heard_s = turn.first_ns / 1e9 + turn.n_bytes / peer.bytes_per_s
+            await asyncio.sleep(max(0.0, heard_s - loop.time()))
         peer.hang_up()
 
-    async def watch() -> tuple[float, float]:
-        await asyncio.sleep(spec["warm_s"])
-        state["on"] = True
-        before = cpu_times_s(spec["server_pid"])[0]
-        await asyncio.sleep(spec["seconds"] - 1)
-        state["on"] = False
-        return before, cpu_times_s(spec["server_pid"])[0]
+    def count(turn: _Turn, size: int, at_ns: int) -> None:
+        nonlocal n_bytes
+        n_bytes += size
+        turn.audio(size, at_ns)
 
-    (before, after), *_ = await asyncio.gather(watch(), *(client(at) for at in range(spec["clients"])))
-    audio_s = state["audio_s"]
+    async def watch() -> tuple[float, int]:
+        await asyncio.sleep(spec["warm_s"])
+        cpu_s, n_before = cpu_times_s(spec["server_pid"])[0], n_bytes
+        await asyncio.sleep(spec["seconds"])
+        return cpu_times_s(spec["server_pid"])[0] - cpu_s, n_bytes - n_before
+
+    (cpu_s, n_heard), *_ = await asyncio.gather(watch(), *(client(at) for at in range(spec["clients"])))
+    audio_s = n_heard / DOORS[spec["door"]].bytes_per_s
     return {
         "door": spec["door"],
         "audio_s": round(audio_s, 1),
-        "server_cpu_ms_per_audio_s": round((after - before) * 1000 / audio_s, 3) if audio_s else None,
-        "failed": state["failed"],
+        "server_cpu_ms_per_audio_s": round(cpu_s * 1000 / audio_s, 3) if audio_s else None,
+        "failed": n_failed,
     }
 
 
@@ -349,9 +357,7 @@ async def interruption(spec: dict[str, Any]) -> dict[str, Any]:
         peer = DOORS[spec["door"]]()
         await peer.connect(spec["port"])
         while loop.time() < end_s:
-            turn = _Turn()
-            peer.on_audio, peer.on_stopped = turn.audio, turn.stopped
-            peer.say(_LONG)
+            turn = peer.begin(_LONG)
             await asyncio.wait_for(turn.first.wait(), _TURN_TIMEOUT_S)
             await asyncio.sleep(spec["period_s"] * (0.5 + rng.random()))
             turn.stop_ns = time.monotonic_ns()
@@ -376,8 +382,8 @@ async def interruption(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def http_streams(spec: dict[str, Any]) -> dict[str, Any]:
-    """`clients` HTTP requests at once, each for a text of some sentences, read to their ends."""
-    text = " ".join(SENTENCES)
+    """`clients` HTTP requests at once, each for a text of `sentences`, read to their ends."""
+    text = " ".join(SENTENCES[: spec["sentences"]])
     begun_s = time.monotonic()
 
     async def one(at: int) -> tuple[int, int, float]:

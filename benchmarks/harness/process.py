@@ -115,13 +115,16 @@ class ServerProcess:
         priority: int | str = 0,
         package: Path | None = None,
     ) -> None:
-        """`package`: a checkout whose server is started; None is the installed one."""
+        """`package`: a checkout whose server is started; None is the installed one. Only for `serve`,
+        which prints the directory of its package behind the port."""
         self._command = [sys.executable, str(_HARNESS / f"{script}.py"), *args]
         self._core = core
         self._priority = priority
+        self._package = package
         self._environment = _environment()
         if package is not None:
-            self._environment["PYTHONPATH"] += f"{os.pathsep}{package}"
+            paths = [str(_HARNESS.parent), str(package), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -139,6 +142,9 @@ class ServerProcess:
             self._process.kill()
             raise RuntimeError(f"the server did not start; to see why, run: {' '.join(self._command)}")
         self.port = int(line.split()[1])
+        if self._package is not None and (ran := line.split(maxsplit=2)[2].strip()) != str(self._package.resolve()):
+            self.__exit__(None, None, None)
+            raise RuntimeError(f"the server ran the package in {ran} instead of {self._package}")
         return self
 
     def __exit__(

@@ -13,6 +13,7 @@ import gc
 import signal
 import sys
 from functools import lru_cache
+from pathlib import Path
 
 import yaml
 
@@ -48,11 +49,12 @@ def main() -> None:
         seconds, set_interval = chosen.switch, sys.setswitchinterval
         sys.setswitchinterval = lambda _asked: set_interval(seconds)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: gc.collect())  # memory.py asks before each sample
+    package = Path(app.__file__).resolve().parent.parent
     profile = cProfile.Profile() if chosen.profile else None
     if profile is not None:
         profile.enable()
     try:
-        app.run(config.load(None, overrides), lambda served: print(f"port {served.port}", flush=True))
+        app.run(config.load(None, overrides), lambda served: print(f"port {served.port} {package}", flush=True))
     finally:
         if profile is not None:
             profile.disable()

@@ -47,7 +47,8 @@ class SpeechStreams:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._catalog = _Throttled(server.catalog)
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._turnstile = asyncio.Lock()
 
     @asynccontextmanager
     async def open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
@@ -65,8 +66,9 @@ class SpeechStreams:
             pace="burst", text_mode="sentence", pause_chars=len(request.text) + 1, limits=limits, separate_turns=True,
             patience_ms=_PATIENCE_MS, engine_timeout_ms=_FIRST_AUDIO_TIMEOUT_MS,
         )  # fmt: skip
-        call = new_call(speech, cast(EngineCatalog, self._catalog), "http")
-        leg = _ResponseLeg(call)
+        catalog = _Throttled(self._server.catalog, self._room, self._turnstile)
+        call = new_call(speech, cast(EngineCatalog, catalog), "http")
+        leg = catalog.leg = _ResponseLeg(call)
         await self._server.registry.start(call)
         try:
             call.join_media(leg, leg.encode_media, leg.send_gathered)
@@ -111,6 +113,14 @@ class _ResponseLeg:
         self._waiting: asyncio.Queue[bytes | TelephonyTTSError | object] = asyncio.Queue()
         self._n_waiting_bytes = 0
         self._is_full = False
+        self._first_is_under_way = False
+        self._has_begun = asyncio.Event()
+
+    async def wait_begun(self) -> None:
+        """Wait while the first piece is on its way to the client. Every chunk that is encoded meanwhile, for this request
+        or another, would make it later."""
+        if self._first_is_under_way:
+            await self._has_begun.wait()
 
     def send_now(self, payload: bytes, is_text: bool) -> None:
         """Nothing is encoded to messages here."""
@@ -128,6 +138,7 @@ class _ResponseLeg:
             piece = b"".join(self._frames)
             self._frames.clear()
             self._n_waiting_bytes += len(piece)
+            self._first_is_under_way = True
             self._waiting.put_nowait(piece)
             if self._n_waiting_bytes > _MAX_WAITING_BYTES and not self._is_full:
                 self._is_full = True
@@ -159,14 +170,19 @@ class _ResponseLeg:
                 self._is_full = False
                 self._call.writable(True)
             yield item
+            self._has_begun.set()
 
 
 class _Throttled:
-    """A catalog whose engines begin at most `_AT_ONCE` utterances of HTTP requests at a time."""
+    """The catalog of one request. All requests together begin at most `_AT_ONCE` utterances at a time (`room`), and
+    their chunks go one by one through the `turnstile`."""
 
-    def __init__(self, catalog: EngineCatalog) -> None:
+    leg: _ResponseLeg
+
+    def __init__(self, catalog: EngineCatalog, room: asyncio.Semaphore, turnstile: asyncio.Lock) -> None:
         self._catalog = catalog
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self.room = room
+        self.turnstile = turnstile
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._catalog, name)
@@ -178,26 +194,31 @@ class _Throttled:
 
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
         engine, voice = self._catalog.choose(utterance)
-        return cast(Engine, _ThrottledEngine(engine, self._room)), voice
+        return cast(Engine, _ThrottledEngine(engine, self)), voice
 
 
 class _ThrottledEngine:
     """An engine that begins an utterance only when there is room. The room is free again with its first audio, because
     from then on the client decides how fast it goes."""
 
-    def __init__(self, engine: Engine, room: asyncio.Semaphore) -> None:
+    def __init__(self, engine: Engine, throttled: _Throttled) -> None:
         self._engine = engine
-        self._room = room
+        self._throttled = throttled
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         async with aclosing(self._engine.synthesize(utterance)) as chunks:
-            async with self._room:
+            async with self._throttled.room:
                 first = await anext(chunks, None)
             if first is None:
                 return
             yield first
+            await self._throttled.leg.wait_begun()
             async for chunk in chunks:
+                # Encoding a chunk takes a millisecond or two. Without this every request might do it in the same round
+                # of the event loop, and the frames of calls would wait for all of them.
+                async with self._throttled.turnstile:
+                    await asyncio.sleep(0)
                 yield chunk
