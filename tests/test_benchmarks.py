@@ -15,7 +15,8 @@ import pytest
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
-    "capacity", "first_audio", "barge_in", "memory", "frontend", "voice_activity", "precision", "ratios", "floors",
+    "capacity", "doors", "first_audio", "barge_in", "memory", "frontend", "voice_activity", "precision", "ratios",
+    "floors",
 )  # fmt: skip
 
 pytestmark = [
@@ -70,6 +71,13 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert results[0]["seen_ms"]["n"] > 0 and results[0]["failed"] == []
     elif name == "barge_in":
         assert all(w["clears"] > 0 and w["frames_judged"] > 0 and w["stale_frames"] == 0 for w in results)
+    elif name == "doors":
+        assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
+        assert results["cost"]["failed"] == 0
+        assert all(row["ms_per_audio_s"] > 0 and row["ratio"] > 0 for row in results["cost"]["rows"].values())
+        for row in results["interruption"].values():
+            assert row["last_audio_ms"]["n"] > 0 and row["unanswered"] == row["stale_bytes"] == 0
+        assert results["http"]["calls"]["frames"] > 0 and results["http"]["streams"]["complete"] == 3
     elif name == "memory":
         assert len(results["calls"]["rss_kib"]) == 4 and min(results["calls"]["rss_kib"]) > 1000
         assert results["in_process"]["alive"] == {}
