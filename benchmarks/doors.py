@@ -18,7 +18,6 @@ from typing import Any
 
 from harness import report
 from harness.process import ServerProcess, cores, run_load
-from harness.turns import SENTENCES
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = "3d154ca"
@@ -190,10 +189,7 @@ def _http(chosen: argparse.Namespace, _doors: list[str]) -> dict[str, Any]:
     args = ("--set", "engines.default=fake", "--set", "speech.lead_ms=200", "--instant")
     with ServerProcess("serve", args, priority=chosen.priority) as server, ThreadPoolExecutor(2) as pool:
         common = {"port": server.port, "server_pid": server.pid}
-        streams = {
-            **common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120,
-            "sentences": 1 if chosen.quick else len(SENTENCES),
-        }  # fmt: skip
+        streams = {**common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120,}
         calls = {
             **common, "shape": "native", "calls": chosen.clients, "inbound": False, "lead_ms": 200,
             "warm_s": 0.5 if chosen.quick else 3.0, "seconds": chosen.seconds,

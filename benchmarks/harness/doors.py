@@ -382,13 +382,12 @@ async def interruption(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def http_streams(spec: dict[str, Any]) -> dict[str, Any]:
-    """`clients` HTTP requests at once, each for a text of `sentences`, read to their ends."""
-    text = " ".join(SENTENCES[: spec["sentences"]])
+    """`clients` HTTP requests at once, each for a sentence of its own, read to their ends."""
     begun_s = time.monotonic()
 
     async def one(at: int) -> tuple[int, int, float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"], limit=1 << 20)
-        writer.write(_request("http", f"{at}. {text}", spec["voice"], 24_000))
+        writer.write(_request("http", f"{at}: {SENTENCES[at % len(SENTENCES)]}", spec["voice"], 24_000))
         head = await reader.readuntil(b"\r\n\r\n")
         status, n_bytes = int(head.split()[1]), 0
         first_s = time.monotonic() - begun_s

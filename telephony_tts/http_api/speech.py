@@ -66,9 +66,9 @@ class SpeechStreams:
             pace="burst", text_mode="sentence", pause_chars=len(request.text) + 1, limits=limits, separate_turns=True,
             patience_ms=_PATIENCE_MS, engine_timeout_ms=_FIRST_AUDIO_TIMEOUT_MS,
         )  # fmt: skip
-        catalog = _Throttled(self._server.catalog, self._room, self._turnstile)
+        catalog = Throttled(self._server.catalog, self._room, self._turnstile)
         call = new_call(speech, cast(EngineCatalog, catalog), "http")
-        leg = catalog.leg = _ResponseLeg(call)
+        leg = catalog.leg = ResponseLeg(call)
         await self._server.registry.start(call)
         try:
             call.join_media(leg, leg.encode_media, leg.send_gathered)
@@ -104,7 +104,7 @@ async def _with_first(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[byte
     return whole()
 
 
-class _ResponseLeg:
+class ResponseLeg:
     """Both legs of the call: takes its frames and events, and gives them to the response."""
 
     def __init__(self, call: Call) -> None:
@@ -173,11 +173,11 @@ class _ResponseLeg:
             self._has_begun.set()
 
 
-class _Throttled:
+class Throttled:
     """The catalog of one request. All requests together begin at most `_AT_ONCE` utterances at a time (`room`), and
     their chunks go one by one through the `turnstile`."""
 
-    leg: _ResponseLeg
+    leg: ResponseLeg
 
     def __init__(self, catalog: EngineCatalog, room: asyncio.Semaphore, turnstile: asyncio.Lock) -> None:
         self._catalog = catalog
@@ -194,14 +194,14 @@ class _Throttled:
 
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
         engine, voice = self._catalog.choose(utterance)
-        return cast(Engine, _ThrottledEngine(engine, self)), voice
+        return cast(Engine, ThrottledEngine(engine, self)), voice
 
 
-class _ThrottledEngine:
+class ThrottledEngine:
     """An engine that begins an utterance only when there is room. The room is free again with its first audio, because
     from then on the client decides how fast it goes."""
 
-    def __init__(self, engine: Engine, throttled: _Throttled) -> None:
+    def __init__(self, engine: Engine, throttled: Throttled) -> None:
         self._engine = engine
         self._throttled = throttled
 
