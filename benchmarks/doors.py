@@ -170,7 +170,7 @@ def _interruption(chosen: argparse.Namespace, doors: list[str]) -> dict[str, Any
     rows = {}
     for door in doors:
         if door in SOCKETS:
-            rows[door] = _window("door_interruption", door, chosen, period_s=0.5)
+            rows[door] = _window("door_interruption", door, chosen, period_s=0.2 if chosen.quick else 2.0)
     report.table(
         "from the interruption, in ms",
         ("door", "interruptions", "last audio p50", "p99", "answer p50", "p99", "stale bytes", "unanswered"),
@@ -189,7 +189,7 @@ def _http(chosen: argparse.Namespace, _doors: list[str]) -> dict[str, Any]:
     args = ("--set", "engines.default=fake", "--set", "speech.lead_ms=200", "--instant")
     with ServerProcess("serve", args, priority=chosen.priority) as server, ThreadPoolExecutor(2) as pool:
         common = {"port": server.port, "server_pid": server.pid}
-        streams = {**common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120,}
+        streams = {**common, "clients": chosen.streams, "voice": "hibari/heart", "seconds": 120}
         calls = {
             **common, "shape": "native", "calls": chosen.clients, "inbound": False, "lead_ms": 200,
             "warm_s": 0.5 if chosen.quick else 3.0, "seconds": chosen.seconds,

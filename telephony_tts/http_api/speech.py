@@ -117,8 +117,8 @@ class ResponseLeg:
         self._has_begun = asyncio.Event()
 
     async def wait_begun(self) -> None:
-        """Wait while the first piece is on its way to the client. Every chunk that is encoded meanwhile, for this request
-        or another, would make it later."""
+        """Wait while the first piece is on its way to the client. A chunk that is encoded meanwhile would make it
+        later."""
         if self._first_is_under_way:
             await self._has_begun.wait()
 
