@@ -38,8 +38,8 @@ def main() -> None:
     flags.add_argument("--parts", default=",".join(PARTS), help="separated by commas (default %(default)s)")
     flags.add_argument("--doors", default=",".join(DOORS), help="separated by commas (default %(default)s)")
     flags.add_argument("--clients", type=int, default=50, help="clients of each door (default %(default)s)")
-    flags.add_argument("--seconds", type=float, default=10.0, help="length of a measured window (default %(default)s)")
-    flags.add_argument("--rounds", type=int, default=2, help="windows of each side (default %(default)s)")
+    flags.add_argument("--seconds", type=float, default=5.0, help="length of a measured window (default %(default)s)")
+    flags.add_argument("--rounds", type=int, default=1, help="windows of each side (default %(default)s)")
     flags.add_argument("--streams", type=int, default=200, help="HTTP streams beside the calls (default %(default)s)")
     flags.add_argument("--commit", default=BEFORE, metavar="REV", help="of the part `before` (default %(default)s)")
     chosen = flags.parse_args()
@@ -61,7 +61,7 @@ def _window(scenario: str, door: str, chosen: argparse.Namespace, **more: Any) -
     with ServerProcess("serve", _INSTANT, core=server_core, priority=chosen.priority) as server:
         spec = {
             "port": server.port, "server_pid": server.pid, "clients": chosen.clients, "door": door,
-            "seconds": chosen.seconds, "warm_s": 0.3 if chosen.quick else 3.0, **more,
+            "seconds": chosen.seconds, "warm_s": 0.3 if chosen.quick else 2.0, **more,
         }  # fmt: skip
         return run_load(scenario, spec, core=load_core, priority=chosen.priority)
 
