@@ -202,7 +202,7 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
         (["speed"], "unknown benchmark 'speed'; expected one of engine, plot, first_audio, "),
         (
             ["isolation", "--", "--quick"],
-            "source checkout (engine, floors, flow_paths, gpu_check, isolation, lanes, pbx, precision, ratios, "
+            "source checkout (doors, engine, floors, flow_paths, gpu_check, isolation, lanes, pbx, precision, ratios, "
             "schedule, small_model, voice_activity): ",
         ),
         (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),

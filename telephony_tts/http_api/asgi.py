@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import logging
 import socket
 import struct
@@ -133,6 +135,19 @@ class UvicornLog:
         self._log.error("http_request_failed", why=message.strip(), exc_info=exc_info)
 
 
+_LATE_IMPORTS = ("anyio._backends._asyncio", "av")
+"""Modules that are otherwise imported by the first request, or by the first one for mp3: for 0.1 s and 0.3 s the event
+loop would send no frame of any call."""
+
+
+def import_early() -> None:
+    """Import what requests would import. Without the extra [formats] there is no `av`."""
+    for name in _LATE_IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def http_server(server: Server, voices: Voices | None = None) -> HttpServer:
     """The HTTP side of `server`. `voices` adds and removes voices; None if the server cannot."""
+    import_early()
     return HttpServer(*application(server, voices), server.outside_log)

@@ -6,6 +6,7 @@ A request that is refused here has its body unread. So nobody without a key make
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.datastructures import Headers
 
 from telephony_tts import metrics
-from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
 from telephony_tts.transport.server import Server
 
@@ -24,10 +25,14 @@ BODY_S = 120.0
 """The longest time for a whole body."""
 LINGER_S = 2.0
 LINGER_BYTES = 1_000_000
+_BODIES_AT_ONCE = 4
+"""All bodies together may take the memory of so many of the largest size."""
 _BYTES_PER_CHAR = 12
 """The most that JSON and forms need for a character: an emoji is two escapes of six bytes, or four of three."""
 _OPTIONS_BYTES = 65_536
 """Room for all that a body without a file has beside its text."""
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
+"""Other charsets than UTF-8 can take Python far longer than their size suggests."""
 _OPEN = ("/docs", "/docs/oauth2-redirect", "/openapi.json")
 """The description of the API, which is the same for every server."""
 
@@ -51,26 +56,35 @@ class Gate:
         self._app = app
         self._server = server
         self._refusal = refusal
+        self._n_held_bytes = 0
+        """The bodies of all requests that are being read or served."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
+        held = bytearray()
         try:
-            if scope["path"] not in _OPEN:
-                self._check_origin(scope, headers)
-                if "Origin" in headers:
-                    send = _readable_by(headers["Origin"], send)
-                if scope["method"] == "OPTIONS" and "Access-Control-Request-Method" in headers:
-                    await _allow_page(scope, receive, send)
-                    return
-                self._check_key(scope, headers)
-            body = await self._body(headers, receive)
-            if scope["state"]["is_broken"]():
-                raise BadRequest("the body's chunks cannot be parsed")
-        except TelephonyTTSError as error:
-            await _refuse(self._refusal(scope["path"], error), receive, send)
-            return
-        if body is not None:
-            await self._app(scope, _replayed(body, receive), send)
+            try:
+                is_open = scope["path"] in _OPEN
+                if is_open and scope["method"] not in ("GET", "HEAD"):
+                    raise BadRequest(f"{scope['path']} is read with GET")
+                if not is_open:
+                    self._check_origin(scope, headers)
+                    if "Origin" in headers:
+                        send = _readable_by(headers["Origin"], send)
+                    if scope["method"] == "OPTIONS" and "Access-Control-Request-Method" in headers:
+                        await _allow_page(scope, receive, send)
+                        return
+                    self._check_key(scope, headers)
+                is_whole = await self._read_body(headers, receive, held, may_have_one=not is_open)
+                if scope["state"]["is_broken"]():
+                    raise BadRequest("the body's chunks cannot be parsed")
+            except TelephonyTTSError as error:
+                await _refuse(self._refusal(scope["path"], error), receive, send)
+                return
+            if is_whole:
+                await self._app(scope, _replayed(bytes(held), receive), send)
+        finally:
+            self._n_held_bytes -= len(held)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Raises TelephonyTTSError if a web page sent the request that may not use the server."""
@@ -86,17 +100,24 @@ class Gate:
             metrics.REFUSED.labels(reason="unauthorized").inc()
             raise NotAllowed("a token is needed: Authorization: Bearer …")
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body. None: the client has closed the connection. Raises TelephonyTTSError."""
+    async def _read_body(
+        self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool
+    ) -> bool:
+        """Read the whole body into `held`. False: the client has closed the connection. Raises TelephonyTTSError."""
         announced = headers.get("Content-Length")  # RequestHead let in at most one, and it is a number
         settings = self._server.settings.vendors
         limit = settings.request_bytes
         if not any(kind.lower().startswith("multipart/form-data") for kind in headers.get_all("Content-Type")):
             limit = min(limit, _BYTES_PER_CHAR * settings.request_chars + _OPTIONS_BYTES)
+        for kind in headers.get_all("Content-Type"):
+            charset = _CHARSET.search(kind)
+            if charset is not None and charset[1].lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
+                raise BadRequest("the body's charset must be UTF-8")
+        if not may_have_one:
+            limit = 0
         too_large = BodyTooLarge(f"the body is larger than {limit} bytes")
         if announced is not None and int(announced) > limit:
             raise too_large
-        body = bytearray()
         now_s = asyncio.get_running_loop().time
         end_s = now_s() + BODY_S
         while True:
@@ -106,12 +127,16 @@ class Gate:
             except TimeoutError as error:
                 raise BodyTimeout("the body did not come to its end in time") from error
             if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if len(body) > limit:
+                return False
+            piece = message.get("body", b"")
+            held += piece
+            self._n_held_bytes += len(piece)
+            if len(held) > limit:
                 raise too_large
+            if self._n_held_bytes > _BODIES_AT_ONCE * settings.request_bytes:
+                raise Busy("too many large bodies come at the same time", retry_after_ms=2_000)
             if not message.get("more_body", False):
-                return bytes(body)
+                return True
 
 
 def _headers(scope: Scope) -> Headers:

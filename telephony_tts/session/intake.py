@@ -31,7 +31,7 @@ class Intake:
         self._limits = settings.limits
         self._turns = turns
         self._out = out
-        self.speaking = TurnVoice(settings.voice, settings.lang, settings.speed, None, None)
+        self.speaking = _voice_of(settings)
         self.closing = False
         self.gives_way = False
         """An open turn whose text is all spoken ends when another turn waits."""
@@ -171,6 +171,15 @@ class Intake:
             instruct=old.instruct if message.instruct is None else message.instruct or None,
         )
 
+    def new_bot(self, settings: SessionSettings) -> None:
+        """Forget what the bot before had chosen. Its turns are over."""
+        self.settings = settings
+        self._limits = settings.limits
+        self.speaking = _voice_of(settings)
+        self._implicit = None
+        self._ended.clear()
+        self._warned_late.clear()
+
     def forget(self, turn: Turn, outcome: str) -> None:
         """The turn is over."""
         if turn is self._implicit:
@@ -273,3 +282,8 @@ class Intake:
         if len(self._ended) > _REMEMBERED_TURNS:
             forgotten, _ = self._ended.popitem(last=False)
             self._warned_late.discard(forgotten)
+
+
+def _voice_of(settings: SessionSettings) -> TurnVoice:
+    """What a bot begins with."""
+    return TurnVoice(settings.voice, settings.lang, settings.speed, None, None)

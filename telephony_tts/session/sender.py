@@ -204,7 +204,10 @@ class Sender:
         return False
 
     def _remember(self, turn: Turn, payload: bytes) -> None:
-        """Keep the frames that the peer may not have played: a clear of an earlier turn makes the peer drop them."""
+        """Keep the frames that the peer may not have played: a clear of an earlier turn makes the peer drop them.
+        A peer that keeps turns apart drops none."""
+        if turn.settings.separate_turns:
+            return
         turn.recent.append(payload)
         n_lead = turn.playout.lead_ns // turn.playout.ptime_ns + 1
         if len(turn.recent) > n_lead:

@@ -27,7 +27,7 @@ from telephony_tts.session.marks import MarkState
 from telephony_tts.session.playhead import Playhead
 from telephony_tts.session.report import latency, sentence_spoken, status
 from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import CallLimits, SessionSettings
 from telephony_tts.session.supply import Supply
 from telephony_tts.session.turn import Turn
 from telephony_tts.wire import messages as m
@@ -81,6 +81,13 @@ class Session:
         """From now on, an open turn whose text is all spoken ends when another turn waits. Otherwise the other turn
         would wait until the bot ends the first one or `turn_idle_s` is over."""
         self._intake.gives_way = True
+
+    def new_bot(self, limits: CallLimits) -> None:
+        """Another bot speaks from now on, or the same one after it left: its turn ids and its voice settings begin
+        anew. `limits` are those of its protocol."""
+        self.settings = replace(self.settings, limits=limits)
+        self._intake.new_bot(self.settings)
+        self._dirty = True
 
     def change_format(self, codec: str, rate_hz: int) -> None:
         """The bot's socket, which is the media leg too, takes audio in another format from now on."""

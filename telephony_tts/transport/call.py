@@ -85,6 +85,8 @@ class Call:
         self._encode_bot: Callable[[m.ToBot | m.Frame], Wire | None] | None = None
         self._encode_media: EncodeMedia | None = None
         self._send_gathered: Callable[[], None] | None = None
+        self.on_frame: Callable[[m.Frame], None] | None = None
+        """Called with each frame that goes to the media leg, for a bot that must know."""
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(self.log)
         self._has_warned_of_language = False
@@ -157,7 +159,7 @@ class Call:
         """The bot's socket is gone. Speech stops, and the call ends, unless the bot may come back `back_within_s`."""
         if self.bot is not leg:
             return
-        self.bot = None
+        self.bot = self._encode_bot = self.on_frame = None
         now_ns = monotonic_ns()
         self._drive(now_ns, self.session.interrupt, "bot_gone", now_ns)
         if not self.over:
@@ -302,6 +304,8 @@ class Call:
                 case m.Frame():
                     metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
                     self._to_media(effect)
+                    if self.on_frame is not None:
+                        self.on_frame(effect)
                 case m.InboundAudio():
                     self._to_bot(effect)
                 case Synthesize(utterance):

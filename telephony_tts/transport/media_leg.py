@@ -71,7 +71,7 @@ async def serve_media(
             await leg.refuse(4401, "a token is needed as a stream parameter")
             return
         # It did not count as an arriving call before, so the limit is checked now.
-        may_begin = may_begin and len(registry) < settings.limits.calls
+        may_begin = may_begin and registry.n_calls < settings.limits.calls
     call = registry.find(start.call)
     if call is None:
         if not may_begin or registry.draining:

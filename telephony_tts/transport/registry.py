@@ -29,6 +29,11 @@ class Registry:
         return len(self._alive)
 
     @property
+    def n_calls(self) -> int:
+        """How many calls there are without the HTTP requests."""
+        return len(self) - self.n_requests
+
+    @property
     def n_requests(self) -> int:
         """How many of the calls are HTTP requests, which have a limit of their own."""
         return sum(call.kind == "http" for call in self._alive)

@@ -345,7 +345,7 @@ class Server:
             try:
                 engines = self.catalog.stats().values()
                 n_queued = sum(stats.n_queued for stats in engines)
-                n_calls = len(self.registry) - self.registry.n_requests + self.registry.n_arriving
+                n_calls = self.registry.n_calls + self.registry.n_arriving
                 self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
             except Busy as busy:
                 reason, why, retry_ms = "busy", f"busy: {busy.message}\n", busy.retry_after_ms

@@ -19,6 +19,7 @@ from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
+from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
@@ -39,6 +40,8 @@ from telephony_tts.wire.vendor import (
     query_of,
 )
 
+_STAND_IN_FRAMES = 5
+"""So many frames of the media leg become one message of silence."""
 _KEY_WITHIN_S = 10.0
 """How long a client whose handshake had no key may take to send one."""
 _MAX_TURN_CHARS = 200_000
@@ -150,20 +153,23 @@ async def serve_vendor(
     """Serve one client until its socket is gone."""
     options = dialect.options
     first_steps: list[Step] = []
-    if not connection.trusted and not await _key_came(connection, dialect, settings, first_steps):
-        return
+    if not connection.trusted:
+        if not await _key_came(connection, dialect, settings, first_steps):
+            return
+        # Others may have begun calls while this client had no key.
+        connection.may_begin = connection.may_begin and registry.n_calls < settings.limits.calls
     joins = options.call is not None
     call_id = options.call or f"c{secrets.token_hex(6)}"
-    call = registry.find(call_id)
+    # In these protocols only the client ends a turn, however long it waits, unless the vendor has a limit.
+    idle_s = 0
+    if vendor.turn_idle_s is not None:
+        idle_s = min(settings.speech.limits.turn_idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
+    limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
+    call, is_mine = registry.find(call_id), False
     if call is None:
         if not connection.may_begin or registry.draining:
             connection.end(1013, "the call is over and there is no room for another")
             return
-        # In these protocols only the client ends a turn, however long it waits, unless the vendor has a limit.
-        idle_s = 0
-        if vendor.turn_idle_s is not None:
-            idle_s = min(settings.speech.limits.turn_idle_s or vendor.turn_idle_s, vendor.turn_idle_s)
-        limits = replace(settings.speech.limits, turn_chars=_MAX_TURN_CHARS, turn_idle_s=idle_s)
         speech = replace(settings.speech, limits=limits)
         if not joins:
             ahead_ms = round(settings.vendors.burst_ahead_s * 1000)
@@ -173,15 +179,16 @@ async def serve_vendor(
                 parallel_turns=options.parallel_turns, fade_on_clear=False, pause_chars=_MAX_TURN_CHARS,
             )  # fmt: skip
         call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
+        is_mine = True
         await registry.start(call)
-    elif call.bot is not None or call.kind == "stream":
+    if call.bot is not None or (call.kind == "stream" and not is_mine):  # another bot may have been quicker
         metrics.REFUSED.labels(reason="call_taken").inc()
         connection.end(4409, f"call {call_id} already has a bot")
         return
     connection.log = call.log
     leg = VendorLeg(vendor, dialect, connection, call, settings, catalog)
     try:
-        leg.join(joins, first_steps)
+        leg.join(joins, first_steps, limits)
         if call.media is None:
             call.expect("media", settings.limits.call_claim_s)
         await connection.left
@@ -237,18 +244,23 @@ class VendorLeg:
         self._frames: list[bytes] = []
         self._turn = ""
         """The turn of `_frames`."""
+        self._n_standing_in = 0
+        """Frames of `_turn` that went to the media leg, and for which the client has had no silence yet."""
         self._alignments: dict[str, Alignment] = {}
         self._n_samples: dict[str, int] = {}
         self._encoders: dict[str, StreamEncoder] = {}
         """The stream of each turn whose audio is in a container."""
 
-    def join(self, joins: bool, first_steps: Iterable[Step]) -> None:
+    def join(self, joins: bool, first_steps: Iterable[Step], limits: CallLimits) -> None:
         """Begin to serve. With `joins` the audio goes to a media leg. `first_steps` were asked for before there was a
         call."""
         call, options = self._call, self._dialect.options
         self._joined = joins
+        call.session.new_bot(limits)
         call.session.let_turns_give_way()
-        if not joins:
+        if joins:
+            call.on_frame = self._stand_in
+        else:
             call.join_media(self, self._encode_media, self._send_gathered)
         for wire in self._dialect.greeting():
             self._connection.send_now(*wire)
@@ -277,18 +289,18 @@ class VendorLeg:
     def _encode_bot(self, event: m.ToBot | m.Frame) -> Wire | None:
         if isinstance(event, m.Done) and self._joined:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
-        if isinstance(event, m.SentenceSpoken) and self._joined:
-            self._send_stand_in(event)
         if not isinstance(event, VendorEvent):
             return None
         turn = event.turn
         if isinstance(event, m.TurnSent):
             self._send_gathered()
+            self._send_stand_in()
             if self._dialect.needs_alignment or event.turn in self._encoders:
                 self._send_audio(event.turn, b"", is_whole=True)
         if turn is not None and not isinstance(event, m.SentenceSpoken | m.WarningEvent):
             if self._turn == turn:
                 self._frames.clear()
+                self._n_standing_in = 0
             self._alignments.pop(turn, None)
             self._n_samples.pop(turn, None)
             if (encoder := self._encoders.pop(turn, None)) is not None:
@@ -313,20 +325,34 @@ class VendorLeg:
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
 
-    def _send_stand_in(self, sentence: m.SentenceSpoken) -> None:
-        """Send silence, and the characters, for a sentence whose audio goes to the media leg. Bot frameworks repeat a
-        turn without audio or give up on the service, and they take the length of the audio for the time of speech."""
+    def _stand_in(self, frame: m.Frame) -> None:
+        """A frame went to the media leg. The client gets silence instead, as it goes. Bot frameworks repeat a turn
+        without audio or give up on the service, and they take audio for the time of speech."""
+        if not frame.turn:
+            return  # a fade, or silence between turns
+        if frame.turn != self._turn:
+            self._send_stand_in()
+            self._turn = frame.turn
+        self._n_standing_in += 1
+        if self._n_standing_in >= _STAND_IN_FRAMES:
+            self._send_stand_in()
+
+    def _send_stand_in(self) -> None:
+        """Send the silence, and the characters, for the frames that went to the media leg."""
+        n_frames, self._n_standing_in = self._n_standing_in, 0
+        if not n_frames:
+            return
+        turn, speech, options = self._turn, self._call.session.settings, self._dialect.options
+        ms = n_frames * speech.ptime_ms
         spoken = None
         if self._dialect.needs_alignment:
-            # The time is rounded down, hence one more.
-            n_samples = (sentence.end_ms + 1) * self._call.session.settings.rate_hz // 1000
-            spoken = self._spoken(sentence.turn, n_samples)
-        options = self._dialect.options
-        n_silent = (sentence.end_ms - sentence.start_ms) * options.rate_hz // 1000
-        payload = CODECS[options.codec].silence * n_silent
+            n_samples = self._n_samples[turn] = self._n_samples.get(turn, 0) + ms * speech.rate_hz // 1000
+            spoken = self._spoken(turn, n_samples)
+        payload = CODECS[options.codec].silence * (ms * options.rate_hz // 1000)
         if options.container:
-            payload = self._encoded(sentence.turn, payload, is_whole=False)
-        self._send(self._dialect.audio(sentence.turn, payload, spoken))
+            payload = self._encoded(turn, payload, is_whole=False)
+        if payload or (spoken is not None and spoken.text):
+            self._send(self._dialect.audio(turn, payload, spoken))
 
     def _spoken(self, turn: str, n_samples: int, *, is_whole: bool = False) -> m.SpokenText | None:
         """The text that the turn's audio up to `n_samples` speaks, from where the last call ended."""

@@ -196,7 +196,7 @@ class CartesiaContexts:
             what = f'"{changed}" may not change within a context; use a new context_id'
             yield from self._fail(context, "bad_field", what)
         else:
-            context.request = context.request or request
+            context.request = context.request or replace(request, text="")  # the text is in the turn
             yield from self._push(context, request)
 
     def _forget_oldest(self) -> Iterable[Wire]:

@@ -172,9 +172,8 @@ class DashScopeTasks:
             yield _refuse_message(task_id, "Throttling", f"{MAX_TASKS} tasks of this connection are unfinished")
             return
         task = _read_task(task_id, header, payload)
-        is_heard_here = self.options.call is None
-        if is_heard_here and task.audio != self._audio:
-            if self._tasks:
+        if task.audio != self._audio:
+            if self._tasks and self.options.call is None:
                 raise BadField("format and sample_rate must be those of the tasks that still run on this connection")
             self._audio = task.audio
             step = _change_audio(*task.audio)

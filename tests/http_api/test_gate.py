@@ -109,7 +109,30 @@ def test_a_request_without_a_key_has_its_body_unread(monkeypatch: pytest.MonkeyP
     exchange = Exchange(piece(b"x"), END).through(server=ServerSettings(tokens=("key",)))
     assert (exchange.status, exchange.code, len(exchange.left)) == (401, "unauthorized", 2)
     assert Exchange(END, Authorization="Bearer key").through(server=ServerSettings(tokens=("key",))).status == 200
-    assert Exchange(END, path="/docs").through(server=ServerSettings(tokens=("key",))).status == 200
+    assert Exchange(END, path="/docs", method="GET").through(server=ServerSettings(tokens=("key",))).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_the_open_description_takes_no_body(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no key, so a stranger could make the server hold as many bodies as there are connections."""
+    monkeypatch.setattr(gate, "LINGER_BYTES", 0)
+    exchange = Exchange(piece(b"x" * 99), piece(b"x"), END, path="/docs", method=method).through()
+    assert exchange.status in (400, 413) and exchange.got is None
+
+
+def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "LINGER_BYTES", 0)
+    monkeypatch.setattr(gate, "_BODIES_AT_ONCE", 0.5)
+    form = "multipart/form-data; boundary=b"
+    crowded = Exchange(piece(b"x" * 600), END, Content_Type=form).through(vendors_request_bytes=1_000)
+    assert (crowded.status, crowded.code) == (503, "busy")
+    assert Exchange(piece(b"x" * 400), END, Content_Type=form).through(vendors_request_bytes=1_000).got == b"x" * 400
+
+
+def test_a_charset_that_is_not_utf_8_is_refused() -> None:
+    odd = Exchange(END, Content_Type="multipart/form-data; boundary=b; charset=punycode").through()
+    assert (odd.status, odd.code) == (400, "bad_request")
+    assert Exchange(END, Content_Type='application/json; charset="UTF-8"').through().status == 200
 
 
 def test_a_client_that_is_gone_gets_nothing() -> None:

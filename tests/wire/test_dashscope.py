@@ -439,7 +439,8 @@ def test_a_caller_who_interrupts_ends_the_task() -> None:
     """The SDK waits for the end of the task."""
     talk = Talk("/api-ws/v1/inference/?call=CA1")
     assert talk.dialect.options == VendorOptions(call="CA1")
-    assert talk.send(RUN) == [TONE, m.Text("", "1")], "the format of the audio is that of the media leg"
+    # The phone's format stays. The client gets silence in the format that it asks for.
+    assert talk.send(RUN) == [ChangeAudio("pcm", 8000), TONE, m.Text("", "1")]
     talk.tell(cleared("1", "barge_in"))
     output = talk.got[-1]["payload"]["output"]
     assert (output["type"], output["reason"], output["heard_text"], output["heard_ms"]) == (
