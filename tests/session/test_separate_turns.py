@@ -231,3 +231,31 @@ def test_each_turn_is_sent_exactly_once_or_cleared(
             assert number in (0, world.turn_numbers[effect.turn]), "audio of another turn"
         elif isinstance(effect, m.TurnSent | m.Cleared):
             over.add(effect.turn)
+
+
+def test_frames_of_a_peer_that_drops_none_are_not_kept() -> None:
+    """An HTTP response of an hour would otherwise be in memory until it ends."""
+    world = World(SETTINGS)
+    world.send(m.Text("One two three four five six seven. ", "a", last=True))
+    world.run(1000)
+    (turn,) = world.session.turns
+    assert turn.playout.n_sent > 20 and not turn.recent
+
+
+# ------------------------------------------------------------------ another bot
+
+
+def test_a_bot_that_comes_back_begins_anew() -> None:
+    world = World(SETTINGS)
+    world.send(m.Configure(speed=1.5))
+    world.send(m.Text("One two three. ", "1", last=True))
+    world.run(5000)
+    assert sent(world) == ["1"]
+    world.session.new_bot(replace(SETTINGS.limits, turn_chars=20))
+    world.send(m.Text("Four five. ", "1", last=True))
+    world.run(5000)
+    assert sent(world) == ["1", "1"]
+    assert [utterance.speed for _, utterance in world.submitted] == [1.5, 1.0]
+    world.send(m.Text("x" * 21, "2"))
+    world.run(100)
+    assert [error.code for error in world.of(m.ErrorEvent)] == ["text_too_long"]
