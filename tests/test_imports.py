@@ -83,7 +83,7 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.cosyvoice2.voices.voice": row("errors metrics clock", "numpy torch onnxruntime soundfile"),
     "telephony_tts.http_api": row(
         "errors clock logs metrics engines.api session audio wire transport",
-        "fastapi starlette uvicorn h11 pydantic websockets numpy",
+        "anyio fastapi starlette uvicorn h11 pydantic websockets numpy",
     ),
     "telephony_tts.transport": row("errors metrics clock schema wire session engines.api logs", "websockets"),
     # Writes the formats that clients of other vendors ask for.

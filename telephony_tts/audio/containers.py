@@ -7,6 +7,7 @@ most 64 ms), each is written when it is complete, and no header is written twice
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -126,6 +127,12 @@ def make_encoder(format: str, rate_hz: int) -> StreamEncoder:
     """
     chosen, rate_hz = _format(format), nearest_rate(format, rate_hz)
     return _SampleEncoder(chosen, rate_hz) if isinstance(chosen, _SampleFormat) else _open(format, chosen, rate_hz)
+
+
+def import_encoders() -> None:
+    """Import PyAV now, if it is installed: it takes 0.3 s, which no live call should wait."""
+    with contextlib.suppress(ImportError):
+        import av  # noqa: F401
 
 
 def _format(name: str) -> _SampleFormat | _FfmpegFormat:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import socket
 import struct
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from telephony_tts import logs
+from telephony_tts.audio.containers import import_encoders
 from telephony_tts.http_api.application import application
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
@@ -135,16 +135,12 @@ class UvicornLog:
         self._log.error("http_request_failed", why=message.strip(), exc_info=exc_info)
 
 
-_LATE_IMPORTS = ("anyio._backends._asyncio", "av")
-"""Modules that are otherwise imported by the first request, or by the first one for mp3: for 0.1 s and 0.3 s the event
-loop would send no frame of any call."""
-
-
 def import_early() -> None:
-    """Import what requests would import. Without the extra [formats] there is no `av`."""
-    for name in _LATE_IMPORTS:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    """Import what the first request, and the first one for mp3, would import. For 0.1 s and 0.3 s the event loop would
+    send no frame of any call."""
+    with contextlib.suppress(ImportError):
+        import anyio._backends._asyncio  # noqa: F401
+    import_encoders()
 
 
 def http_server(server: Server, voices: Voices | None = None) -> HttpServer:
