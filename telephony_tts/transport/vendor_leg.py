@@ -296,7 +296,7 @@ class VendorLeg:
             self._send_gathered()
             self._send_stand_in()
             if self._dialect.needs_alignment or event.turn in self._encoders:
-                self._send_audio(event.turn, b"", is_whole=True)
+                self._send_audio(event.turn, b"", 0, is_whole=True)
         if turn is not None and not isinstance(event, m.SentenceSpoken | m.WarningEvent):
             if self._turn == turn:
                 self._frames.clear()
@@ -312,16 +312,15 @@ class VendorLeg:
         """Send the frames that were due."""
         if self._frames:
             frames, self._frames = b"".join(self._frames), []
-            self._send_audio(self._turn, frames)
+            self._send_audio(self._turn, frames, len(frames) // CODECS[self._dialect.options.codec].bytes_per_sample)
 
-    def _send_audio(self, turn: str, frames: bytes, *, is_whole: bool = False) -> None:
+    def _send_audio(self, turn: str, frames: bytes, n_samples: int, *, is_whole: bool = False) -> None:
+        """Send audio in the client's codec, and the characters that the next `n_samples` of the turn speak."""
         spoken = None
-        codec = CODECS[self._dialect.options.codec]
         if self._dialect.needs_alignment:
-            n_samples = self._n_samples.get(turn, 0) + len(frames) // codec.bytes_per_sample
-            self._n_samples[turn] = n_samples
-            spoken = self._spoken(turn, n_samples, is_whole=is_whole)
-        payload = frames if not self._dialect.options.container else self._encoded(turn, frames, is_whole=is_whole)
+            end = self._n_samples[turn] = self._n_samples.get(turn, 0) + n_samples
+            spoken = self._spoken(turn, end, is_whole=is_whole)
+        payload = self._encoded(turn, frames, is_whole=is_whole) if self._dialect.options.container else frames
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
 
@@ -342,17 +341,10 @@ class VendorLeg:
         n_frames, self._n_standing_in = self._n_standing_in, 0
         if not n_frames:
             return
-        turn, speech, options = self._turn, self._call.session.settings, self._dialect.options
+        speech, options = self._call.session.settings, self._dialect.options
         ms = n_frames * speech.ptime_ms
-        spoken = None
-        if self._dialect.needs_alignment:
-            n_samples = self._n_samples[turn] = self._n_samples.get(turn, 0) + ms * speech.rate_hz // 1000
-            spoken = self._spoken(turn, n_samples)
-        payload = CODECS[options.codec].silence * (ms * options.rate_hz // 1000)
-        if options.container:
-            payload = self._encoded(turn, payload, is_whole=False)
-        if payload or (spoken is not None and spoken.text):
-            self._send(self._dialect.audio(turn, payload, spoken))
+        silence = CODECS[options.codec].silence * (ms * options.rate_hz // 1000)
+        self._send_audio(self._turn, silence, ms * speech.rate_hz // 1000)
 
     def _spoken(self, turn: str, n_samples: int, *, is_whole: bool = False) -> m.SpokenText | None:
         """The text that the turn's audio up to `n_samples` speaks, from where the last call ended."""
@@ -421,12 +413,9 @@ class VendorLeg:
         self._call.receive(replace(message, voice=voice))
 
     def _change_audio(self, wanted: ChangeAudio) -> None:
-        if wanted.container:
-            try:
-                make_encoder(wanted.container, wanted.rate_hz).close()
-            except TelephonyTTSError as error:
-                self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
-                return
+        if (error := _encoder_problem(wanted.container, wanted.rate_hz)) is not None:
+            self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+            return
         if not self._joined:
             self._call.session.change_format(wanted.codec, wanted.rate_hz)
 
@@ -443,9 +432,16 @@ def problem_of(
         voice_for(options.voice, vendor, settings, catalog)
     except TelephonyTTSError as error:
         return vendor.refuse(400, error.code, error.message)
-    if options.container:
+    if (problem := _encoder_problem(options.container, options.rate_hz)) is not None:
+        return vendor.refuse(501, problem.code, problem.message)
+    return None
+
+
+def _encoder_problem(container: str, rate_hz: int) -> TelephonyTTSError | None:
+    """Why the server cannot write this format; "" is plain samples."""
+    if container:
         try:
-            make_encoder(options.container, options.rate_hz).close()
+            make_encoder(container, rate_hz).close()
         except TelephonyTTSError as error:
-            return vendor.refuse(501, error.code, error.message)
+            return error
     return None

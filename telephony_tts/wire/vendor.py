@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
@@ -70,9 +70,8 @@ class VendorOptions:
 
     `codec` is one of "pcm" (16 bit, little-endian), "ulaw" and "alaw". `container` names the format of a stream that is
     not plain samples, such as "mp3" or "wav"; the audio is "pcm" before it. `voice` is the client's name for the voice.
-    `call` joins the call of a media leg. `key` is a credential from the address. With `splits_words` the text that
-    comes with audio ends where the audio ends, even inside a word. With `parallel_turns` the client may stop to play a
-    turn without telling us.
+    `call` joins the call of a media leg. With `splits_words` the text that comes with audio ends where the audio ends,
+    even inside a word. With `parallel_turns` the client may stop playing a turn without telling us.
     """
 
     codec: str = "pcm"
@@ -82,7 +81,6 @@ class VendorOptions:
     lang: str | None = None
     speed: float | None = None
     call: str | None = None
-    key: str | None = field(default=None, repr=False)
     splits_words: bool = False
     parallel_turns: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import subprocess
@@ -16,7 +17,9 @@ import environment
 import numpy as np
 import numpy.typing as npt
 import pytest
+from rig import decoded
 from served import process
+from twilio_peer import calling
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPOKEN = "Hello, this is your bank. Your balance is forty two dollars."
@@ -75,6 +78,26 @@ def test_the_bots_of_frameworks_get_the_speech(script: str, scheme: str, port: i
     run(python, EXAMPLES / script, "--server", f"{scheme}://127.0.0.1:{port}", folder=tmp_path)
     pcm, rate_hz = read_wav(tmp_path / "speech.wav")
     assert_same_speech(pcm, rendered(port, SPOKEN, rate_hz))
+
+
+@pytest.mark.parametrize(("script", "scheme"), [("bot_pipecat.py", "ws"), ("bot_livekit.py", "http")])
+def test_with_a_call_the_carrier_gets_the_speech_and_the_bot_silence(
+    script: str, scheme: str, port: int, tmp_path: Path
+) -> None:
+    python = environment.bots_python()
+    command = [python, EXAMPLES / script, "--server", f"{scheme}://127.0.0.1:{port}", "--call", "CA1"]
+
+    async def main() -> list[bytes]:
+        async with calling(f"ws://127.0.0.1:{port}/media/twilio", "CA1") as phone:
+            await phone.start()
+            await asyncio.to_thread(run, *command, folder=tmp_path)
+            await phone.hang_up()
+            return phone.played
+
+    heard = decoded(asyncio.run(main())).astype(np.float32)
+    assert_same_speech(heard, rendered(port, SPOKEN, 8_000))
+    silence, _ = read_wav(tmp_path / "speech.wav")
+    assert not silence.any() and abs(silence.size - heard.size) < 0.1 * heard.size
 
 
 def curl_commands() -> list[str]:
