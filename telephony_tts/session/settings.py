@@ -94,11 +94,11 @@ class SessionSettings(SpeechSettings):
     its own time. `whole_sentences` is for a peer that plays sentence by sentence: a sentence is made without a pause
     and fills frames of its own, and marks tell where it begins and ends. `separate_turns` is for a peer that keeps a
     buffer for each turn, as clients of other vendors' protocols do: `TurnSent` follows the last frame of a turn, and a
-    clear of one turn takes back no frames of another. With `parallel_turns` such a peer may stop to play a turn without
-    telling us: each turn is paced for itself, and one that has all its text is no longer paced when another waits
-    behind it. `patience_ms` is how much later than a call's the deadlines of
-    its utterances are: a file can wait, a caller cannot. `control_tokens` are passed to the engine as they stand in the
-    text.
+    clear of one turn takes back no frames of another.
+    With `parallel_turns` such a peer may stop playing a turn without telling us: each turn is paced for itself, and one
+    that has all its text is no longer paced when another waits behind it. `patience_ms` is how much later than a call's
+    the deadlines of its utterances are: a file can wait, a caller cannot. `control_tokens` are passed
+    to the engine as they stand in the text.
     """
 
     session: str = "s"

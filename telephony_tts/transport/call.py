@@ -156,7 +156,8 @@ class Call:
         self._to_bot(event)
 
     def bot_left(self, leg: Leg, reason: str, *, back_within_s: float = 0) -> None:
-        """The bot's socket is gone. Speech stops, and the call ends, unless the bot may come back `back_within_s`."""
+        """The bot's socket is gone. Speech stops, and the call ends, unless the bot may come back within
+        `back_within_s`."""
         if self.bot is not leg:
             return
         self.bot = self._encode_bot = self.on_frame = None
