@@ -11,7 +11,7 @@ import argparse
 from typing import Any
 
 from harness import report
-from harness.process import ServerProcess, cores, run_load
+from harness.process import speaking_calls
 
 _EXAMPLES = """examples:
   python benchmarks/barge_in.py                  50 calls of each shape, about 1 minute
@@ -64,20 +64,9 @@ def main() -> None:
 
 
 def _window(shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    server_core, load_core = cores()
-    args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
-    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
-        spec = {
-            "port": server.port,
-            "server_pid": server.pid,
-            "calls": chosen.calls,
-            "shape": shape,
-            "seconds": chosen.seconds,
-            "period_s": chosen.period,
-        }
-        window = run_load("barge_in", spec, core=load_core, priority=chosen.priority)
-        print(f"  {shape}: {window['clears']} clears, {window['stale_frames']} stale frames", flush=True)
-        return window
+    window = speaking_calls("barge_in", shape, chosen)
+    print(f"  {shape}: {window['clears']} clears, {window['stale_frames']} stale frames", flush=True)
+    return window
 
 
 if __name__ == "__main__":

@@ -25,13 +25,16 @@ from harness import report
 from harness.process import cores
 
 from telephony_tts.audio.encoder import Encoder
+from telephony_tts.audio.included_sounds import INCLUDED
+from telephony_tts.audio.sound import Sound
 from telephony_tts.engines.api import Chunk
 from telephony_tts.engines.fake import SAMPLE_RATE_HZ, render
-from telephony_tts.session.effects import Pull, Synthesize
+from telephony_tts.session.effects import LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.text.segmenter import Segmenter
+from telephony_tts.text.ssml import SsmlReader
 from telephony_tts.wire import messages as m
 from telephony_tts.wire.native import NativeCodec
 from telephony_tts.wire.twilio import TwilioCodec
@@ -54,6 +57,12 @@ _TEXT = (
     "Mr. Smith from the St. James branch will ring you on 555-0142 between 2 and 4 p.m. Is that all right with you? "
     "If not, write to help@example.com, or visit www.example.com/orders; we answer within 24 hours! "
 )
+_SSML = (
+    'Your order <say-as interpret-as="digits">4711</say-as> was shipped <emphasis>today</emphasis>.'
+    '<break time="300ms"/> <prosody rate="slow">It weighs 2 kilograms &amp; comes with <sub alias="United Parcel">UPS'
+    "</sub></prosody>.<break/> "
+    "Is that all right with you?<break strength='strong'/> "
+) * 8
 _MANDARIN = (
     "您好，您的订单已经发货，预计三天内送达。请问还有什么可以帮您的吗？如果需要修改地址，请按一；其他问题请按二。"
 )
@@ -76,6 +85,7 @@ def main() -> None:
     os.sched_setaffinity(0, {cores()[0]})
     results: dict[str, Any] = {
         "segmenter": _segmenter(chosen),
+        "markup": _markup(chosen),
         "normaliser": _normaliser(chosen),
         "encoder": _encoder(chosen),
         "wire_ns": _wire(chosen),
@@ -84,7 +94,7 @@ def main() -> None:
     results["cases"] = [_judge(chosen.cases, word) for word in chosen.runner]
     rows = [
         (f"{part}: {name}", value)
-        for part in ("segmenter", "normaliser", "encoder", "wire_ns", "session")
+        for part in ("segmenter", "markup", "normaliser", "encoder", "wire_ns", "session")
         for name, value in results[part].items()
     ]
     report.table("front end (medians)", ("what", "figure"), rows)
@@ -125,6 +135,22 @@ def _segmenter(chosen: argparse.Namespace) -> dict[str, float]:
             seconds = _seconds(lambda text=text, n=n: feed(text, n), chosen, 5)  # type: ignore[misc]
             figures[f"{name}, pieces of {n}, chars/s"] = round(len(text) / seconds)
     return figures
+
+
+def _markup(chosen: argparse.Namespace) -> dict[str, float]:
+    """What SSML costs, in microseconds a sentence, in pieces as above: its tags are read, and mapped to the text."""
+
+    def feed(n: int) -> None:
+        reader = SsmlReader()
+        for at in range(0, len(_SSML), n):
+            reader.feed(_SSML[at : at + n])
+        reader.close()
+
+    n_sentences = _SSML.count("<break")
+    return {
+        f"SSML, pieces of {n}, us a sentence": round(_seconds(lambda n=n: feed(n), chosen, 20) / n_sentences * 1e6, 1)  # type: ignore[misc]
+        for n in (4, 256)
+    }
 
 
 def _normaliser(chosen: argparse.Namespace) -> dict[str, float]:
@@ -213,10 +239,18 @@ def _session(chosen: argparse.Namespace) -> dict[str, float]:
     )
     pcm: dict[str, Any] = {}
 
-    def speak(marks: bool) -> tuple[int, int]:
-        """(frames, nanoseconds inside the session), with encoding."""
-        session = Session(SessionSettings(), 0)
+    sound = INCLUDED["hold"]().at(8_000)
+
+    class Included:
+        async def load(self, rate_hz: int) -> Sound:
+            return sound
+
+    def speak(marks: bool, bed: bool = False) -> tuple[int, int]:
+        """(frames, nanoseconds inside the session), with encoding. `bed`: with a sound under the speech."""
+        session = Session(SessionSettings(), 0, find_sound=lambda name: Included())
         session.attach_media(0, marks=marks, clears=marks)
+        if bed:
+            session.receive(m.Play("hold", under=True), 0)
         now_ns = n_frames = spent_ns = 0
         for n in range(4):
             session.receive(m.Say(text, f"t{n}"), 0)
@@ -232,6 +266,8 @@ def _session(chosen: argparse.Namespace) -> dict[str, float]:
                     n_frames += 1
                 elif isinstance(effect, m.MediaMark):
                     session.receive(effect, now_ns)
+                elif isinstance(effect, LoadBed):
+                    session.bed_loaded(effect.bed, sound)
                 elif isinstance(effect, m.Done):
                     n_done += 1
                 elif isinstance(effect, Synthesize | Pull):
@@ -253,9 +289,11 @@ def _session(chosen: argparse.Namespace) -> dict[str, float]:
             now_ns = max(now_ns, deadline_ns)
 
     figures = {}
-    for name, marks in (("own clock", False), ("peer with marks", True)):
-        speak(marks)
-        runs = [speak(marks) for _ in range(chosen.repeat)]
+    for name, marks, bed in (
+        ("own clock", False, False), ("peer with marks", True, False), ("own clock, sound under speech", False, True),
+    ):  # fmt: skip
+        speak(marks, bed)
+        runs = [speak(marks, bed) for _ in range(chosen.repeat)]
         figures[f"{name}, µs per frame with encoding"] = round(statistics.median(ns / n / 1000 for n, ns in runs), 2)
     return figures
 

@@ -16,6 +16,7 @@ from sip_bridge.audiosocket.connection import CallerSocket
 from sip_bridge.config import BridgeConfig
 from sip_bridge.freeswitch.application import FreeSwitchApplication
 from sip_bridge.http_server import HttpServer, serve_http
+from sip_bridge.rtp.codec import rtp_codec
 from telephony_tts import event_loop, logs
 from telephony_tts.errors import ConfigError
 from telephony_tts.logs import EventLogger
@@ -71,6 +72,8 @@ class SipBridge:
         self._empty = asyncio.Event()
         self._empty.set()
         self._at_once = asyncio.Event()
+        if config.ari.enabled and config.ari.media == "rtp" and config.ari.format in ("auto", "g722"):
+            rtp_codec("g722")  # a missing package is reported now, and loaded before the first call
         self._ari = AriApplication(config.ari, config.server, self._begin, self._limit) if config.ari.enabled else None
         switch = config.freeswitch
         self._freeswitch = FreeSwitchApplication(switch, self._begin, self._limit) if switch.enabled else None

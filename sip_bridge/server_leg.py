@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ _MAX_RETRY_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
 _MAX_MESSAGE_BYTES = 65_536
 _LOST = 1006
+_DIGITS = re.compile("[0-9*#A-Dw]{1,64}")
+_MAX_TONE_MS = 1_000
 
 
 def server_rate_hz(socket_hz: int) -> int:
@@ -34,13 +37,17 @@ def server_rate_hz(socket_hz: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LegStart:
-    """The `start` message to the server. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`."""
+    """The `start` message to the server. Audio is s16 little-endian at `rate_hz`, in frames of `ptime_ms`.
+
+    `dtmf`: the telephone's platform can send the bot's tones, so the server need not.
+    """
 
     call: str
     rate_hz: int
     ptime_ms: int
     lead_ms: int
     parameters: dict[str, str]
+    dtmf: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,16 @@ class ServerClear:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerDigits:
+    """Tones to send to the telephone now: `w` is a pause of half a second, the others last `on_ms` with `off_ms`
+    between them."""
+
+    digits: str
+    on_ms: int
+    off_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerComplaint:
     """The server's `error` message: it did not understand a message of the bridge."""
 
@@ -74,7 +91,7 @@ class BadServerMessage:
     why: str
 
 
-FromServer = ServerSpeech | ServerMark | ServerClear | ServerComplaint | BadServerMessage
+FromServer = ServerSpeech | ServerMark | ServerClear | ServerDigits | ServerComplaint | BadServerMessage
 
 
 def end_reason(close_code: int) -> str:
@@ -125,17 +142,18 @@ class ServerLeg:
     def start(self, start: LegStart, on_message: Callable[[FromServer, int], None]) -> None:
         """Start the call. `on_message` gets each message of the server and the time in ns."""
         self._has_started = True
-        self._send(
-            {
-                "type": "start",
-                "call": start.call,
-                "codec": "pcm",
-                "rate_hz": start.rate_hz,
-                "ptime_ms": start.ptime_ms,
-                "lead_ms": start.lead_ms,
-                "parameters": start.parameters,
-            }
-        )
+        message: dict[str, object] = {
+            "type": "start",
+            "call": start.call,
+            "codec": "pcm",
+            "rate_hz": start.rate_hz,
+            "ptime_ms": start.ptime_ms,
+            "lead_ms": start.lead_ms,
+            "parameters": start.parameters,
+        }
+        if start.dtmf:
+            message["dtmf"] = True
+        self._send(message)
         self._connection.listen(
             lambda payload, is_text: on_message(decode(payload, is_text), monotonic_ns()), lambda is_writable: None
         )
@@ -186,9 +204,21 @@ def decode(payload: bytes, is_text: bool) -> FromServer:
         return ServerClear()
     if kind == "mark" and isinstance(message.get("name"), str):
         return ServerMark(message["name"])
+    if kind == "dtmf" and (digits := digits_in(message)) is not None:
+        return digits
     if kind == "error":
         return ServerComplaint(str(message.get("code"))[:80], str(message.get("message"))[:400])
     return BadServerMessage("server_message", f"a message of type {str(kind)[:80]!r} is not known or lacks a field")
+
+
+def digits_in(message: dict[str, object]) -> ServerDigits | None:
+    """The tones of a message of the server; None if they cannot be sent."""
+    digits = message.get("digits")
+    times_ms = [message.get(name, 100) for name in ("on_ms", "off_ms")]
+    if not isinstance(digits, str) or not _DIGITS.fullmatch(digits):
+        return None
+    on_ms, off_ms = (time if isinstance(time, int) and 0 < time <= _MAX_TONE_MS else 100 for time in times_ms)
+    return ServerDigits(digits, on_ms, off_ms)
 
 
 async def join(server: TtsServerConfig) -> ServerLeg:

@@ -8,27 +8,34 @@ import importlib.util
 import ipaddress
 import math
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from telephony_tts import event_loop, logs
-from telephony_tts.config import Config
-from telephony_tts.engines.api import Engine, EngineStats, Voice
+from telephony_tts.config import Config, lexicon_names
+from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.espeak import EspeakEngine
+from telephony_tts.engines.failover import Failover
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.engines.hibari import HibariEngine
 from telephony_tts.engines.latin_language import LatinLanguage
+from telephony_tts.engines.phrase_store import PhraseStore
+from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
 from telephony_tts.http_api.asgi import http_server
+from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.recording.live import Recordings
+from telephony_tts.session.lexicons import CallLexicon
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.text.normalizer import normalize
 from telephony_tts.transport.server import Server
 from telephony_tts.transport.settings import TlsFiles, TransportSettings
+from telephony_tts.transport.sound_store import SoundStore
 from telephony_tts.transport.voice_model import VOICE_MODEL
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 
 _log = logs.get(__name__)
 
+_MB = 1_000_000
 _MAX_PASSPHRASE_BYTES = 1024
 """OpenSSL's own limit."""
 
@@ -44,8 +52,9 @@ _WRONG_PASSPHRASE = (None, "BAD_DECRYPT")
 """The reasons that OpenSSL gives for a wrong passphrase. Most versions give none."""
 
 
-def build_catalog(config: Config) -> Catalog:
-    """The engines of the configuration: the default first, then every other one that is installed.
+def build_catalog(config: Config, phrases: PhraseStore | None = None) -> Catalog:
+    """The engines of the configuration: the default first, then every other one that is installed. `phrases`: where
+    they are kept, if that is not the place of the configuration.
 
     A route to an engine that is not installed is dropped. Its text then goes to the default engine, which refuses it
     with a clear message.
@@ -54,11 +63,36 @@ def build_catalog(config: Config) -> Catalog:
     routes = {lang: name for lang, name in config.engines.routes.items() if name in wanted}
     makers = _makers(config)
     detects = config.speech.detect_language and installed("py3langid")
+    engines = [makers[name]() for name in wanted]
+    if config.phrases.enabled:
+        store = phrases or phrase_store(config)
+        engines = [PhraseKeeper(engine, store, digits=config.phrases.digits) for engine in engines]
     return Catalog(
-        [makers[name]() for name in wanted],
+        engines,
         routes,
         absent=_absent(wanted),
         detector=LatinLanguage() if detects else None,
+        failover=_failover(config, engines),
+    )
+
+
+def phrase_store(config: Config) -> PhraseStore:
+    """Where the configuration keeps phrases."""
+    settings = config.phrases
+    folder = None if settings.folder is None else Path(settings.folder)
+    return PhraseStore(settings.memory_mb * _MB, folder, settings.disk_mb * _MB)
+
+
+def _failover(config: Config, engines: Sequence[Engine]) -> Failover | None:
+    settings = config.engines
+    if not settings.fallback:
+        return None
+    return Failover(
+        engines,
+        settings.fallback,
+        timeout_ms=settings.first_audio_timeout_ms,
+        after=settings.fallback_after,
+        retry_s=settings.retry_s,
     )
 
 
@@ -85,11 +119,12 @@ async def list_voices(config: Config) -> tuple[list[Voice], list[str]]:
 
 
 def _wanted(config: Config) -> list[str]:
-    """Names of the engines to run: the default, then the others that are installed or configured."""
+    """Names of the engines to run: the default, then the others that are installed or configured. An engine of the
+    fallback that is not installed fails when it starts, and says how to install it."""
     others = [name for name in ("hibari", "espeak") if installed(name)]
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
-    return list(dict.fromkeys([config.engines.default, *others]))
+    return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
 def _absent(wanted: list[str]) -> list[AbsentEngine]:
@@ -182,7 +217,8 @@ def voice_service(config: Config, catalog: Catalog) -> VoiceService | None:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
 
-    engine = next((engine for engine in catalog.engines if isinstance(engine, CosyVoice2Engine)), None)
+    bare = (engine.inner if isinstance(engine, PhraseKeeper) else engine for engine in catalog.engines)
+    engine = next((engine for engine in bare if isinstance(engine, CosyVoice2Engine)), None)
     if engine is None:
         return None
     made_by = f"telephony-tts {version()}"
@@ -215,18 +251,31 @@ def installed(part: str) -> bool:
     return package is None or importlib.util.find_spec(package) is not None
 
 
-def session_settings(config: Config) -> SessionSettings:
+def open_lexicons(config: Config) -> LexiconFiles | None:
+    """The lexicons of the configuration, None without any. Raises ConfigError."""
+    return LexiconFiles(config.lexicons.files) if config.lexicons.files else None
+
+
+def session_settings(config: Config, lexicons: LexiconFiles | None = None) -> SessionSettings:
     """The settings with which a call starts."""
+    names = config.lexicons
     return SessionSettings.of(
         config.speech,
         control_tokens=config.engines.cosyvoice2.control_tokens,
         engine_timeout_ms=round(config.engines.timeout_s * 1000),
         barge_in=config.barge_in,
+        caller=config.caller,
+        dtmf=config.dtmf,
         limits=config.limits,
+        lexicon=None if lexicons is None else CallLexicon(
+            lexicons.shelf,
+            {language_prefix(lang): lexicon_names(listed) for lang, listed in names.languages.items()},
+            {voice: lexicon_names(listed) for voice, listed in names.voices.items()},
+        ),
     )
 
 
-def transport_settings(config: Config) -> TransportSettings:
+def transport_settings(config: Config, lexicons: LexiconFiles | None = None) -> TransportSettings:
     """The settings of the transport.
 
     Raises ConfigError for a public server without a token that `server.open` does not allow, and for a certificate
@@ -241,7 +290,7 @@ def transport_settings(config: Config) -> TransportSettings:
             "server.open: true (--set server.open=true)"
         )
     return TransportSettings(
-        speech=session_settings(config),
+        speech=session_settings(config, lexicons),
         server=server,
         limits=config.limits,
         bot=config.bot,
@@ -251,6 +300,8 @@ def transport_settings(config: Config) -> TransportSettings:
         genesys=config.genesys,
         asterisk=config.asterisk,
         vendors=config.vendors,
+        find_sound=SoundStore(config.sounds).find,
+        token_lexicons={token: lexicon_names(listed) for token, listed in config.lexicons.tokens.items()},
         tls=None if server.tls.cert is None else _tls(server.tls),
     )
 
@@ -349,13 +400,23 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
 
     It listens before its engines are loaded. So a port in use is reported at once, and /readyz is 503 while they load.
     """
-    settings = transport_settings(config)
+    lexicons = open_lexicons(config)
+    settings = transport_settings(config, lexicons)
     if settings.speech.barge_in.enabled:
-        _load_voice_model()
+        _load_voice_model("barge_in.enabled")
+    elif settings.speech.caller.silent_ms:
+        _load_voice_model("caller.silent_ms")
+    elif settings.speech.caller.answering_machine:
+        _load_voice_model("caller.answering_machine")
+    recordings = open_recordings(config)
     catalog = build_catalog(config)
     server = Server(settings, catalog)
+    server.registry.recordings = recordings
     voices = voice_service(config, catalog)
     server.http = http_server(server, voices)
+    watch = None
+    if lexicons is not None and config.lexicons.check_s:
+        watch = asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s))
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
             async with server.running(ready=False):
@@ -375,18 +436,46 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                     announce(Served(address, server.port, catalog.voices, catalog.stats()))
                 await stop.wait()
     finally:
-        if voices is not None:
-            await voices.close()
-        await catalog.close()
+        if watch is not None:
+            watch.cancel()
+        try:
+            if voices is not None:
+                await voices.close()
+            await catalog.close()
+        finally:
+            if recordings is not None:
+                await recordings.close()
     _log.info("stopped")
 
 
-def _load_voice_model() -> None:
-    """Raises ConfigError if the network cannot be loaded: a server with barge-in must not start without it."""
+async def _watch_lexicons(lexicons: LexiconFiles, check_s: float) -> None:
+    """Read lexicon files again when they changed. Nothing else says that a file was written: a mounted one sends no
+    signal."""
+    while True:
+        await asyncio.sleep(check_s)
+        try:
+            await asyncio.to_thread(lexicons.reload)
+        except Exception:
+            _log.exception("lexicons_not_checked")  # the lexicons stay as they are, and are checked again
+
+
+def open_recordings(config: Config) -> Recordings | None:
+    """The folder of recordings, None without one. It removes old ones, also if no call is recorded any more. Raises
+    ConfigError if the folder cannot be written."""
+    if config.recordings.folder is None:
+        return None
+    recordings = Recordings(config.recordings)
+    recordings.open()
+    return recordings
+
+
+def _load_voice_model(needed_by: str) -> None:
+    """Raises ConfigError if the network cannot be loaded: a server whose configuration needs it must not start without
+    it."""
     try:
         VOICE_MODEL.load()
     except AudioError as error:
-        raise ConfigError(f"barge_in.enabled: {error.message}") from error
+        raise ConfigError(f"{needed_by}: {error.message}") from error
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -1,4 +1,4 @@
-"""The command line: serve, say, voices, models, doctor, bench."""
+"""The command line: serve, say, voices, sounds, lexicon, replay, models, phrases, doctor, bench."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from telephony_tts import cli_bench, cli_cosyvoice2, cli_say
+from telephony_tts import cli_bench, cli_cosyvoice2, cli_lexicon, cli_phrases, cli_replay, cli_say
 from telephony_tts.cli_settings import config_flags, load, overrides
 from telephony_tts.errors import ConfigError, TelephonyTTSError
 
@@ -41,6 +41,10 @@ Flags override the file. Then, in another terminal:
 _DOCTOR_EXAMPLES = """examples:
   telephony-tts doctor
   telephony-tts doctor --config configs/server.yaml         with the port and engines of that file
+"""
+_SOUNDS_EXAMPLES = """examples:
+  telephony-tts sounds
+  telephony-tts sounds --set sounds.folder=music
 """
 _PATHS = ("engines.cosyvoice2.model", "engines.cosyvoice2.voices")
 """Settings of speech that are paths; --set reads them relative to the current directory."""
@@ -128,10 +132,20 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_cosyvoice2.add_voices(command)
 
+    sounds = command("sounds", "list the sounds that a bot can play", _SOUNDS_EXAMPLES, _sounds)
+    config_flags(sounds)
+
+    cli_lexicon.add_lexicon(command)
+
+    replay = command("replay", "draw a recorded call as a page and a picture", cli_replay.EXAMPLES, cli_replay.replay)
+    cli_replay.add_flags(replay)
+
     doctor = command("doctor", "show what is installed, what is missing, how to install it", _DOCTOR_EXAMPLES, _doctor)
     config_flags(doctor)
 
     cli_cosyvoice2.add_models(command)
+
+    cli_phrases.add_phrases(command)
 
     cli_bench.add_bench(command)
     return parser
@@ -198,6 +212,21 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from telephony_tts import doctor
 
     return doctor.examine(arguments.config, overrides(arguments))
+
+
+def _sounds(arguments: argparse.Namespace) -> int:
+    from telephony_tts import config
+    from telephony_tts.audio.sound import Sound
+    from telephony_tts.transport.sound_store import SoundStore
+
+    status = 0
+    for name, sound in SoundStore(load(config.load, arguments, {}).sounds).list_sounds():
+        if isinstance(sound, Sound):
+            print(f"{name:<24} {sound.duration_ms / 1000:8.1f} s  {sound.rate_hz} Hz")
+        else:
+            print(f"telephony-tts: {sound.message}", file=sys.stderr)
+            status = 1
+    return status
 
 
 def _version() -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from telephony_tts.cli_lexicon import call_lexicon
 from telephony_tts.cli_settings import config_flags, load
 from telephony_tts.errors import ConfigError
 
@@ -60,6 +61,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, help="0 to 4294967295, for engines that sample: the same seed gives the same speech"
     )
     parser.add_argument("--instruct", help="how to speak, for engines that take an instruction (cosyvoice2)")
+    parser.add_argument("--lexicon", action="append", default=[], metavar="FILE", help="how words are spoken (YAML)")
     parser.add_argument("--codec", choices=("ulaw", "alaw", "pcm"), help="what the file holds (default ulaw)")
     parser.add_argument("--rate", type=int, choices=RATES_HZ, help="samples a second, with --codec pcm (default 8000)")
     parser.add_argument("--pcm", action="store_true", help="the engine's own audio, before the telephone codec")
@@ -77,7 +79,9 @@ def say(arguments: argparse.Namespace) -> int:
     settings = load(config.load, arguments, FLAGS)
     how = Configure(seed=arguments.seed, instruct=arguments.instruct)
     ending = _ending(arguments.out)
-    speech = _with_codec(app.session_settings(settings), arguments, ending)
+    speech = app.session_settings(settings, app.open_lexicons(settings))
+    speech = replace(speech, lexicon=call_lexicon(arguments.lexicon, speech.lexicon))
+    speech = _with_codec(speech, arguments, ending)
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text.strip():
         raise ConfigError("there is no text to speak")

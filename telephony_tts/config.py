@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.schema import Between, OneOf, Spelt, read_section
-from telephony_tts.session.settings import BargeInSettings, SpeechSettings
+from telephony_tts.session.settings import BargeInSettings, CallerSettings, DtmfSettings, SpeechSettings
 from telephony_tts.settings_tree import Tree, get, put, put_given, raise_problems, read_tree
 from telephony_tts.transport.settings import (
     AsteriskSettings,
@@ -26,6 +27,7 @@ from telephony_tts.transport.settings import (
     PlivoSettings,
     ServerLimits,
     ServerSettings,
+    SoundSettings,
     TwilioSettings,
     VendorSettings,
     VonageSettings,
@@ -86,13 +88,18 @@ class CosyVoice2Settings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Which engine speaks (the route of the text's language, else `default`), and the timeouts of engines."""
+    """Which engine speaks (the route of the text's language, else `default`), which one speaks in its place, and the
+    timeouts of engines."""
 
     default: Annotated[str, OneOf(ENGINES)] = "hibari"
     routes: Mapping[str, str] = field(default_factory=lambda: {"zh": "espeak"})
     timeout_s: Annotated[float, Between(5, 600)] = 30.0
     stall_s: Annotated[float, Between(2.5, 60)] = 5.0
     restart_wait_s: Annotated[float, Between(0, 60)] = 10.0
+    fallback: tuple[str, ...] = ()
+    first_audio_timeout_ms: Annotated[int, Between(20, 60_000)] = 1_500
+    fallback_after: Annotated[int, Between(1, 1000)] = 3
+    retry_s: Annotated[float, Between(0.1, 3600)] = 30.0
     hibari: HibariSettings = field(default_factory=HibariSettings)
     espeak: EspeakSettings = field(default_factory=EspeakSettings)
     fake: FakeSettings = field(default_factory=FakeSettings)
@@ -104,9 +111,59 @@ class EngineSettings:
         for name, value_s in (("stall_s", self.stall_s), ("restart_wait_s", self.restart_wait_s)):
             if value_s >= self.timeout_s:
                 yield f"{name}: {value_s:g} is not below timeout_s ({self.timeout_s:g}), which ends the turn first"
+        if self.fallback and self.first_audio_timeout_ms >= self.timeout_s * 1000:
+            late_ms = self.first_audio_timeout_ms
+            yield f"first_audio_timeout_ms: {late_ms} is not below timeout_s ({self.timeout_s:g}), which ends the turn"
+        for engine in dict.fromkeys(self.fallback):
+            if engine not in ENGINES:
+                yield f"fallback: no engine is named {engine!r}; expected some of {', '.join(ENGINES)}"
+            elif self.fallback.count(engine) > 1:
+                yield f"fallback: {engine} is there more than once"
+            elif engine == "cosyvoice2" and self.cosyvoice2.model is None:
+                yield "fallback: cosyvoice2 needs a model directory; set cosyvoice2.model"
         for lang, engine in self.routes.items():
             if engine not in ENGINES:
                 yield f"routes.{lang}: no engine is named {engine!r}; expected one of {', '.join(ENGINES)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseSettings:
+    """The audio of what is said again and again is kept: in memory, and in `folder` if one is set."""
+
+    enabled: bool = False
+    folder: str | None = None
+    memory_mb: Annotated[int, Between(1, 100_000)] = 64
+    disk_mb: Annotated[int, Between(1, 10_000_000)] = 1_000
+    digits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LexiconSettings:
+    """How words are spoken that an engine would misread. `files` gives each lexicon file a name.
+
+    `languages` ("*" is every language), `voices` and `tokens` (bearer tokens) say for what the lexicons apply: names
+    separated by commas. Files are looked at every `check_s` and read again when they changed; 0: never.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    languages: Mapping[str, str] = field(default_factory=dict)
+    voices: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    check_s: Annotated[float, Between(0, 3_600)] = 5.0
+
+    def conflicts(self) -> Iterator[str]:
+        for scope, named in (("languages", self.languages), ("voices", self.voices), ("tokens", self.tokens)):
+            for key, listed in named.items():
+                where = scope if scope == "tokens" else f"{scope}.{key}"  # a token is a secret
+                for name in lexicon_names(listed):
+                    if name not in self.files:
+                        known = ", ".join(self.files) or "none"
+                        yield f"{where}: no lexicon is named {name!r}; lexicons.files has {known}"
+
+
+def lexicon_names(listed: str) -> tuple[str, ...]:
+    """The names in a text such as "brands, cities"."""
+    return tuple(name.strip() for name in listed.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +179,20 @@ class Config:
     limits: ServerLimits = field(default_factory=ServerLimits)
     speech: SpeechSettings = field(default_factory=SpeechSettings)
     engines: EngineSettings = field(default_factory=EngineSettings)
+    phrases: PhraseSettings = field(default_factory=PhraseSettings)
     bot: BotSettings = field(default_factory=BotSettings)
     barge_in: BargeInSettings = field(default_factory=BargeInSettings)
+    caller: CallerSettings = field(default_factory=CallerSettings)
+    dtmf: DtmfSettings = field(default_factory=DtmfSettings)
     twilio: TwilioSettings = field(default_factory=TwilioSettings)
     plivo: PlivoSettings = field(default_factory=PlivoSettings)
     vonage: VonageSettings = field(default_factory=VonageSettings)
     genesys: GenesysSettings = field(default_factory=GenesysSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
+    sounds: SoundSettings = field(default_factory=SoundSettings)
+    lexicons: LexiconSettings = field(default_factory=LexiconSettings)
+    recordings: RecordingSettings = field(default_factory=RecordingSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -140,6 +203,9 @@ _PATHS = (
     "server.tls.passphrase_file",
     "engines.cosyvoice2.model",
     "engines.cosyvoice2.voices",
+    "phrases.folder",
+    "sounds.folder",
+    "recordings.folder",
 )
 ENVIRONMENT = {
     "TELEPHONY_TTS_BOT_TOKEN": "bot.token",
@@ -174,6 +240,8 @@ def load(
     for name, file in (("cert", tls.cert), ("key", tls.key), ("passphrase_file", tls.passphrase_file)):
         if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
             problems.append(f"server.tls.{name}: cannot read {file}")
+    if config.sounds.folder is not None and not os.path.isdir(config.sounds.folder):
+        problems.append(f"sounds.folder: no folder {config.sounds.folder}")
     raise_problems(path, problems)
     return replace(config, server=server)
 
@@ -183,6 +251,11 @@ def _put_paths_beside(folder: Path, tree: Tree) -> None:
         value = get(tree, key)
         if isinstance(value, str):
             put(tree, key, _beside(folder, value))
+    files = get(tree, "lexicons.files")
+    if isinstance(files, dict):
+        for name, value in files.items():
+            if isinstance(value, str):
+                files[name] = _beside(folder, value)
 
 
 def _beside(folder: Path, value: str) -> str:

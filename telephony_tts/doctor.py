@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 import socket
@@ -35,6 +36,9 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
         ("onnxruntime", "", ""), ("hibari-tts", "", "the embedded English voice"),
         ("espeakng-loader", "espeak", "about 100 languages, robotic; GPL-3"),
         ("py3langid", "lang", "tells German, French, ... from English and warns if the voice does not fit"),
+        ("diskcache", "phrases", "phrases.folder, phrases kept on disk"),
+        ("google-re2", "lexicon", "patterns in lexicons"),
+        ("pypinyin", "pinyin", "polyphones: true in lexicons"),
         ("av", "formats", "mp3, opus, aac and flac over HTTP"),
         *((name, "cosyvoice", "CosyVoice2") for name in ("torch", "safetensors", "tokenizers", "soundfile")),
         *((name, "hub", "telephony-tts models pull") for name in ("huggingface_hub", "modelscope-hub")),
@@ -56,6 +60,9 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     state, what, detail = _server(settings)
     line(state, what, detail)
     failed = failed or state == "broken"
+    for state, what, detail in _folders(settings):
+        line(state, what, detail)
+        failed = failed or (state == "broken" and what != "sounds.folder")
     for state, what, detail in (*_gpus(settings.engines.cosyvoice2.device), *_cosyvoice2(settings)):
         line(state, what, detail)
     state, what, detail = _barge_in(settings.barge_in.enabled)
@@ -84,6 +91,24 @@ def _server(settings: config.Config) -> tuple[str, str, str]:
         return "ok", "server", "asks for a token"
     who = "programs on this machine" if app.why_tokens_are_needed(settings) is None else "everyone who can reach it"
     return "ok", "server", f"without a token, open to {who}"
+
+
+def _folders(settings: config.Config) -> Iterator[tuple[str, str, str]]:
+    """Whether the configured folders are there and can be used. Nothing is made: `serve` may run as another user."""
+    for what, folder, is_used, mode in (
+        ("phrases.folder", settings.phrases.folder, settings.phrases.enabled, os.R_OK | os.W_OK | os.X_OK),
+        ("recordings.folder", settings.recordings.folder, settings.recordings.is_on, os.R_OK | os.W_OK | os.X_OK),
+        ("sounds.folder", settings.sounds.folder, True, os.R_OK | os.X_OK),
+    ):
+        if folder is None or not is_used:
+            continue
+        if os.path.isdir(folder):
+            usable = os.access(folder, mode)
+            yield ("ok", what, folder) if usable else ("broken", what, f"{folder}: this user may not use it")
+        elif os.path.exists(folder) or not mode & os.W_OK:
+            yield "broken", what, f"{folder}: there is no such folder"
+        else:
+            yield "missing", what, f"{folder}: serve makes it"
 
 
 def _gpus(device: str) -> Iterator[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ TelephonyTTSError
 ├── ConfigError            a configuration file or a flag is wrong; raised before anything starts
 ├── AudioError             audio has an unsupported shape, rate or codec
 │   └── FormatUnavailable  the package that encodes this audio format is not installed
+├── SoundError             a sound cannot be played; the call and its turns go on without it
 ├── Busy                   the server refuses work that it could not do in time; says when to retry
 └── EngineError            synthesis failed; ends the turn, never the call
     ├── EngineUnavailable  the engine's package or files are not installed
@@ -57,6 +58,12 @@ class FormatUnavailable(AudioError):
     """An audio format that is known, but whose encoder is an extra. Over HTTP this is a 501."""
 
     code = "format_unavailable"
+
+
+class SoundError(TelephonyTTSError):
+    """A sound that is not there (`unknown_sound`) or that cannot be read (`bad_sound`)."""
+
+    code = "bad_sound"
 
 
 class Busy(TelephonyTTSError):

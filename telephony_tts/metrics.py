@@ -54,6 +54,7 @@ class LoopHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
+RELOADS = ("loaded", "failed")
 MEDIA_KINDS = (
     "stream", "joined", "http", "twilio", "asterisk", "native", "freeswitch", "telnyx", "plivo", "signalwire",
     "exotel", "vonage", "genesys", "jambonz",
@@ -61,9 +62,13 @@ MEDIA_KINDS = (
 """Where a call's frames go: to the bot's socket, to a media leg that joined the bot, or to a media leg of a dialect."""
 
 OUTCOMES = ("done", "cleared", "error")
+PHRASE_PLACES = ("memory", "disk", "made", "not_kept")
 LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
 SPEECH_OUTCOMES = ("interrupted", "none")
+PAUSE_REASONS = ("bot", "barge_in")
+SOUND_OUTCOMES = ("played", "failed")
+RECORDING_ENDS = ("stopped", "call_ended", "max_s", "max_mb", "disk_full", "write_failed")
 REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed")
 
 FIRST_AUDIO_BUCKETS_MS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000)
@@ -100,6 +105,25 @@ CALLER_SPEECH = Counter(
     registry=REGISTRY,
 )
 
+CALLER_SILENT = Counter(
+    "telephony_tts_caller_silent_total", "Times that a bot was told that nobody speaks.", registry=REGISTRY
+)
+
+ANSWERING_MACHINES = Counter(
+    "telephony_tts_answering_machines_total",
+    "Times that a bot was told of an answering machine, by what was heard of it.",
+    ["cause"],
+    registry=REGISTRY,
+)
+
+PAUSES = Counter("telephony_tts_pauses_total", "Pauses of speech, by reason.", ["reason"], registry=REGISTRY)
+SOUNDS = Counter(
+    "telephony_tts_sounds_total",
+    "Sounds that bots asked for, and whether they could be read.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+
 # ---------------------------------------------------------------------- playout
 
 FRAME_LATENESS_MS = LoopHistogram(
@@ -118,6 +142,9 @@ EVENT_LOOP_LAG_MS = LoopHistogram(
 SENT_BYTES = Counter("telephony_tts_sent_bytes_total", "Message bytes sent, by leg.", ["leg"], registry=REGISTRY)
 RECEIVED_BYTES = Counter(
     "telephony_tts_received_bytes_total", "Message bytes received, by leg.", ["leg"], registry=REGISTRY
+)
+LEXICON_RELOADS = Counter(
+    "telephony_tts_lexicon_reloads_total", "Lexicon files read again, by outcome.", ["outcome"], registry=REGISTRY
 )
 
 # ---------------------------------------------------------------------- engines
@@ -141,12 +168,40 @@ ENGINE_WORK = Gauge(
     ["engine", "what"],
     registry=REGISTRY,
 )
+FAILOVERS = Counter(
+    "telephony_tts_failovers_total",
+    "Sentences that another engine had to speak, by the engine that did not and the reason.",
+    ["engine", "reason"],
+    registry=REGISTRY,
+)
+ENGINE_CIRCUIT_OPEN = Gauge(
+    "telephony_tts_circuit_open",
+    "1 while an engine is left out because it failed (engines.fallback).",
+    ["engine"],
+    registry=REGISTRY,
+)
+PHRASES = Counter(
+    "telephony_tts_phrases_total",
+    "Sentences with `phrases.enabled`: found in memory or on disk, made by the engine, or of a kind that is not kept.",
+    ["found"],
+    registry=REGISTRY,
+)
+PHRASE_BYTES = Gauge("telephony_tts_phrase_bytes", "Memory that holds the audio of phrases.", registry=REGISTRY)
 SYNTHESIS_RTF = Histogram(
     "telephony_tts_synthesis_rtf",
     "Compute seconds per second of audio, by engine; below 1 is faster than real time.",
     ["engine"],
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 5),
     registry=REGISTRY,
+)
+
+# ------------------------------------------------------------------- recordings
+
+RECORDINGS_LIVE = Gauge("telephony_tts_recordings_live", "Calls that are being recorded.", registry=REGISTRY)
+RECORDINGS = Counter("telephony_tts_recordings_total", "Recordings ended, by reason.", ["reason"], registry=REGISTRY)
+RECORDED_BYTES = Counter("telephony_tts_recorded_bytes_total", "Bytes of recordings written.", registry=REGISTRY)
+RECORDING_HOLES = Counter(
+    "telephony_tts_recording_holes_total", "Holes in recordings because the disk was too slow.", registry=REGISTRY
 )
 
 # A series that appears with its first event has no increase() for that event, so all series are made here. labels()
@@ -158,8 +213,14 @@ for _metric, _values in (
     (TURNS, OUTCOMES),
     (MARKS, MARK_STATES),
     (CALLER_SPEECH, SPEECH_OUTCOMES),
+    (PAUSES, PAUSE_REASONS),
+    (ANSWERING_MACHINES, ("greeting", "beep")),
+    (SOUNDS, SOUND_OUTCOMES),
+    (RECORDINGS, RECORDING_ENDS),
     (SENT_BYTES, LEGS),
+    (PHRASES, PHRASE_PLACES),
     (RECEIVED_BYTES, LEGS),
+    (LEXICON_RELOADS, RELOADS),
 ):
     for _value in _values:
         _metric.labels(_value)

@@ -39,7 +39,8 @@ async def speak(
     """
     unbounded = CallLimits(turn_chars=len(text) + 1, text_chars_per_s=0, idle_s=0)
     unpaced = replace(settings, pace="burst", text_mode="sentence", pause_chars=len(text) + 1, limits=unbounded)
-    session = Session(unpaced, 0, detect_language=catalog.detect_language, has_voice=catalog.has_voice)
+    session = Session(unpaced, 0, detect_language=catalog.detect_language, has_voice=catalog.has_voice,
+                      knows_voice=catalog.knows_voice)
     now_ns = 0
     if how is not None:
         session.receive(how, now_ns)

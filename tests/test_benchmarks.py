@@ -15,8 +15,8 @@ import pytest
 
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
-    "capacity", "doors", "first_audio", "barge_in", "memory", "frontend", "voice_activity", "precision", "ratios",
-    "floors",
+    "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
+    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording",
 )  # fmt: skip
 
 pytestmark = [
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     def run(name: str) -> dict[str, Any]:
         out = folder / f"{name}.json"
         command = [sys.executable, str(_BENCHMARKS / f"{name}.py"), "--quick", "--json", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
@@ -71,6 +71,14 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert results[0]["seen_ms"]["n"] > 0 and results[0]["failed"] == []
     elif name == "barge_in":
         assert all(w["clears"] > 0 and w["frames_judged"] > 0 and w["stale_frames"] == 0 for w in results)
+    elif name == "pauses":
+        assert all(w["pauses"] > 0 and w["first_frame_ms"]["n"] > 0 == w["stray_frames"] for w in results)
+        assert not any(w["failed"] for w in results)
+    elif name == "lexicon":
+        assert all(us > 0 for us in results["find_us"]["10000 entries"].values())
+    elif name == "phrases":
+        assert [row["kept"] for row in results] == ["off", "memory", "disk"]
+        assert all(row["found"] == {row["kept"]: row["ms"]["n"]} for row in results[1:])
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0
@@ -81,8 +89,14 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "memory":
         assert len(results["calls"]["rss_kib"]) == 4 and min(results["calls"]["rss_kib"]) > 1000
         assert results["in_process"]["alive"] == {}
+    elif name == "recording":
+        assert results["summary"]["ratio"] > 0 and results["summary"]["on"]["ms_per_call_s"] > 0
+        assert all(one["on"]["recorded_mb"] > 0 == one["off"]["recorded_mb"] for one in results["rounds"])
     elif name == "voice_activity":
         assert all(us > 0 for part in ("us_per_20_ms", "us_per_window") for us in results[part].values())
+    elif name == "voice_mail":
+        assert results["beeps"]["all"]["n"] == 6 and results["beeps"]["all"]["missed"] == 0
+        assert results["without_a_beep"]["speech"]["seconds"] > 5 and all(results["us_per_20_ms"].values())
     elif name == "precision":
         assert results["lm"]["n_steps"] == 80 and results["speech"]["seconds"] == 3.2
         for precision in ("bfloat16", "int8"):

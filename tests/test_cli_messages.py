@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from telephony_tts import app, cli_bench
+from telephony_tts.audio.wav import write_wav
 from telephony_tts.cli import main
 from telephony_tts.engines.api import EngineStats, Voice
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
@@ -181,8 +182,8 @@ def test_an_empty_file_of_speakers_is_valid(model: Path, tmp_path: Path, capsys:
 
 # --------------------------------------------------------------------------------- use
 
-COMMANDS = ("serve", "say", "voices", "voices list", "voices add", "voices remove", "voices import", "doctor", "models",
-            "models pull", "models check", "models random", "bench")  # fmt: skip
+COMMANDS = ("serve", "say", "voices", "voices list", "voices add", "voices remove", "voices import", "sounds", "doctor",
+            "models", "models pull", "models check", "models random", "bench")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -202,8 +203,8 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
         (["speed"], "unknown benchmark 'speed'; expected one of engine, plot, first_audio, "),
         (
             ["isolation", "--", "--quick"],
-            "source checkout (doors, engine, floors, flow_paths, gpu_check, isolation, lanes, pbx, precision, ratios, "
-            "schedule, small_model, voice_activity): ",
+            "source checkout (doors, engine, floors, flow_paths, gpu_check, isolation, lanes, lexicon, pauses, pbx, "
+            "phrases, precision, ratios, recording, schedule, small_model, voice_activity, voice_mail): ",
         ),
         (["schedule"], ".venv/bin/python benchmarks/NAME.py --help\n"),
     ):
@@ -398,3 +399,18 @@ def test_make_model_says_how_to_resume_a_failed_download(tmp_path: Path) -> None
     assert ended[0].returncode == 0 and ended[0].stderr == ""
     assert ended[1].returncode != 0 and "run make model again to continue" in ended[1].stderr
     assert "PULL_ARGS='--source modelscope'" in ended[1].stderr
+
+
+def test_sounds_lists_what_can_be_played_and_says_what_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_wav(tmp_path / "welcome.wav", bytes(2 * 12_000), "pcm", 8_000)
+    assert main(["sounds", "--set", f"sounds.folder={tmp_path}"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["hold", "ringback", "typing", "welcome"]
+    assert lines[-1] == ["welcome", "1.5", "s", "8000", "Hz"]
+    (tmp_path / "empty.wav").touch()
+    assert main(["sounds", "--set", f"sounds.folder={tmp_path}"]) == 1
+    assert "sound 'empty' cannot be played: the file is empty" in capsys.readouterr().err
+    assert main(["sounds", "--set", f"sounds.folder={tmp_path / 'none'}"]) == 2
+    assert f"sounds.folder: no folder {tmp_path / 'none'}" in capsys.readouterr().err

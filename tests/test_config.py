@@ -34,7 +34,7 @@ def loaded(text: str, folder: Path, **environ: str) -> Config:
 
 
 def keys_of(tree: object, path: str = "") -> set[str]:
-    if not isinstance(tree, dict) or path == "engines.routes":
+    if not isinstance(tree, dict) or not tree or path == "engines.routes":
         return {path}
     return {found for name, part in tree.items() for found in keys_of(part, f"{path}.{name}".strip("."))}
 
@@ -286,8 +286,8 @@ def test_a_key_without_its_section_is_suggested_with_it() -> None:
         (b"server: {port: 1", "line 1, column 17: not YAML"),
         (
             b"- a\n- b\n",
-            "expected sections (server, limits, speech, engines, bot, barge_in, twilio, plivo, vonage, genesys, "
-            "asterisk, vendors, log), found ['a', 'b']",
+            "expected sections (server, limits, speech, engines, phrases, bot, barge_in, caller, dtmf, twilio, plivo, "
+            "vonage, genesys, asterisk, vendors, sounds, lexicons, recordings, log), found ['a', 'b']",
         ),
         (b"server: {host: \xff}", "cannot be read: not UTF-8 text"),
         (b"server: !!python/object:os.system {}", "not YAML"),

@@ -44,24 +44,31 @@ TABLE: dict[str, Row] = {
     "telephony_tts": row(),
     "telephony_tts.errors": row(),
     "telephony_tts.clock": row(),
+    "telephony_tts.daemon_pool": row(),
     "telephony_tts.schema": row(),
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
     "telephony_tts.settings_tree": row("errors schema", "yaml"),
-    "telephony_tts.config": row("schema settings_tree session.settings transport.settings"),
+    "telephony_tts.config": row("schema settings_tree session.settings transport.settings recording.settings"),
     "telephony_tts.event_loop": row("clock logs", "uvloop"),
+    # Reads lexicon files for the app; pypinyin and re2 are extras, imported when a file asks for them.
+    "telephony_tts.lexicon_files": row("errors logs metrics text.lexicon", "yaml pypinyin re2"),
     "telephony_tts.text": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.wire": row("errors", not_stdlib=TASKS | IO),
     "telephony_tts.audio": row("errors", "numpy soxr audioop", TASKS),
     # PyAV, imported when a format needs it.
     "telephony_tts.audio.containers": row("errors", "numpy av", TASKS),
+    "telephony_tts.audio.g722": row("errors", "numpy av", TASKS),
     # The network that detects the caller's voice runs where the audio is.
+    # Sounds in files that only FFmpeg reads.
+    "telephony_tts.audio.sound_file": row("errors", "numpy av", TASKS),
     "telephony_tts.audio.voice_activity": row("errors", "numpy onnxruntime", TASKS),
-    "telephony_tts.session": row("errors schema text audio wire engines.api", "numpy", TASKS | IO),
-    "telephony_tts.engines": row("errors metrics clock", "numpy"),
+    "telephony_tts.session": row("errors schema text audio wire engines.api engines.inserts", "numpy", TASKS | IO),
+    "telephony_tts.engines": row("errors metrics clock daemon_pool", "numpy"),
     "telephony_tts.engines.hibari": row("errors metrics clock", "numpy hibari onnxruntime"),
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
     "telephony_tts.engines.latin_language": row("errors", "py3langid"),
+    "telephony_tts.engines.phrase_store": row("errors metrics daemon_pool", "numpy diskcache"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
@@ -85,11 +92,24 @@ TABLE: dict[str, Row] = {
         "errors clock logs metrics engines.api session audio wire transport",
         "anyio fastapi starlette uvicorn h11 pydantic websockets numpy",
     ),
-    "telephony_tts.transport": row("errors metrics clock schema wire session engines.api logs", "websockets"),
+    # The pure part decides what is recorded; writer, folder and live write it, and the others read it.
+    "telephony_tts.recording": row("errors audio wire session", "numpy", TASKS | IO),
+    "telephony_tts.recording.settings": row("schema", not_stdlib=TASKS | IO),
+    "telephony_tts.recording.folder": row("errors", not_stdlib=TASKS),
+    "telephony_tts.recording.writer": row("clock logs metrics"),
+    "telephony_tts.recording.live": row("clock logs metrics session wire"),
+    "telephony_tts.recording.replay": row("errors", "numpy", TASKS),
+    "telephony_tts.recording.chart": row("errors", "numpy matplotlib", TASKS),
+    "telephony_tts.transport": row(
+        "errors metrics clock schema wire session engines.api engines.failover logs recording", "websockets"
+    ),
     # Writes the formats that clients of other vendors ask for.
     "telephony_tts.transport.vendor_leg": row(
-        "errors metrics clock schema wire session engines.api logs audio.containers audio.encoder", "websockets"
+        "errors metrics clock schema wire session engines.api logs recording audio.containers audio.encoder",
+        "websockets",
     ),
+    # Reads files in threads.
+    "telephony_tts.transport.sound_store": row("errors metrics daemon_pool audio transport.settings"),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),
@@ -105,8 +125,11 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_settings": row("errors", "yaml"),
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.cli_bench": EVERYTHING,
+    "telephony_tts.cli_lexicon": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,
+    "telephony_tts.cli_phrases": EVERYTHING,
+    "telephony_tts.cli_replay": EVERYTHING,
     "telephony_tts.doctor": EVERYTHING,
     # A WebSocket used synchronously is one thing, whichever process holds it: transport.connection.
     "sip_bridge": row(
@@ -122,7 +145,9 @@ TABLE: dict[str, Row] = {
     "sip_bridge.freeswitch.file_player": row("clock", not_stdlib=TASKS | IO),
     "sip_bridge.ari.config": row("schema", not_stdlib=TASKS | IO),
     "sip_bridge.ari.messages": row(not_stdlib=TASKS | IO),
+    "sip_bridge.ari.formats": row(not_stdlib=TASKS | IO),
     "sip_bridge.ari.leftovers": row(not_stdlib=TASKS | IO),
+    "sip_bridge.rtp.codec": row("audio", "numpy", TASKS | IO),
     "sip_bridge.rtp.packets": row("audio clock", not_stdlib=TASKS | IO),
     "sip_bridge.app": row("errors logs event_loop"),
     "sip_bridge.cli": row("errors cli_settings"),

@@ -16,6 +16,7 @@ FRAME_S = 0.02
 FRAME_NS = 20_000_000
 _MEDIA = (b'{"event":"media"', b'{"event": "media"')
 _INBOUND = bytes(range(1, 161))
+_CLOCK = b"ms_____"
 
 TURNS = [
     "Thank you for calling, I can see your account right here. Your last payment reached us on the third of May.",
@@ -39,10 +40,13 @@ class MediaPeer(Peer):
         self._marks = marks
         self._loop = asyncio.get_running_loop()
         self._played_ns = 0
-        self._inbound = frame(
-            b'{"event":"media","sequenceNumber":"1234","media":{"track":"inbound","chunk":"1232","timestamp":"24640",'
-            b'"payload":"%s"},"streamSid":"%s"}' % (b64encode(_INBOUND), self.stream.encode())
+        inbound = frame(
+            b'{"event":"media","sequenceNumber":"1234","media":{"track":"inbound","chunk":"1232","timestamp":"%s",'
+            b'"payload":"%s"},"streamSid":"%s"}' % (_CLOCK, b64encode(_INBOUND), self.stream.encode())
         )
+        # The clock has a fixed number of digits, so the rest of the frame stays as it is.
+        self._inbound_head, _, self._inbound_tail = inbound.partition(_CLOCK)
+        self._inbound_ms = 0
 
     async def start(self, port: int) -> None:
         await self.connect(port)
@@ -66,7 +70,8 @@ class MediaPeer(Peer):
 
     def speak_in(self) -> None:
         """Send 20 ms of the caller's voice."""
-        self.write(self._inbound)
+        self.write(b"%s%07d%s" % (self._inbound_head, self._inbound_ms, self._inbound_tail))
+        self._inbound_ms += 20
 
     def on_message(self, payload: bytes, at_ns: int) -> None:
         if payload.startswith(_MEDIA):

@@ -16,6 +16,7 @@ SCENARIOS = {
     "speak": speak.run,
     "first_audio": turns.first_audio,
     "barge_in": turns.barge_in,
+    "pauses": turns.pauses,
     "calls": churn.calls,
     "barge_ins": churn.barge_ins,
     "door_first_audio": doors.first_audio,

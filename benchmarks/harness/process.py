@@ -6,6 +6,7 @@ second figure shows how much other load disturbed a measurement. Linux only.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import json
@@ -183,3 +184,20 @@ def run_load(
         raise RuntimeError(f"{scenario} failed after {time.monotonic() - begun:.0f} s:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def speaking_calls(scenario: str, shape: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Run a scenario against a server whose engine is instant. `chosen` has the flags calls, seconds, period and
+    priority."""
+    server_core, load_core = cores()
+    args = ("--set", "engines.default=fake", "--set", "limits.text_chars_per_s=0", "--instant")
+    with ServerProcess("serve", args, core=server_core, priority=chosen.priority) as server:
+        spec = {
+            "port": server.port,
+            "server_pid": server.pid,
+            "calls": chosen.calls,
+            "shape": shape,
+            "seconds": chosen.seconds,
+            "period_s": chosen.period,
+        }
+        return run_load(scenario, spec, core=load_core, priority=chosen.priority)

@@ -255,6 +255,76 @@ async def barge_in(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def pauses(spec: dict[str, Any]) -> dict[str, Any]:
+    """Calls speak. Every `period_s` the bot pauses the speech, and resumes it half a second later."""
+    rng = random.Random(3)
+    told_ms: list[float] = []
+    last_frame_ms: list[float] = []
+    first_frame_ms: list[float] = []
+    failed: list[str] = []
+    stray = 0
+
+    async def call(at: int) -> None:
+        name = f"CP{at:06d}"
+        media = MediaPeer(name) if spec["shape"] == "twilio" else None
+        if media is not None:
+            await media.start(spec["port"])
+        bot = BotPeer(name, audio="base64" if media is None else "none")
+        await bot.connect(spec["port"])
+        paused_ns = resumed_ns = last_ns = 0
+        answered = asyncio.Event()
+
+        def on_frame(_payload: bytes, at_ns: int) -> None:
+            nonlocal resumed_ns, last_ns, stray
+            if paused_ns:
+                last_ns = at_ns
+                stray += answered.is_set() and at_ns - paused_ns > 100_000_000
+            if resumed_ns:
+                first_frame_ms.append((at_ns - resumed_ns) / 1e6)
+                resumed_ns = 0
+
+        def on_event(event: dict[str, Any], at_ns: int) -> None:
+            if event["type"] == "paused" and paused_ns:
+                told_ms.append((at_ns - paused_ns) / 1e6)
+                answered.set()
+
+        (media or bot).on_frame = on_frame
+        bot.on_event = on_event
+        bot.send({"type": "say", "text": _text(0)})
+        await asyncio.sleep(1 + rng.random() * spec["period_s"])
+        while loop.time() < end_s:
+            answered.clear()
+            last_ns, paused_ns = 0, time.monotonic_ns()
+            bot.send({"type": "pause"})
+            await asyncio.sleep(0.5)
+            if not answered.is_set():
+                failed.append("no paused within 0.5 s")
+            last_frame_ms.append(max(0.0, (last_ns - paused_ns) / 1e6) if last_ns else 0.0)
+            paused_ns, resumed_ns = 0, time.monotonic_ns()
+            bot.send({"type": "resume"})
+            await asyncio.sleep(spec["period_s"] * rng.uniform(0.8, 1.2))
+        failed.extend(bot.errors)
+        for peer in (bot, media):
+            if peer is not None:
+                peer.hang_up()
+
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + 1 + spec["seconds"]
+    async with asyncio.TaskGroup() as group:
+        for at in range(spec["calls"]):
+            group.create_task(call(at))
+    return {
+        "shape": spec["shape"],
+        "calls": spec["calls"],
+        "pauses": len(told_ms),
+        "paused_ms": percentiles(told_ms),
+        "last_frame_ms": percentiles(last_frame_ms),
+        "first_frame_ms": percentiles(first_frame_ms),
+        "stray_frames": stray,
+        "failed": failed,
+    }
+
+
 def _tone_of(payload: bytes) -> int | None:
     """Which of the two tones a frame has; None if it is silent."""
     samples = decode_ulaw(_codes(payload)).astype(np.float64)

@@ -29,6 +29,9 @@ _NOWHERE = "127.0.0.1:1"
 _READY_S = 20.0
 _CLI_S = 5.0
 _N_RTP_PORTS = 400
+_OWN_PORTS = range(30_000, 32_768)
+"""Linux chooses ports from 32768 on for sockets that do not ask for one. It would give away a port of ours while its
+owner restarts, or before its owner has bound it."""
 _N_TRIES = 3
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z_]*)@")
 
@@ -201,8 +204,8 @@ def asterisk(configuration: Sequence[Path] = (), **values: str) -> Iterator[Aste
             try:
                 running.wait_ready()
             except PortTaken:
-                # Another process took a port that was free a moment ago: try others. A given port stays taken.
-                if not n_left or {"SIP_PORT", "HTTP_PORT"} & set(values):
+                # Another process took a port that was free a moment ago: try others. A given port may become free.
+                if not n_left:
                     raise
                 continue
             yield running
@@ -220,11 +223,12 @@ def _free_ports() -> dict[str, str]:
 
 
 def free_port(kind: socket.SocketKind) -> int:
-    """A port of loopback that is free now."""
-    with socket.socket(socket.AF_INET, kind) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback that is free now, and that no socket gets unless it asks for this very port."""
+    for port in random.SystemRandom().sample(_OWN_PORTS, len(_OWN_PORTS)):
+        with socket.socket(socket.AF_INET, kind) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PeerFailed(f"no free port between {_OWN_PORTS[0]} and {_OWN_PORTS[-1]}")
 
 
 def _free_rtp_range() -> int:

@@ -74,8 +74,8 @@ class Unpacked:
         return [str(loader), "--library-path", path, str(self.folder / program), *arguments]
 
 
-def install(folder: Path, packages: Sequence[str], suite: str) -> Unpacked:
-    """Unpack packages of a Debian suite into `folder`, if they are not there yet.
+def install(folder: Path, packages: Sequence[str], suite: str, megabytes: int = 95) -> Unpacked:
+    """Unpack packages of a Debian suite into `folder`, if they are not there yet. `megabytes` to fetch is only told.
 
     A second process waits for the first. After a failure the downloads are kept for the next try. Raises
     PeerUnavailable.
@@ -89,7 +89,7 @@ def install(folder: Path, packages: Sequence[str], suite: str) -> Unpacked:
         if not _is_there(stamp, wanted):
             _require_tools()
             began_s = time.monotonic()
-            _tell(f"==> fetching {', '.join(packages)} of Debian {suite} into {folder}, about 95 MB, once")
+            _tell(f"==> fetching {', '.join(packages)} of Debian {suite} into {folder}, about {megabytes} MB, once")
             cache = folder.with_name(folder.name + ".cache")
             archives = _download(cache, packages, suite)
             _unpack(archives, folder, wanted)
@@ -224,7 +224,6 @@ def _unpack(archives: Iterable[Path], folder: Path, wanted: str) -> None:
     """Unpack into a new folder, and put it in place when it is complete."""
     work = folder.with_name(folder.name + ".new")
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     for archive in archives:
         if not _UNUSED.match(archive.name):
             try:

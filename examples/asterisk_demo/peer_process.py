@@ -123,5 +123,8 @@ def wait_until(true: Callable[[], object], what: str, within_s: float) -> None:
 
 def n_children() -> int:
     """The number of child processes of this one, zombies included."""
-    children = Path(f"/proc/{os.getpid()}/task")
-    return sum(len((task / "children").read_text().split()) for task in children.iterdir())
+    n = 0
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            n += len((task / "children").read_text().split())
+    return n

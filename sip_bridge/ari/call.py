@@ -14,12 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sip_bridge import metrics
+from sip_bridge import server_leg as s
 from sip_bridge.ari import messages as a
 from sip_bridge.ari.config import AriConfig
 from sip_bridge.ari.connection import AriConnection, AriLost, AriRefused
+from sip_bridge.ari.formats import AUTO, CODEC_VARIABLE, format_for
 from sip_bridge.ari.media import CallMedia, media_of
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver
+from sip_bridge.speech.server_side import OnDigits
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.wire.fields import CALL_NAME, clean
@@ -34,7 +37,7 @@ CAUSES = {17: "busy", 18: "no answer", 19: "no answer", 21: "rejected", 1: "no s
           20: "not registered", 27: "not reachable"}  # fmt: skip
 """Causes of Q.850 in words, for a call that was not answered."""
 
-MakeMedia = Callable[[AriConfig, TtsServerConfig, OnOver], CallMedia]
+MakeMedia = Callable[[AriConfig, TtsServerConfig, OnOver, OnDigits], CallMedia]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ class AriCall:
         self._order = order
         self._over: asyncio.Future[str] = loop.create_future()
         self._media_started: asyncio.Future[None] = loop.create_future()
-        self._media = make_media(ari, server, self.end)
+        self._media = make_media(ari, server, self.end, self._send_digits)
+        self._sending: set[asyncio.Task[None]] = set()
+        """Requests to send tones, which nobody waits for."""
         self.is_abandoned = False
         """The caller could not be sent back to the dialplan, because Asterisk was not connected."""
         self._has_caller_channel = order is None
@@ -161,6 +166,19 @@ class AriCall:
             case a.AriDigit(channel_id=channel_id, digit=digit) if channel_id == self.caller.id:
                 self._media.digit(digit)
 
+    def _send_digits(self, tones: s.ServerDigits) -> None:
+        """Have Asterisk send the bot's tones to the caller, in the way that the caller's channel has for it."""
+        task = asyncio.get_running_loop().create_task(self._ask_for_digits(tones))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _ask_for_digits(self, tones: s.ServerDigits) -> None:
+        query = {"dtmf": tones.digits, "duration": str(tones.on_ms), "between": str(tones.off_ms)}
+        try:
+            await self._ask().request("POST", "channels", self.caller.id, "dtmf", query=query)
+        except (AriRefused, AriLost) as error:
+            self.log.warning("digits_not_sent", why=str(error))
+
     def _why_no_media(self, cause: int, why: str) -> str:
         hint = ""
         if self._ari.media == "websocket_client":
@@ -232,7 +250,7 @@ class AriCall:
         parameters = await self._read_parameters()
         if self._order is None:
             await self._ask().request("POST", "channels", self.caller.id, "answer")
-        query = await self._media.open()
+        query = await self._media.open(await self._choose_format())
         query |= {"app": self._ari.app, "channelId": self.media_id}
         # From here on the channel may exist, even if the request fails.
         self._has_media_channel = True
@@ -245,7 +263,11 @@ class AriCall:
         await self._join(self.caller.id)
         await self._media_started
         await self._join(self.media_id)
-        self.log.info("joined", media=self._ari.media, media_channel=self.media_id)
+        self.log.info("joined", media=self._ari.media, format=query["format"], media_channel=self.media_id)
+
+    async def _choose_format(self) -> str:
+        telephone = await self._variable(CODEC_VARIABLE) if self._ari.format == AUTO else ""
+        return format_for(self._ari.format, telephone, is_rtp=self._ari.media == "rtp")
 
     async def _join(self, channel_id: str) -> None:
         await self._ask().request("POST", "bridges", self.bridge_id, "addChannel", query={"channel": channel_id})
@@ -299,7 +321,9 @@ class AriCall:
             work.append(self._try("DELETE", "channels", self.media_id))
         if self._bridged:
             work.append(self._try("DELETE", "bridges", self.bridge_id))
-        done = await asyncio.gather(self._media.close(reason), *work, return_exceptions=True)
+        for task in self._sending:
+            task.cancel()
+        done = await asyncio.gather(self._media.close(reason), *work, *self._sending, return_exceptions=True)
         for error in done:
             if isinstance(error, Exception):
                 self.log.error("not_cleaned", why=f"{type(error).__name__}: {error}")

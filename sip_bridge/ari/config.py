@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from sip_bridge.ari.formats import AUTO
 from telephony_tts.schema import Between, OneOf, Spelt, Url, show
 
 PASSWORD_VARIABLE = "TELEPHONY_SIP_BRIDGE_ARI_PASSWORD"
 ORIGINATE_TOKEN_VARIABLE = "TELEPHONY_SIP_BRIDGE_ORIGINATE_TOKEN"
 
-FORMATS = ("ulaw", "alaw", "slin", "slin16", "slin24", "slin48")
+FORMATS = (AUTO, "ulaw", "alaw", "g722", "slin", "slin16", "slin24", "slin48")
+_OF_RTP = (AUTO, "ulaw", "alaw", "g722")
 
 MAX_VARIABLES = 15
 MAX_ORDER_VARIABLES = 40
@@ -89,6 +91,10 @@ class AriConfig:
                     yield f"{key}: {show(name)} is wrong; expected the name of a channel variable"
         if len(self.variables) > MAX_VARIABLES:
             yield f"variables: are {len(self.variables)}; at most {MAX_VARIABLES} fit"
+        if self.media == "rtp" and self.format not in _OF_RTP:
+            yield f"format: {show(self.format)} is not possible with media rtp: Asterisk takes {', '.join(_OF_RTP[1:])}"
+        if self.media != "rtp" and self.format == "g722":
+            yield "format: g722 is for media rtp; for wide band over a WebSocket use slin16"
         first, last = self.rtp_first_port, self.rtp_last_port
         if (first == 0) != (last == 0) or first > last or 0 < first < 1024 or (first and last - first < 1):
             yield "rtp_first_port: must be below rtp_last_port and from 1024 on, or both 0 for any free port"

@@ -13,6 +13,7 @@ from sip_bridge.ari import messages as a
 from sip_bridge.ari.config import AriConfig
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.rtp.media import OnOver, RtpMedia
+from sip_bridge.speech.server_side import OnDigits
 from telephony_tts import logs
 
 _log = logs.get(__name__)
@@ -23,8 +24,8 @@ _BROKEN = 1006
 class CallMedia(Protocol):
     """The media of one call. It calls `over`, once or more, when it ends by itself."""
 
-    async def open(self) -> dict[str, str]:
-        """Get ready; returns the query of Asterisk's channels/externalMedia. Raises OSError."""
+    async def open(self, format: str) -> dict[str, str]:
+        """Get ready for audio in `format`; returns the query of Asterisk's channels/externalMedia. Raises OSError."""
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Asterisk has created the channel; `body` is its answer. Raises ValueError for a bad `body`."""
@@ -42,8 +43,8 @@ class WebSocketClientMedia:
     def __init__(self, ari: AriConfig) -> None:
         self._ari = ari
 
-    async def open(self) -> dict[str, str]:
-        return {**_websocket(self._ari), "external_host": self._ari.websocket_client, "connection_type": "client"}
+    async def open(self, format: str) -> dict[str, str]:
+        return {**_websocket(format), "external_host": self._ari.websocket_client, "connection_type": "client"}
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Nothing to do: Asterisk dials."""
@@ -64,8 +65,8 @@ class WebSocketServerMedia:
         self._over = over
         self._served: asyncio.Task[None] | None = None
 
-    async def open(self) -> dict[str, str]:
-        return {**_websocket(self._ari), "external_host": "INCOMING", "connection_type": "server"}
+    async def open(self, format: str) -> dict[str, str]:
+        return {**_websocket(format), "external_host": "INCOMING", "connection_type": "server"}
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         media_id = a.variable_of(body, "MEDIA_WEBSOCKET_CONNECTION_ID")
@@ -111,10 +112,11 @@ class WebSocketServerMedia:
         return (end, reason) if code == _BROKEN else ("media_failed", f"the server answers {code} {reason}")
 
 
-def media_of(ari: AriConfig, server: TtsServerConfig, over: OnOver) -> CallMedia:
-    """The configured kind of media."""
+def media_of(ari: AriConfig, server: TtsServerConfig, over: OnOver, on_digits: OnDigits) -> CallMedia:
+    """The configured kind of media. `on_digits` sends the bot's tones to the telephone. With a WebSocket the bridge
+    does not get them, and the server puts them into the audio."""
     if ari.media == "rtp":
-        return RtpMedia(ari, server, over)
+        return RtpMedia(ari, server, over, on_digits)
     return WebSocketClientMedia(ari) if ari.media == "websocket_client" else WebSocketServerMedia(ari, server, over)
 
 
@@ -126,6 +128,6 @@ def dial_url(server_url: str, asterisk_url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, f"{query}dial={quote(asterisk_url, safe='')}", ""))
 
 
-def _websocket(ari: AriConfig) -> dict[str, str]:
+def _websocket(format: str) -> dict[str, str]:
     # With JSON the first message has the channel's variables, and with them the call's name.
-    return {"transport": "websocket", "encapsulation": "none", "format": ari.format, "transport_data": "f(json)"}
+    return {"transport": "websocket", "encapsulation": "none", "format": format, "transport_data": "f(json)"}

@@ -16,6 +16,7 @@ from sip_bridge.freeswitch import speech_files
 from sip_bridge.freeswitch.esl import OnReply
 from sip_bridge.freeswitch.file_player import FilePlayer
 from sip_bridge.peer_input import TOO_MANY_DIGITS, BadInput, DigitLimit
+from sip_bridge.server_leg import digits_in
 from telephony_tts import logs
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 
@@ -107,6 +108,12 @@ class FreeSwitchCall:
                 return
             self._player.clear(before, self._clock())
             self._arm()
+        elif what == "dtmf":
+            tones = digits_in(data)
+            if tones is None:
+                self._bad("a message of tones has no digits that can be sent")
+                return
+            self._orders.api(f"uuid_send_dtmf {self.uuid} {tones.digits}@{tones.on_ms}")
         elif what == "hangup":
             self.end("finished")
 

@@ -14,28 +14,25 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from sip_bridge import metrics
 from sip_bridge import server_leg as s
 from sip_bridge.ari import messages as a
 from sip_bridge.ari.config import AriConfig
 from sip_bridge.config import TtsServerConfig
 from sip_bridge.peer_input import TOO_MANY_DIGITS
-from sip_bridge.rtp.packets import SAMPLES_PER_MS, RtpReceiver, RtpSender
+from sip_bridge.rtp.codec import rtp_codec
+from sip_bridge.rtp.packets import TICKS_PER_MS, RtpReceiver, RtpSender
 from sip_bridge.speech.frame_timer import FrameTimer
 from sip_bridge.speech.pacer import FRAME_MS, Pacer
-from sip_bridge.speech.server_side import ServerSide
-from sip_bridge.speech.speech_queue import SpeechQueue
+from sip_bridge.speech.server_side import OnDigits, ServerSide
+from sip_bridge.speech.speech_queue import SAMPLE_BYTES, SpeechQueue
 from telephony_tts import logs
-from telephony_tts.audio.g711 import ULAW_SILENCE, decode_ulaw, encode_ulaw
 from telephony_tts.clock import NS_PER_MS, monotonic_ns
 from telephony_tts.logs import EventLogger
 
 _log = logs.get(__name__)
 
-RATE_HZ = 8_000
-_FRAME_SAMPLES = FRAME_MS * SAMPLES_PER_MS
+_FRAME_TICKS = FRAME_MS * TICKS_PER_MS
 _MAX_QUEUE_MS = 3_000
 _MAX_READ = 32
 _MAX_PACKET_BYTES = 2_048
@@ -46,16 +43,15 @@ OnOver = Callable[[str, str | None], None]
 class RtpMedia:
     """The bridge's end of the RTP. One socket receives packets, from Asterisk's port only, and sends to that port."""
 
-    def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver) -> None:
+    def __init__(self, ari: AriConfig, server: TtsServerConfig, over: OnOver, on_digits: OnDigits) -> None:
         self._ari = ari
         self._settings = server
         self._over = over
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._remote: tuple[str, int] | None = None
-        self._sender = RtpSender(secrets.randbits(16), secrets.randbits(32), secrets.randbits(32))
-        self._receiver = RtpReceiver()
-        self._server = ServerSide(self._end, _log, _MAX_QUEUE_MS)
+        self._use("ulaw")
+        self._server = ServerSide(self._end, _log, _MAX_QUEUE_MS, on_digits=on_digits)
         self._packets = FrameTimer(self._send_due, self._crashed)
         self._has_logged_not_sent = False
         self._counted: dict[str, int] = {}
@@ -65,15 +61,27 @@ class RtpMedia:
     def log(self) -> EventLogger:
         return self._server.log
 
-    async def open(self) -> dict[str, str]:
-        """Bind a UDP port; returns the query of channels/externalMedia. Raises OSError if no port is free."""
+    def _use(self, format: str) -> None:
+        self._codec = codec = rtp_codec(format)
+        self._frame_samples = codec.rate_hz * FRAME_MS // 1000
+        self._sender = RtpSender(
+            secrets.randbits(16), secrets.randbits(32), secrets.randbits(32), codec.payload_type
+        )
+        self._receiver = RtpReceiver(codec.payload_type, codec.silence)
+
+    async def open(self, format: str = "ulaw") -> dict[str, str]:
+        """Bind a UDP port; returns the query of channels/externalMedia. Raises OSError if no port is free.
+
+        `format` is one of `rtp.codec.FORMATS`. Raises FormatUnavailable if its codec is not installed.
+        """
+        self._use(format)
         first, last = self._ari.rtp_first_port, self._ari.rtp_last_port
         # A plain socket: a call that is cancelled while asyncio creates a transport would leave the transport open.
         self._socket = taken = _bind(self._ari.rtp_host, first, last)
         self._loop.add_reader(taken.fileno(), self._on_readable)
         host = f"[{self._ari.rtp_host}]" if ":" in self._ari.rtp_host else self._ari.rtp_host
         port = taken.getsockname()[1]
-        return {"external_host": f"{host}:{port}", "transport": "udp", "encapsulation": "rtp", "format": "ulaw"}
+        return {"external_host": f"{host}:{port}", "transport": "udp", "encapsulation": "rtp", "format": format}
 
     def created(self, body: object, call: str, parameters: Mapping[str, str]) -> None:
         """Asterisk has created its end: send to it, and join the server. Raises ValueError for a bad `body`."""
@@ -85,10 +93,11 @@ class RtpMedia:
             host = self._ari.asterisk_host
         self._remote = (_numeric(host), int(port))
         self._packets.start()
-        start = s.LegStart(call, RATE_HZ, FRAME_MS, self._settings.lead_ms, dict(parameters))
+        rate_hz = self._codec.rate_hz
+        start = s.LegStart(call, rate_hz, FRAME_MS, self._settings.lead_ms, dict(parameters), dtmf=True)
 
         async def prepare() -> tuple[s.LegStart, SpeechQueue]:
-            return start, SpeechQueue(RATE_HZ, RATE_HZ)
+            return start, SpeechQueue(rate_hz, rate_hz)
 
         self._served = self._loop.create_task(self._server.serve(self._settings, prepare))
 
@@ -124,14 +133,13 @@ class RtpMedia:
             metrics.FRAME_LATENESS_MS.observe(late_ns / NS_PER_MS)
             for _ in range(n_due):
                 self._send_frame(now_ns)
-            self._sender.skip(pacer.n_skipped * _FRAME_SAMPLES)
+            self._sender.skip(pacer.n_skipped * _FRAME_TICKS)
             self._server.report_marks()
         self._send_caller_audio(self._receiver.due(now_ns), now_ns)
 
     def _send_frame(self, now_ns: int) -> None:
-        pcm = self._server.take_frame(_FRAME_SAMPLES, now_ns)
-        codes = encode_ulaw(np.frombuffer(pcm, "<i2").astype(np.int16)) if pcm else b""
-        packet = self._sender.packet(codes.ljust(_FRAME_SAMPLES, ULAW_SILENCE))
+        pcm = self._server.take_frame(self._frame_samples, now_ns)
+        packet = self._sender.packet(self._codec.encode(pcm.ljust(self._frame_samples * SAMPLE_BYTES, b"\0")))
         if self._socket is not None and self._remote is not None:
             try:
                 self._socket.sendto(packet, self._remote)
@@ -172,7 +180,7 @@ class RtpMedia:
 
     def _send_caller_audio(self, codes: bytes, now_ns: int) -> None:
         if codes and self._server.has_joined:
-            self._server.send_audio(decode_ulaw(codes).astype("<i2").tobytes(), now_ns)
+            self._server.send_audio(self._codec.decode(codes), now_ns)
 
     def _count_missed(self) -> None:
         receiver = self._receiver
@@ -182,7 +190,7 @@ class RtpMedia:
         self._counted.update(now)
         if receiver.n_unreadable != self._counted.get("unreadable", 0):
             self._counted["unreadable"] = receiver.n_unreadable
-            self._server.report_bad("rtp_unreadable", "a packet is not RTP, or not in mu-law")
+            self._server.report_bad("rtp_unreadable", "a packet is not RTP, or not in the call's format")
 
 
 def _address(host: str) -> str:

@@ -1,4 +1,4 @@
-"""RTP (RFC 3550) of one call in mu-law: writes packets, and puts received packets in order. Pure."""
+"""RTP (RFC 3550) of one call: writes packets, and puts received packets in order. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from telephony_tts.clock import NS_PER_MS
 ULAW = 0
 """The payload type (RFC 3551)."""
 
-SAMPLES_PER_MS = 8
+TICKS_PER_MS = 8
+"""Steps of the timestamp, and bytes: each format here has one byte per step (rtp/codec.py)."""
 
 _QUIET_TYPES = frozenset((13, 101))
 """Payload types without audio: comfort noise, and Asterisk's number for digits, which also come as ARI events."""
@@ -31,7 +32,8 @@ number was wrongly accepted. (RFC 3550 A.1 does the same with two packets.)"""
 class RtpSender:
     """Writes the packets of the stream to Asterisk."""
 
-    def __init__(self, sequence: int, timestamp: int, ssrc: int) -> None:
+    def __init__(self, sequence: int, timestamp: int, ssrc: int, payload_type: int = ULAW) -> None:
+        self._payload_type = payload_type
         self._sequence = sequence
         self._timestamp = timestamp
         self._ssrc = ssrc
@@ -39,22 +41,27 @@ class RtpSender:
 
     def packet(self, codes: bytes) -> bytes:
         """The next packet. The first one has the marker bit."""
-        kind = ULAW | (0x80 if self._begins else 0)
+        kind = self._payload_type | (0x80 if self._begins else 0)
         header = _HEADER.pack(0x80, kind, self._sequence & 0xFFFF, self._timestamp & 0xFFFFFFFF, self._ssrc)
         self._begins = False
         self._sequence += 1
         self._timestamp += len(codes)
         return header + codes
 
-    def skip(self, n_samples: int) -> None:
-        """Advance the timestamp by `n_samples` for which no packet was sent."""
-        self._timestamp += n_samples
+    def skip(self, n_ticks: int) -> None:
+        """Advance the timestamp by `n_ticks` for which no packet was sent."""
+        self._timestamp += n_ticks
 
 
 class RtpReceiver:
-    """Returns the audio in order. Late, lost, doubled and unreadable packets are counted."""
+    """Returns the audio in order. Late, lost, doubled and unreadable packets are counted.
 
-    def __init__(self) -> None:
+    Audio of another `payload_type` is unreadable. `silence` is the byte that stands for a lost one.
+    """
+
+    def __init__(self, payload_type: int = ULAW, silence: bytes = ULAW_SILENCE) -> None:
+        self._payload_type = payload_type
+        self._silence = silence
         self.n_lost = 0
         self.n_late = 0
         self.n_doubled = 0
@@ -68,7 +75,7 @@ class RtpReceiver:
         self._frame_bytes = 160
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
-        """Take a packet; returns the mu-law audio that is in order now."""
+        """Take a packet; returns the encoded audio that is in order now."""
         read = _read(data)
         if read is None:
             self.n_unreadable += 1
@@ -77,7 +84,7 @@ class RtpReceiver:
         if kind in _QUIET_TYPES:
             # Its sequence number is used up, as for a packet without audio.
             codes = b""
-        elif kind != ULAW or not codes:
+        elif kind != self._payload_type or not codes:
             self.n_unreadable += 1
             return b""
         else:
@@ -121,7 +128,7 @@ class RtpReceiver:
                 break
             n_missing = first - self._next
             self.n_lost += n_missing
-            given += ULAW_SILENCE * min(n_missing * self._frame_bytes, _MAX_FILLED_BYTES)
+            given += self._silence * min(n_missing * self._frame_bytes, _MAX_FILLED_BYTES)
             self._next = first
         return bytes(given)
 

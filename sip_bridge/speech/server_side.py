@@ -32,6 +32,9 @@ _MAX_MARKS = 1_000
 EndCall = Callable[[str, str | None, int | None], None]
 """(one of metrics.ENDS, why, the server's close code)"""
 
+OnDigits = Callable[[s.ServerDigits], None]
+"""Send the bot's tones to the telephone."""
+
 Join = Callable[[TtsServerConfig], Awaitable[s.ServerLeg]]
 Prepare = Callable[[], Awaitable[tuple[s.LegStart, SpeechQueue]]]
 
@@ -46,6 +49,7 @@ class ServerSide:
         max_queue_ms: float,
         join: Join = s.join,
         clock: Callable[[], int] = monotonic_ns,
+        on_digits: OnDigits | None = None,
     ) -> None:
         self.log = log
         self.n_speech_frames = 0
@@ -56,6 +60,7 @@ class ServerSide:
         self._max_queue_ms = max_queue_ms
         self._join = join
         self._clock = clock
+        self._on_digits = on_digits
         self._leg: s.ServerLeg | None = None
         self._queue: SpeechQueue | None = None
         self._bad_input = BadInput()
@@ -184,6 +189,9 @@ class ServerSide:
             case s.ServerClear():
                 queue.clear()
                 self._waiting_since_ns = None
+            case s.ServerDigits():
+                if self._on_digits is not None:
+                    self._on_digits(message)
             case s.ServerComplaint(code=code, message=text):
                 self.log.warning("server_complains", code=code, why=text)
             case s.BadServerMessage(kind=kind, why=why):

@@ -185,6 +185,19 @@ class Encoder:
         self._encode(resampler.feed(samples[:n_sure]))
         self._speech_end = self.position_samples
 
+    def cut_open(self, start: int) -> None:
+        """Drop what waits here of the open utterance, which began at `start` of the timeline, but for a fade out."""
+        self._require_open()
+        width = self.codec.bytes_per_sample
+        n_taken = self._n_encoded - len(self._buffer) // width
+        kept_to = max(start, n_taken)
+        rest = self.codec.decode(bytes(self._buffer[(kept_to - n_taken) * width :]))
+        n_fade = min(self.rate_hz * self.fade_ms // 1000, len(rest))
+        del self._buffer[(kept_to - n_taken) * width :]
+        self._buffer += self.codec.encode(to_pcm(rest[:n_fade] * fade_in(n_fade)[::-1]))
+        self._resampler, self._held, self._n_since_joint = None, _NOTHING, 0
+        self._n_before = self._n_encoded = self._speech_end = kept_to + n_fade
+
     def end(self) -> int:
         """End the utterance: fade out its last `fade_ms`, and return its end on the timeline."""
         self._require_open()
@@ -237,6 +250,11 @@ class Encoder:
         """Timeline position of the next sample that is fed. Audio that the resampler still holds counts."""
         return self._n_before + self._n_output(self._held.size)
 
+    @property
+    def n_taken_samples(self) -> int:
+        """How much of the timeline was taken as frames."""
+        return self._n_encoded - len(self._buffer) // self.codec.bytes_per_sample
+
     def take_frame(self) -> bytes | None:
         """The next `frame_bytes` bytes, or None if a whole frame is not ready."""
         if len(self._buffer) < self.frame_bytes:
@@ -248,17 +266,26 @@ class Encoder:
 
     # ------------------------------------------------------------- interruption
 
-    def fade_frame(self) -> bytes | None:
+    def fade_frame(self, frame: bytes | None = None) -> bytes | None:
         """A frame that ends the audio without a click: the next `fade_ms` faded out, then silence.
 
-        None if no audio is ready. If less than `fade_ms` is ready, the fade is as short. Consumes no audio.
+        The next audio is `frame` if it is given, else what waits here. None if no audio is ready. If less than
+        `fade_ms` is ready, the fade is as short. Consumes no audio.
         """
-        if not self._buffer:
+        audio = frame or self._buffer
+        if not audio:
             return None
-        n_fade = min(self.rate_hz * self.fade_ms // 1000, len(self._buffer) // self.codec.bytes_per_sample)
-        speech = self.codec.decode(bytes(self._buffer[: n_fade * self.codec.bytes_per_sample]))
+        n_fade = min(self.rate_hz * self.fade_ms // 1000, len(audio) // self.codec.bytes_per_sample)
+        speech = self.codec.decode(bytes(audio[: n_fade * self.codec.bytes_per_sample]))
         faded = self.codec.encode(to_pcm(speech * fade_in(n_fade)[::-1]))
         return faded + self.codec.silence * (self.n_frame_samples - n_fade)
+
+    def faded_in(self, frame: bytes) -> bytes:
+        """`frame` with its first `fade_ms` faded in."""
+        pcm = self.codec.decode(frame).astype(np.float32)
+        ramp = fade_in(self.rate_hz * self.fade_ms // 1000)
+        pcm[: ramp.size] *= ramp
+        return self.codec.encode(to_pcm(pcm))
 
     def discard(self) -> None:
         """Drop all audio, also that in the resampler. The encoder is finished, and its position stays."""
@@ -268,6 +295,26 @@ class Encoder:
         self._buffer = bytearray()
         self._open = False
         self.finished = True
+
+    def cut(self, position: int) -> int:
+        """Drop the audio behind `position` of the timeline that was not taken yet, with a fade before it.
+
+        Returns where the timeline goes on: later than `position` if frames behind it were taken. The open utterance
+        ends there. Raises AudioError if the turn is finished.
+        """
+        self._require_unfinished()
+        self._flush()
+        n_bytes, taken = self.codec.bytes_per_sample, self.n_taken_samples
+        position = max(taken, min(position, self._n_encoded))
+        del self._buffer[(position - taken) * n_bytes :]
+        if position < self._n_encoded:
+            n_fade = min(self.rate_hz * self.fade_ms // 1000, position - taken)
+            at = len(self._buffer) - n_fade * n_bytes
+            speech = self.codec.decode(bytes(self._buffer[at:]))
+            self._buffer[at:] = self.codec.encode(to_pcm(speech * fade_in(n_fade)[::-1]))
+        self._n_before = self._n_encoded = self._speech_end = position
+        self._open = False
+        return position
 
     # ------------------------------------------------------------------- inside
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -131,6 +131,34 @@ class TextFeed:
                     self._wake = None  # a cancelled wait must not leave a callback into its loop
 
 
+class Insert(Protocol):
+    """What a turn has between its sentences and no engine speaks: silence, a sound, tones."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The audio from its beginning, in chunks of at most half a second. It may be endless."""
+
+
+@runtime_checkable
+class LoadedInsert(Protocol):
+    """An insert that has to be read before it can be played."""
+
+    async def load(self) -> None:
+        """Make `chunks` possible. Raises SoundError if the insert cannot be played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pronunciation:
+    """How `Utterance.text[start:end]` sounds: `value` in IPA, or in pinyin with tones ("chong2 qing4").
+
+    Pinyin has one syllable for each character.
+    """
+
+    start: int
+    end: int
+    alphabet: Literal["ipa", "pinyin"]
+    value: str
+
+
 @dataclass(frozen=True, slots=True)
 class Utterance:
     """One sentence to speak.
@@ -140,6 +168,8 @@ class Utterance:
 
     With `more` the sentence is still being written: `text` is its beginning, and the feed brings the rest. Only an
     engine with `streams_text` gets such an utterance.
+
+    With `insert` there is no text, and the audio is that of the insert.
     """
 
     id: str
@@ -155,7 +185,17 @@ class Utterance:
     deadline_ns: int = 0
     follows: bool = False
     """Whether sentences of its turn came before it: silence before it is then a gap, not the wait for first audio."""
+    can_wait: bool = False
+    """Whether it is for a file and not for a caller."""
     more: TextFeed | None = field(default=None, compare=False, repr=False)
+    insert: Insert | None = None
+    is_private: bool = False
+    """Its audio must not be kept."""
+    has_digits: bool = False
+    """The bot wrote digits, which `text` has as words: an amount or a name of somebody, perhaps."""
+    pronunciations: tuple[Pronunciation, ...] = ()
+    """In the order of the text, without overlap. An engine uses those that it can, and reads the text otherwise.
+    Timings refer to `text` in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +215,15 @@ class Timing:
 class Chunk:
     """PCM of any length, and the timings that became known with it; a timing is never repeated.
 
-    `queued_ns` of the first chunk of an utterance: how long the utterance was queued, if the engine knows.
+    `estimates`: the timings are estimated. `queued_ns` of the first chunk of an utterance: how long the utterance was
+    queued, if the engine knows.
     """
 
     pcm: Pcm
     sample_rate_hz: int
     timings: tuple[Timing, ...] = ()
     queued_ns: int = 0
+    estimates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +249,15 @@ class FindsVoices(Protocol):
 
     def find_voice(self, name: str) -> Voice | None:
         """The voice of this name. Takes microseconds, whatever is asked and however often."""
+
+
+@runtime_checkable
+class HasVersion(Protocol):
+    """An engine whose audio can be kept: it knows what its audio depends on besides the utterance."""
+
+    def version(self, voice: str) -> str | None:
+        """Another text if the model, its settings or this voice became others. None: do not keep it now. Takes
+        microseconds."""
 
 
 class Engine(Protocol):

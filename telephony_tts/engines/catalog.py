@@ -18,6 +18,8 @@ from telephony_tts.engines.api import (
     has_language,
     language_prefix,
 )
+from telephony_tts.engines.failover import Failover
+from telephony_tts.engines.inserts import InsertPlayer
 from telephony_tts.engines.words import LATIN, language_of, scripts
 from telephony_tts.errors import ConfigError, EngineError, UnknownVoice, UnsupportedText
 
@@ -46,7 +48,8 @@ class Catalog:
     """`engines` in order of preference, the default first. `routes` maps the prefix of a language to an engine.
 
     A refusal names the engines of `absent` that would accept the text. Without a `detector` all Latin text counts as
-    English. Raises ConfigError if two engines have the same name or a route names an unknown engine.
+    English. `failover` says which engine speaks in place of one that fails; without it the error ends the turn. Raises
+    ConfigError if two engines have the same name or a route names an unknown engine.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Catalog:
         *,
         absent: Sequence[AbsentEngine] = (),
         detector: Detector | None = None,
+        failover: Failover | None = None,
     ) -> None:
         if not engines:
             raise ConfigError("at least one engine is needed")
@@ -63,8 +67,10 @@ class Catalog:
         if len(self._engines) != len(engines):
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
         self._default = engines[0]
+        self._inserts = InsertPlayer()
         self._absent = tuple(absent)
         self._detector = detector
+        self.failover = failover
         self._routes = {language_prefix(lang): name for lang, name in (routes or {}).items()}
         for lang, name in self._routes.items():
             if name not in self._engines:
@@ -106,8 +112,8 @@ class Catalog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the default engine accepts utterances."""
-        return self._default.stats().is_ready
+        """Whether the default engine accepts utterances, or one that would speak in its place."""
+        return self._default.stats().is_ready or (self.failover is not None and self.failover.is_ready)
 
     @property
     def retry_after_ms(self) -> int:
@@ -124,6 +130,14 @@ class Catalog:
             return self.resolve(voice, language, "", "words")[1].speaks(language)
         except UnknownVoice:
             return False
+
+    def knows_voice(self, name: str) -> bool:
+        """Whether an engine has a voice of this name, with or without the engine's name before it."""
+        try:
+            self._named(name)
+        except UnknownVoice:
+            return False
+        return True
 
     def resolve(
         self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
@@ -156,6 +170,8 @@ class Catalog:
         Raises UnknownVoice or UnsupportedText. UnsupportedText names voices of all engines that accept the text; if
         there are none, it says what would help.
         """
+        if utterance.insert is not None:
+            return self._inserts, self._inserts.voices[0]
         engine, voice = self.resolve(utterance.voice, utterance.lang, utterance.text, utterance.lang_source)
         try:
             engine.check(replace(utterance, voice=voice.name))

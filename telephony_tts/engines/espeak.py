@@ -25,7 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
+from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
+from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import LATIN, is_speakable, scripts, words
 from telephony_tts.engines.workers import Cancelled, WorkerPool
 from telephony_tts.errors import EngineError, EngineUnavailable, UnknownVoice, UnsupportedText
@@ -77,6 +79,8 @@ _LANGUAGES = {
     "en-gb": ("en-gb", "en"),
     "fr-fr": ("fr",),
 }
+
+_MANDARIN = "cmn"
 
 _UNSPOKEN = frozenset({"So", "Cc", "Cs", "Co", "Cn"})
 
@@ -166,6 +170,9 @@ class EspeakEngine:
 
     def counters(self) -> dict[str, float]:
         return {}
+
+    def version(self, voice: str) -> str:
+        return package_version("espeakng-loader")
 
     def check(self, utterance: Utterance) -> None:
         self._voice(utterance)
@@ -331,7 +338,9 @@ def _speak(installation: _Installation, utterance: Utterance, voice: str, cancel
             installation.idle.append(library)
         return trimmed(speech, _SILENCE_DBFS, trail_ms)
 
-    return speak_pieces(utterance.text, speak, cancelled)
+    # Only Mandarin is written in pinyin. Espeak reads no phonemes of other alphabets than its own.
+    sounds = utterance.pronunciations if voice == _MANDARIN else ()
+    return speak_pieces(with_same_sounds(utterance.text, sounds), speak, cancelled)
 
 
 def _unavailable(failure: Exception) -> EngineUnavailable:

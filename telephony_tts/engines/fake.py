@@ -112,6 +112,9 @@ class FakeEngine:
     def counters(self) -> dict[str, float]:
         return {}
 
+    def version(self, voice: str) -> str:
+        return f"{self._sample_rate_hz} {self._ms_per_char} {self._n_chunk}"
+
     def check(self, utterance: Utterance) -> None:
         names = [voice.name for voice in self.voices]
         if utterance.voice is not None and utterance.voice not in names:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 from telephony_tts.engines.api import Chunk, EngineStats, Utterance, Voice
 from telephony_tts.engines.hibari_model import SAMPLE_RATE_HZ, HibariModel
 from telephony_tts.engines.speech import SpokenPiece, speak_pieces
+from telephony_tts.engines.versions import package_version
 from telephony_tts.engines.words import (
     LATIN,
     is_speakable,
@@ -68,6 +69,9 @@ class HibariEngine:
     def counters(self) -> dict[str, float]:
         return {}
 
+    def version(self, voice: str) -> str:
+        return package_version("hibari-tts")
+
     def check(self, utterance: Utterance) -> None:
         if utterance.voice is not None and utterance.voice != _HEART.name:
             raise UnknownVoice(f"hibari has no voice {utterance.voice!r}; it has {_HEART.name!r}")
@@ -110,8 +114,18 @@ def _load(cancelled: Cancelled) -> Iterator[HibariModel]:
 
 def _speak(model: HibariModel, utterance: Utterance, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
+    n_before = 0
 
     def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
-        return model.speak(text, speed=speed, seed=abs(utterance.seed or 0) + index, trail_ms=trail_ms)
+        nonlocal n_before
+        first, last = n_before, n_before + len(text)
+        n_before = last  # the pieces cover the text
+        sounds = [
+            (each.start - first, each.end - first, each.value)
+            for each in utterance.pronunciations
+            if each.alphabet == "ipa" and first <= each.start and each.end <= last
+        ]
+        seed = abs(utterance.seed or 0) + index
+        return model.speak(text, speed=speed, seed=seed, trail_ms=trail_ms, sounds=sounds)
 
     return speak_pieces(utterance.text, speak, cancelled)

@@ -67,12 +67,21 @@ class HibariModel:
         if self.has_durations:
             self.has_durations = self._durations_add_up()
 
-    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0, trail_ms: float = 120.0) -> SpokenPiece:
+    def speak(
+        self,
+        text: str,
+        *,
+        speed: float = 1.0,
+        seed: int = 0,
+        trail_ms: float = 120.0,
+        sounds: Sequence[tuple[int, int, str]] = (),
+    ) -> SpokenPiece:
         """Speak at most a few hundred characters. Silence is cut to 10 ms before and to `trail_ms` after.
 
-        The PCM is empty if the text has nothing to say. The same arguments give the same samples.
+        `sounds` has words of the text with their IPA: (start, end, IPA). The PCM is empty if the text has nothing to
+        say. The same arguments give the same samples.
         """
-        reading = self._read(text)
+        reading = self._read(text, sounds)
         if len(reading.ids) < 3:
             return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         wave, durations = self._run(reading.ids, speed, seed)
@@ -83,12 +92,15 @@ class HibariModel:
             n_early = round(_ONSET_MS / speed * SAMPLE_RATE_HZ / 1000)
             edges = np.concatenate(([0], np.cumsum(durations))) * _N_SAMPLES_PER_DURATION - n_early
             timings = _aligned(text, reading, edges.astype(int).tolist())
-        return trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, tuple(timings)), _SILENCE_DBFS, trail_ms)
+        return trimmed(SpokenPiece(pcm, SAMPLE_RATE_HZ, tuple(timings), durations is None), _SILENCE_DBFS, trail_ms)
 
-    def _read(self, text: str) -> _Reading:
+    def _read(self, text: str, sounds: Sequence[tuple[int, int, str]] = ()) -> _Reading:
         """The phonemes of each word of hibari's normalised text, whose words may differ from those of the text."""
         plain = _spell_ids(text.translate(_NO_MARKUP))
-        tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(self._normalize(plain)))
+        tokens = self._g2p.tokenize(self._normalize(plain))
+        if sounds:
+            _give_sounds(tokens, text, sounds)
+        tokens = self._g2p.phonemize_tokens(tokens)
         reading = _Reading([0], [], [])
         word, start = "", 1
         for token in tokens:
@@ -131,6 +143,52 @@ class HibariModel:
 
 _NO_MARKUP = str.maketrans("[]", "  ")
 """hibari reads `[word](/phonemes/)` as phonemes; text from a bot must not have that effect."""
+
+
+_IN_OTHER_LETTERS = {
+    "eɪ": "A", "oʊ": "O", "əʊ": "O", "aɪ": "I", "aʊ": "W", "ɔɪ": "Y", "dʒ": "ʤ", "tʃ": "ʧ", "ɝ": "ɜɹ", "ɚ": "əɹ",
+    "r": "ɹ", "g": "ɡ", "ɫ": "l", "ʍ": "w", "ɐ": "ə", "ɒ": "ɑ", "e": "ɛ", "o": "O", "a": "ɑ",
+}  # fmt: skip
+"""IPA in the letters of hibari, which has one for each diphthong and affricate. The longer ones are replaced first."""
+_NOT_IN_HIBARI = re.compile("[ː.̩̯͜͡]")
+"""Length, syllables and ties."""
+_STRESS = re.compile("([ˈˌ])([^ˈˌAIOWYæɑəɛɜɪiɔuʊʌ]+)")
+
+
+def hibari_phonemes(ipa: str) -> str:
+    """English IPA in hibari's letters. Its stress marks stand before the vowel, not before the syllable."""
+    phonemes = _NOT_IN_HIBARI.sub("", ipa)
+    for written, ours in _IN_OTHER_LETTERS.items():
+        phonemes = phonemes.replace(written, ours)
+    return _STRESS.sub(r"\2\1", phonemes)
+
+
+def _give_sounds(tokens: list[Any], text: str, sounds: Sequence[tuple[int, int, str]]) -> None:
+    """Make each word of `sounds` one token with its phonemes. hibari's normaliser may have moved it, so it is found as
+    the same occurrence of its letters. A word that was changed keeps its usual sound."""
+    for start, end, ipa in sounds:
+        word = text[start:end]
+        n_before = len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text[:start]))
+        places = [(n, n_tokens) for n in range(len(tokens)) if (n_tokens := _n_tokens(tokens, n, word))]
+        if n_before < len(places):
+            first, n_tokens = places[n_before]
+            token, last = tokens[first], tokens[first + n_tokens - 1]
+            token.text, token.whitespace = word, last.whitespace
+            token.phonemes, token.rating = hibari_phonemes(ipa), 5
+            del tokens[first + 1 : first + n_tokens]
+
+
+def _n_tokens(tokens: list[Any], n: int, word: str) -> int:
+    """How many tokens from number `n` together are `word`; 0 if they are not."""
+    letters = ""
+    for end in range(n, len(tokens)):
+        letters += tokens[end].text
+        if letters == word:
+            return end + 1 - n
+        letters += tokens[end].whitespace
+        if not word.startswith(letters):
+            return 0
+    return 0
 
 
 def _spell_ids(text: str) -> str:

@@ -23,11 +23,13 @@ _SENTENCE_TRAIL_MS, _CLAUSE_TRAIL_MS, _SPACE_TRAIL_MS = 300.0, 180.0, 40.0
 
 @dataclass(frozen=True, slots=True)
 class SpokenPiece:
-    """The PCM of a piece of text and the timings of its words. The PCM is empty if nothing is heard."""
+    """The PCM of a piece of text and the timings of its words. The PCM is empty if nothing is heard. `estimates`: the
+    timings are estimated."""
 
     pcm: Pcm
     sample_rate_hz: int
     timings: tuple[Timing, ...] = ()
+    estimates: bool = False
 
     def chunks(self, start_char: int, start_sample: int) -> Iterator[Chunk]:
         """Chunks of at most 200 ms. The first has the timings, moved to the place of the piece in the utterance."""
@@ -42,7 +44,8 @@ class SpokenPiece:
         )
         n_chunk = self.sample_rate_hz * CHUNK_MS // 1000
         for start in range(0, len(self.pcm), n_chunk):
-            yield Chunk(self.pcm[start : start + n_chunk], self.sample_rate_hz, timings if start == 0 else ())
+            pcm, begun = self.pcm[start : start + n_chunk], timings if start == 0 else ()
+            yield Chunk(pcm, self.sample_rate_hz, begun, estimates=self.estimates)
 
 
 Speak = Callable[[str, int, float], SpokenPiece]
@@ -84,7 +87,7 @@ def trimmed(speech: SpokenPiece, level_dbfs: float, trail_ms: float) -> SpokenPi
     ]
     if timings:
         timings[0] = replace(timings[0], start_sample=start - first)
-    return SpokenPiece(speech.pcm[first:last], speech.sample_rate_hz, tuple(timings))
+    return replace(speech, pcm=speech.pcm[first:last], timings=tuple(timings))
 
 
 def share_time(spans: Sequence[tuple[int, int]], start_sample: int, end_sample: int) -> list[Timing]:

@@ -29,7 +29,7 @@ def cosyvoice_routes(api: HttpApi) -> APIRouter:
             assert audio is not None
             voice = await api.prompt(audio, values.get("prompt_text", "") if "prompt_text" in fields else "")
         speech = SpeechRequest(text, voice, instruct=values.get("instruct_text") if "instruct_text" in fields else None)
-        return await api.speak(request, speech, "pcm", _RATE_HZ, "application/octet-stream")
+        return api.speak(speech, "pcm", _RATE_HZ, "application/octet-stream")
 
     @router.get("/inference_sft", response_class=Response, include_in_schema=False)
     @router.post("/inference_sft", response_class=Response)

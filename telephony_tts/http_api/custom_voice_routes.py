@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
@@ -41,7 +41,7 @@ def custom_voice_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["custom voices"])
 
     @router.post("/vapi/voice", response_class=Response)
-    async def vapi_voice(request: Request, wanted: VapiMessage) -> Response:
+    async def vapi_voice(wanted: VapiMessage) -> Response:
         """Vapi: raw 16-bit PCM at the rate that the request names."""
         message = wanted.message
         if message.type != "voice-request":
@@ -49,14 +49,12 @@ def custom_voice_routes(api: HttpApi) -> APIRouter:
         if message.sampleRate not in rates_of("pcm"):
             raise BadRequest(f"message.sampleRate must be one of {', '.join(map(str, rates_of('pcm')))}")
         speech = SpeechRequest(api.text(message.text), api.voice(message.voiceId))
-        return await api.speak(request, speech, "pcm", message.sampleRate, "audio/raw")
+        return api.speak(speech, "pcm", message.sampleRate, "audio/raw")
 
     @router.post("/jambonz/tts", response_class=Response)
-    async def jambonz_tts(request: Request, wanted: JambonzTts) -> Response:
-        """jambonz: 16-bit PCM at 8 kHz, the rate of its calls. SSML is refused."""
-        if wanted.type == "ssml":
-            raise BadRequest("SSML is not supported; send type: text")
+    async def jambonz_tts(wanted: JambonzTts) -> Response:
+        """jambonz: 16-bit PCM at 8 kHz, the rate of its calls. A text that begins with <speak> is SSML."""
         speech = SpeechRequest(api.text(wanted.text), api.voice(wanted.voice), wanted.language)
-        return await api.speak(request, speech, "pcm", 8_000, "audio/l16;rate=8000")
+        return api.speak(speech, "pcm", 8_000, "audio/l16;rate=8000")
 
     return router

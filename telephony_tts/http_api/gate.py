@@ -95,10 +95,11 @@ class Gate:
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Raises NotAllowed unless the request carries a token, if the server has tokens."""
-        target = scope["raw_path"] + b"?" + scope["query_string"]
-        if not self._server.knows_key_of(target.decode("ascii"), headers):
+        target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("ascii")
+        if not self._server.knows_key_of(target, headers):
             metrics.REFUSED.labels(reason="unauthorized").inc()
             raise NotAllowed("a token is needed: Authorization: Bearer …")
+        scope["state"]["lexicons"] = self._server.lexicons_for(target, headers)
 
     async def _read_body(
         self, headers: Headers, receive: Receive, held: bytearray, *, may_have_one: bool

@@ -6,11 +6,11 @@ import base64
 import json
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from telephony_tts.errors import TelephonyTTSError, UnknownVoice
+from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, refused
 from telephony_tts.http_api.speech import SpeechRequest
 
@@ -49,23 +49,17 @@ def openai_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
     @router.post("/v1/audio/speech", response_class=Response)
-    async def create_speech(request: Request, wanted: OpenAISpeech) -> Response:
+    async def create_speech(wanted: OpenAISpeech) -> Response:
         """Speak a text. A speed beyond 0.5 and 2 is brought to that limit, which is what the engines can do."""
-        name = wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id
-        try:
-            voice = api.voice(name)
-        except UnknownVoice:
-            if name not in VOICES:
-                raise
-            voice = None
+        voice = api.voice(wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id, VOICES)
         speed = min(_MAX_SPEED, max(_MIN_SPEED, wanted.speed))
         instruct = (wanted.instructions or "")[:1000] or None
         speech = SpeechRequest(api.text(wanted.input), voice, None, speed, None, instruct)
         if wanted.stream_format == "sse":
             wrap = _events(len(wanted.input))
-            return await api.speak(request, speech, wanted.response_format, RATE_HZ, "text/event-stream", wrap)
+            return api.speak(speech, wanted.response_format, RATE_HZ, "text/event-stream", wrap)
         content_type = CONTENT_TYPES[wanted.response_format]
-        return await api.speak(request, speech, wanted.response_format, RATE_HZ, content_type)
+        return api.speak(speech, wanted.response_format, RATE_HZ, content_type)
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 
 import numpy as np
-from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.engines.api import Voice
-from telephony_tts.errors import EngineUnavailable, TelephonyTTSError
+from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
 from telephony_tts.http_api.speech import SpeechRequest, SpeechStreams
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
@@ -27,7 +26,6 @@ pages may stop reading for some seconds."""
 _PIECE_SAMPLES = 2_880
 """How many samples are encoded between two looks at other calls: 120 ms at 24 kHz take a few milliseconds as mp3."""
 
-T = TypeVar("T")
 Audio = AsyncGenerator[bytes, None]
 
 
@@ -109,12 +107,22 @@ class HttpApi:
             )
         return text
 
-    def voice(self, name: str | None) -> str | None:
-        """Our voice for a client's name of it. None is the default voice. Raises UnknownVoice."""
+    def voice(self, name: str | None, aliases: Container[str] = ()) -> str | None:
+        """Our voice for a client's name of it. None is the default voice, which also has those of the `aliases` that
+        name no other voice. Raises UnknownVoice."""
         if name is None or name in ("", "default"):
             return None
         ours = self.settings.voice_names.get(name, name)
-        self.server.catalog.resolve(ours, None, "")
+        engines = self.server.catalog.engines
+        # First, because an unknown name is compared with all others for the message, which takes a millisecond.
+        if ours in aliases and all(voice.name != ours for engine in engines for voice in engine.voices):
+            return None
+        try:
+            self.server.catalog.resolve(ours, None, "")
+        except UnknownVoice:
+            if name in aliases:
+                return None
+            raise
         return ours
 
     async def prompt(self, recording: bytes, text: str) -> str:
@@ -132,33 +140,27 @@ class HttpApi:
         """Whether a client can remove it."""
         return self._voices is not None and self._voices.is_removable(voice)
 
-    async def speak(
+    def speak(
         self,
-        request: Request,
         wanted: SpeechRequest,
         format: str,
         rate_hz: int,
         content_type: str | None = None,
         wrap: Callable[[Audio], Audio] | None = None,
     ) -> Response:
-        """The response that streams the speech in a format of `audio.containers`. It begins with the first audio.
+        """The response that streams the speech in a format of `audio.containers`.
 
-        `wrap` turns the bytes into those of the response, for example into events. An error before the first audio is
-        raised: TelephonyTTSError.
+        `wrap` turns the bytes into those of the response, for example into events. Raises TelephonyTTSError.
         """
         if any(not _is_unicode(said) for said in (wanted.text, wanted.lang, wanted.instruct)):
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
-        stack = AsyncExitStack()
-        stack.callback(encoder.close)
-        try:
-            opening = stack.enter_async_context(self._streams.open(wanted, encoder.rate_hz))
-            audio = _encoded(await _unless_gone(request, opening), encoder)
-        except BaseException:
-            await stack.aclose()
-            raise
-        body = audio if wrap is None else wrap(audio)
-        return SpeechResponse(body, stack, content_type or encoder.content_type, self.server.outside_log)
+
+        def speech(lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
+            return self._streams.open(replace(wanted, lexicons=lexicons), encoder.rate_hz)
+
+        content_type = content_type or encoder.content_type
+        return SpeechResponse(speech, encoder, wrap or (lambda audio: audio), content_type, self.server.outside_log)
 
 
 def _is_unicode(text: str | None) -> bool:
@@ -167,59 +169,83 @@ def _is_unicode(text: str | None) -> bool:
 
 
 async def _encoded(audio: Audio, encoder: StreamEncoder) -> Audio:
-    async with aclosing(audio):
-        async for piece in audio:
-            pcm = np.frombuffer(piece, "<i2").astype(np.int16, copy=False)
-            for at in range(0, pcm.size, _PIECE_SAMPLES):
-                if data := encoder.feed(pcm[at : at + _PIECE_SAMPLES]):
-                    yield data
-                await asyncio.sleep(0)
+    async for piece in audio:
+        pcm = np.frombuffer(piece, "<i2").astype(np.int16, copy=False)
+        for at in range(0, pcm.size, _PIECE_SAMPLES):
+            if data := encoder.feed(pcm[at : at + _PIECE_SAMPLES]):
+                yield data
+            await asyncio.sleep(0)
     if data := encoder.finish():
         yield data
 
 
-class SpeechResponse(StreamingResponse):
-    """Streams audio, and ends the speech when it ends, whoever ends it."""
+class SpeechResponse(Response):
+    """Speaks while it is sent, and streams the audio. The status goes out with the first audio, so an error before that
+    is raised (TelephonyTTSError) and has a response of its own. A client that goes away ends the speech at once.
 
-    def __init__(self, body: Audio, stack: AsyncExitStack, content_type: str, log: logs.EventLogger) -> None:
-        super().__init__(body, media_type=content_type)
-        self._stack = stack
+    `speech` begins to speak with the lexicons of the request's token.
+    """
+
+    def __init__(
+        self,
+        speech: Callable[[tuple[str, ...]], AbstractAsyncContextManager[Audio]],
+        encoder: StreamEncoder,
+        wrap: Callable[[Audio], Audio],
+        content_type: str,
+        log: logs.EventLogger,
+    ) -> None:
+        self.status_code, self.media_type, self.background = 200, content_type, None
+        self.init_headers()
+        self._speech = speech
+        self._encoder = encoder
+        self._wrap = wrap
         self._log = log
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(None) as until_gone:
+                watching = asyncio.ensure_future(_watch(receive, until_gone))
+                try:
+                    await self._stream(scope, send)
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not until_gone.expired():
+                self._log.warning("slow_reader", path=scope["path"], for_s=SLOW_READER_S)
+                scope["state"]["cut_off"](at_once=True)
+            elif not self._has_begun:
+                raise ClientGone("the client has closed the connection") from None
+        except TelephonyTTSError as error:
+            if not self._has_begun:
+                raise
+            # The status is sent. A cut body is the only way left to tell the client.
+            self._log.warning("speech_cut_off", path=scope["path"], why=str(error))
+            scope["state"]["cut_off"](at_once=False)
+        finally:
+            self._encoder.close()
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(SLOW_READER_S):
                 await send(message)
 
-        try:
-            await super().__call__(scope, receive, send_in_time)
-        except* TimeoutError:
-            self._log.warning("slow_reader", path=scope["path"], for_s=SLOW_READER_S)
-            scope["state"]["cut_off"](at_once=True)
-        except* TelephonyTTSError as group:
-            # The status is sent. A cut body is the only way left to tell the client.
-            self._log.warning("speech_cut_off", path=scope["path"], why=str(group.exceptions[0]))
-            scope["state"]["cut_off"](at_once=False)
-        finally:
-            await self._stack.aclose()
+        async with (
+            self._speech(scope["state"]["lexicons"]) as audio,
+            aclosing(_encoded(audio, self._encoder)) as encoded,
+            aclosing(self._wrap(encoded)) as body,
+        ):
+            piece: bytes | None = await anext(body, None)
+            self._has_begun = True
+            await send_in_time({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while piece is not None:
+                await send_in_time({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await anext(body, None)
+            await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. It is cancelled if the client goes away meanwhile: raises ClientGone then."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone("the client has closed the connection")
-    finally:
-        gone.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait((working,))
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _watch(receive: Receive, until_gone: asyncio.Timeout) -> None:
+    """Let the time run out when the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
         pass
+    until_gone.reschedule(0)

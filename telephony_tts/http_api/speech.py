@@ -32,7 +32,7 @@ _ENDED = object()
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What to speak, and how. None: the server decides."""
+    """What to speak, and how. None: the server decides. `lexicons` are those of the request's token, by name."""
 
     text: str
     voice: str | None = None
@@ -40,6 +40,7 @@ class SpeechRequest:
     speed: float | None = None
     seed: int | None = None
     instruct: str | None = None
+    lexicons: tuple[str, ...] = ()
 
 
 class SpeechStreams:
@@ -52,11 +53,9 @@ class SpeechStreams:
 
     @asynccontextmanager
     async def open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The audio of `request`, 16-bit PCM at `rate_hz`, little-endian. Its first piece is ready when the context
-        begins; leaving the context cancels.
+        """The audio of `request`, 16-bit PCM at `rate_hz`, little-endian. Leaving the context cancels.
 
-        Raises Busy, and the engine's errors if there is no audio at all. A failure in the middle of the audio is raised
-        by the generator.
+        Raises Busy. The generator raises the engine's errors.
         """
         self._admit()
         settings = self._server.settings.speech
@@ -69,16 +68,16 @@ class SpeechStreams:
         catalog = Throttled(self._server.catalog, self._room, self._turnstile)
         call = new_call(speech, cast(EngineCatalog, catalog), "http")
         leg = catalog.leg = ResponseLeg(call)
-        await self._server.registry.start(call)
+        self._server.registry.begin(call)
         try:
             call.join_media(leg, leg.encode_media, leg.send_gathered)
             call.join_bot(leg, leg.encode_bot, ready(call))
+            call.session.use_lexicons(request.lexicons)
             how = {name: getattr(request, name) for name in ("voice", "lang", "speed", "seed", "instruct")}
             call.receive(m.Configure(**how))
             call.receive(m.Say(request.text))
-            audio = leg.audio()
-            async with aclosing(audio):
-                yield await _with_first(audio)
+            async with aclosing(leg.audio()) as audio:
+                yield audio
         finally:
             call.finish(1000, "the request has ended")
 
@@ -90,18 +89,6 @@ class SpeechStreams:
         limit = server.settings.vendors.http_streams
         if server.registry.n_requests >= limit:
             raise Busy(f"{limit} HTTP requests are being spoken, which is the limit", retry_after_ms=2_000)
-
-
-async def _with_first(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same audio, of which the first piece has come. Raises what its beginning raises."""
-    first = await anext(audio, b"")
-
-    async def whole() -> AsyncGenerator[bytes, None]:
-        yield first
-        async for piece in audio:
-            yield piece
-
-    return whole()
 
 
 class ResponseLeg:
@@ -149,6 +136,8 @@ class ResponseLeg:
             case m.TurnSent() | m.Done():
                 self.send_gathered()
                 self._waiting.put_nowait(_ENDED)
+            case m.ErrorEvent("too_many_marks"):
+                pass  # it concerns a mark of SSML, of which nobody is told
             case m.ErrorEvent(code, message):
                 error = EngineError(message, code=code, retryable=event.retryable, retry_after_ms=event.retry_after_ms)
                 self._waiting.put_nowait(error)

@@ -48,15 +48,15 @@ def tts_routes(api: HttpApi) -> APIRouter:
     @router.get("/tts/stream", response_class=Response)
     async def tts_stream_get(request: Request) -> Response:
         """Speak a text. The options are in the query, as in the POST request's body."""
-        return await speak(request, dict(request.query_params), None)
+        return await speak(dict(request.query_params), None)
 
     @router.post("/tts/stream", response_class=Response, openapi_extra=_BODY)
     async def tts_stream_post(request: Request) -> Response:
         """Speak a text, as JSON or a form. The response begins with the first audio."""
         values, recording = await read_body(request)
-        return await speak(request, values, recording)
+        return await speak(values, recording)
 
-    async def speak(request: Request, values: dict[str, Any], recording: bytes | None) -> Response:
+    async def speak(values: dict[str, Any], recording: bytes | None) -> Response:
         try:
             wanted = TtsRequest.model_validate({name: value for name, value in values.items() if value != ""})
         except ValidationError as error:
@@ -67,7 +67,7 @@ def tts_routes(api: HttpApi) -> APIRouter:
         if recording is not None:
             voice = await api.prompt(recording, wanted.prompt_text)
         speech = SpeechRequest(text, voice, wanted.lang, wanted.speed, wanted.seed, wanted.instruct)
-        return await api.speak(request, speech, wanted.format, wanted.sample_rate)
+        return api.speak(speech, wanted.format, wanted.sample_rate)
 
     return router
 

@@ -93,7 +93,7 @@ def _source_end(part: Part, n_spoken: int) -> int | None:
     at = 0
     for span in part.spans:
         if n_spoken <= at + len(span.spoken):
-            if len(span.spoken) == span.end - span.start:
+            if span.is_written:
                 return part.sentence.start + span.start + n_spoken - at
             return part.sentence.start + span.end if n_spoken == at + len(span.spoken) else None
         at += len(span.spoken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from telephony_tts.engines.api import Utterance
+from telephony_tts.session.bed import Bed
 from telephony_tts.wire.messages import ToBot, ToMedia
 
 
@@ -39,6 +40,14 @@ class CancelSynthesis:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadBed:
+    """Load the sound of this bed at this rate, and pass it to `Session.bed_loaded`, or the error to `bed_failed`."""
+
+    bed: Bed
+    rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The call is over. Close the bot leg with this WebSocket code."""
 
@@ -46,4 +55,4 @@ class Finish:
     reason: str
 
 
-Effect = Synthesize | FeedText | Pull | CancelSynthesis | Finish | ToBot | ToMedia
+Effect = Synthesize | FeedText | Pull | CancelSynthesis | LoadBed | Finish | ToBot | ToMedia

@@ -7,6 +7,7 @@ all of it was heard.
 
 from __future__ import annotations
 
+from telephony_tts.session.digits import Digits
 from telephony_tts.session.marks import MarkState
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.text.characters import is_cjk, is_hangul
@@ -31,28 +32,81 @@ def heard_offset(turn: Turn, position: int) -> int:
     return _cut_at_word(turn.text, offset)
 
 
-def mark_sample(turn: Turn, offset: int) -> int | None:
-    """The sample by which all text before `offset` is spoken. None while that is not known."""
+def is_in_insert(turn: Turn, position: int) -> bool:
+    """Whether the caller hears an insert at `position`."""
+    return any(
+        part.insert is not None and part.start_sample is not None and part.start_sample < position
+        and (part.end_sample is None or position < part.end_sample)
+        for part in turn.parts
+    )  # fmt: skip
+
+
+def boundary_sample(turn: Turn, position: int) -> int:
+    """The sample of the last word boundary that was heard by `position`. Inside a sound it is `position` itself, and
+    inside tones the begin or the end of a tone."""
+    rate_hz = turn.settings.rate_hz
+    for part in turn.parts:
+        if part.start_sample is None or position <= part.start_sample:
+            break
+        if isinstance(part.insert, Digits) and (part.end_sample is None or position < part.end_sample):
+            heard_ms = (position - part.start_sample) * 1000 // rate_hz
+            return part.start_sample + part.insert.resume_ms(heard_ms) * rate_hz // 1000
+        if part.insert is not None or (part.end_sample is not None and position >= part.end_sample):
+            continue
+        if part.words:
+            return max((sample for _, sample in part.words if sample <= position), default=part.start_sample)
+        assert part.utterance is not None
+        text, n_samples = part.utterance.text, _n_samples(part, turn.settings.rate_hz)
+        n_spoken = min(len(text), (position - part.start_sample) * len(text) // max(1, n_samples))
+        while 0 < n_spoken < len(text) and joins(text[n_spoken - 1], text[n_spoken]):
+            n_spoken -= 1
+        return min(position, part.start_sample + n_samples * n_spoken // max(1, len(text)))
+    return position
+
+
+def mark_sample(turn: Turn, offset: int, n_inserts: int = 0) -> int | None:
+    """The sample by which all text before `offset` and the first `n_inserts` inserts are heard. None while that is not
+    known."""
     last_end = 0
     offset = len(turn.text[:offset].rstrip())
     for part in turn.parts:
-        if part.sentence.start >= offset:
+        if part.insert is not None:
+            if part.n_inserts > n_inserts:
+                break
+        elif part.sentence.start >= offset:
             break
-        if part.sentence.end > offset:
+        elif part.sentence.end > offset:
             return _sample_in_part(part, offset)
         if part.end_sample is None:
             return None
         last_end = part.end_sample
+    if n_inserts and (not turn.parts or turn.parts[-1].n_inserts < n_inserts):
+        return None  # the insert is not among the parts yet
     covered = turn.parts[-1].sentence.end if turn.parts else 0
     if covered >= offset or turn.text_exhausted or not turn.text[covered:offset].strip():
         return last_end
     return None
 
 
+def start_of(part: Part, offset: int) -> int:
+    """The sample at which the word at `offset` of a sentence begins. All the audio of the sentence has come."""
+    assert part.start_sample is not None and part.end_sample is not None
+    if not part.words:
+        return _even_sample(part, offset)
+    return next((at for n, at in part.word_starts if _to_source(part, n) >= offset), part.end_sample)
+
+
+def end_of(part: Part, offset: int) -> int:
+    """The sample at which a sentence is spoken up to `offset`. All the audio of the sentence has come."""
+    sample = _sample_in_part(part, part.sentence.start + offset)
+    assert sample is not None
+    return sample
+
+
 def place_marks(turn: Turn) -> None:
     """Place each mark whose place in the audio is known now, in order."""
     while (mark := turn.marks.first(MarkState.ASKED)) is not None:
-        sample = mark_sample(turn, mark.offset)
+        sample = mark_sample(turn, mark.offset, mark.n_inserts)
         if sample is None:
             return
         turn.marks.place(mark, sample)
@@ -68,13 +122,22 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
                 break
             n_spoken = end_char
         return _to_source(part, n_spoken)
-    if part.end_sample is not None:
-        n_samples = part.end_sample - part.start_sample
-    else:
-        n_cjk = sum(stands_alone(c) for c in spoken)
-        n_samples = int(rate_hz * (n_cjk / _CJK_CHARS_PER_S + (len(spoken) - n_cjk) / _CHARS_PER_S))
-    fraction = (position - part.start_sample) / max(1, n_samples)
+    fraction = (position - part.start_sample) / max(1, _n_samples(part, rate_hz))
     return _to_source(part, min(len(spoken), int(fraction * len(spoken))))
+
+
+def _n_samples(part: Part, rate_hz: int) -> int:
+    """The length of a sentence; an estimate until all its audio has come."""
+    assert part.utterance is not None and part.start_sample is not None
+    if part.end_sample is not None:
+        return part.end_sample - part.start_sample
+    return int(rate_hz * typical_s(part.utterance.text))
+
+
+def typical_s(spoken: str) -> float:
+    """About how long it takes to say a text, in seconds."""
+    n_cjk = sum(stands_alone(c) for c in spoken)
+    return n_cjk / _CJK_CHARS_PER_S + (len(spoken) - n_cjk) / _CHARS_PER_S
 
 
 def _sample_in_part(part: Part, offset: int) -> int | None:
@@ -85,10 +148,14 @@ def _sample_in_part(part: Part, offset: int) -> int | None:
             return end_sample
     if part.words or part.end_sample is None or part.start_sample is None or part.utterance is None:
         return part.end_sample
-    n_spoken = _to_spoken(part, wanted)
+    return _even_sample(part, wanted)
+
+
+def _even_sample(part: Part, offset: int) -> int:
+    """The sample at `offset` of a sentence that is spoken at an even pace."""
+    assert part.utterance is not None and part.start_sample is not None and part.end_sample is not None
     n_samples = part.end_sample - part.start_sample
-    at: int = part.start_sample + n_samples * n_spoken // max(1, len(part.utterance.text))
-    return at
+    return part.start_sample + n_samples * _to_spoken(part, offset) // max(1, len(part.utterance.text))
 
 
 def _to_source(part: Part, n_spoken: int) -> int:
@@ -97,8 +164,7 @@ def _to_source(part: Part, n_spoken: int) -> int:
     for span in part.spans:
         end = at + len(span.spoken)
         if n_spoken < end:
-            verbatim = len(span.spoken) == span.end - span.start
-            return span.start + (n_spoken - at if verbatim else 0)
+            return span.start + (n_spoken - at if span.is_written else 0)
         at = end
     return part.spans[-1].end if part.spans else 0
 
@@ -107,16 +173,15 @@ def _to_spoken(part: Part, offset: int) -> int:
     at = 0
     for span in part.spans:
         if offset < span.end:
-            verbatim = len(span.spoken) == span.end - span.start
-            return at + (max(0, offset - span.start) if verbatim else 0)
+            return at + (max(0, offset - span.start) if span.is_written else 0)
         at += len(span.spoken)
     return at
 
 
 def _cut_at_word(text: str, offset: int) -> int:
     offset = min(offset, len(text))
-    if 0 < offset < len(text) and _joins(text[offset - 1], text[offset]):
-        while offset > 0 and _joins(text[offset - 1], text[offset]):
+    if 0 < offset < len(text) and joins(text[offset - 1], text[offset]):
+        while offset > 0 and joins(text[offset - 1], text[offset]):
             offset -= 1
     else:
         while 0 < offset < len(text) and text[offset] in ATTACHED:
@@ -127,7 +192,7 @@ def _cut_at_word(text: str, offset: int) -> int:
     return offset
 
 
-def _joins(left: str, right: str) -> bool:
+def joins(left: str, right: str) -> bool:
     """True if the two characters belong to one word."""
     return (
         (left.isalnum() or left in "'’-") and (right.isalnum() or right in "'’-")

@@ -18,7 +18,8 @@ class Inbound:
         self._out = out
         self._codec: str | None = None
         self._rate_hz: int | None = None
-        self._media: tuple[str, int] | None = None
+        self.source: tuple[str, int] | None = None
+        """The codec and the rate of the media leg's audio."""
         self._spoken = ("ulaw", 8000)
         self._transcoder: Transcoder | None = None
 
@@ -32,7 +33,7 @@ class Inbound:
     def media(self, heard: tuple[str, int], spoken: tuple[str, int]) -> None:
         """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. The bot gets
         `spoken` too unless it asks for another format."""
-        self._media, self._spoken = heard, spoken
+        self.source, self._spoken = heard, spoken
         self._choose()
 
     def take(self, audio: MediaAudio) -> None:
@@ -44,14 +45,14 @@ class Inbound:
 
     def _choose(self) -> None:
         """Begin a new stream. A format that cannot be made is reported to the bot, which then gets the media leg's."""
-        if self._media is None:
+        if self.source is None:
             return
         codec, rate_hz = self._spoken
         to_codec = self._codec or codec
         to_rate_hz = self._rate_hz or (rate_hz if rate_hz in CODECS[to_codec].rates_hz else 8000)
         try:
-            self._transcoder = Transcoder(*self._media, to_codec, to_rate_hz)
+            self._transcoder = Transcoder(*self.source, to_codec, to_rate_hz)
         except AudioError as error:
             self._codec = self._rate_hz = None
-            self._transcoder = None if self._media == self._spoken else Transcoder(*self._media, *self._spoken)
+            self._transcoder = None if self.source == self._spoken else Transcoder(*self.source, *self._spoken)
             self._out.append(ErrorEvent("bad_field", f"{error}; the caller comes as {codec} at {rate_hz} Hz"))

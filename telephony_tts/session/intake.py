@@ -7,12 +7,18 @@ LLM's late tokens for an interrupted turn are dropped with one warning, so they 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from telephony_tts.engines.api import Insert
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.heard import place_marks
 from telephony_tts.session.language import CallLanguage
-from telephony_tts.session.settings import SessionSettings
-from telephony_tts.session.turn import Turn, TurnVoice
+from telephony_tts.session.lexicons import CallLexicon
+from telephony_tts.session.markup import KnowsVoice, TurnMarkup
+from telephony_tts.session.settings import SessionSettings, TurnVoice
+from telephony_tts.session.turn import Turn
+from telephony_tts.text.ssml import begins_with_speak
 from telephony_tts.wire import messages as m
 
 _REMEMBERED_TURNS = 256
@@ -24,14 +30,22 @@ class Intake:
     """Creates turns and fills them. `turns` and `out` are the session's own lists."""
 
     def __init__(
-        self, settings: SessionSettings, turns: list[Turn], out: list[Effect], now_ns: int, language: CallLanguage
+        self,
+        settings: SessionSettings,
+        turns: list[Turn],
+        out: list[Effect],
+        now_ns: int,
+        language: CallLanguage,
+        knows_voice: KnowsVoice | None = None,
     ) -> None:
         self.settings = settings
         self._language = language
+        self._knows_voice = knows_voice
         self._limits = settings.limits
         self._turns = turns
         self._out = out
         self.speaking = _voice_of(settings)
+        self.text_type = settings.text_type
         self.closing = False
         self.gives_way = False
         """An open turn whose text is all spoken ends when another turn waits."""
@@ -46,26 +60,33 @@ class Intake:
 
     # ---------------------------------------------------------------- text
 
-    def say(self, text: str, turn_id: str | None, now_ns: int) -> None:
-        """A whole turn."""
+    def say(
+        self, text: str, turn_id: str | None, now_ns: int, text_type: str | None = None, *, private: bool = False
+    ) -> None:
+        """A whole turn. `text_type` is "text" or "ssml", None for what the call has."""
         if turn_id is not None and any(turn.id == turn_id for turn in self._turns):
             self._refuse("turn_exists", f"turn {turn_id} is still being spoken; use a new id", about=turn_id)
             return
         if self._implicit is not None:
             # A bot that begins a whole turn adds nothing to the turn that it left open.
             self.close_turn(self._implicit, now_ns)
-        turn = self._new(turn_id, len(text), now_ns, whole=True)
+        turn = self._new(turn_id, text, now_ns, text_type, whole=True)
         if turn is not None:
+            turn.is_private = private
             turn.append(text, now_ns)
-            turn.close(now_ns)
+            self.close_turn(turn, now_ns)
 
-    def text(self, text: str, turn_id: str | None, last: bool, now_ns: int) -> None:
-        """A piece of a turn."""
+    def text(
+        self, text: str, turn_id: str | None, last: bool, now_ns: int, text_type: str | None = None, *,
+        private: bool = False,
+    ) -> None:  # fmt: skip
+        """A piece of a turn. `text_type` and `private` of the first piece hold for the turn."""
         turn = self._find(turn_id) if turn_id is not None else self._implicit
         if turn is None:
-            turn = self._new(turn_id, len(text), now_ns)
+            turn = self._new(turn_id, text, now_ns, text_type)
             if turn is None:
                 return
+            turn.is_private = private
             if turn_id is None:
                 self._implicit = turn
         elif turn.closed:
@@ -74,14 +95,50 @@ class Intake:
         elif not self._fits(turn, len(text), now_ns):
             return
         turn.append(text, now_ns)
+        if turn.markup is not None:
+            self._heed(turn, turn.markup)
         if last:
             self.close_turn(turn, now_ns)
+
+    def insert(self, insert: Insert, turn_id: str | None, now_ns: int) -> Turn | None:
+        """Play `insert` behind the text so far of the named turn, or of the turn that is open. If no turn is open, the
+        insert is a turn of its own. None if it was refused."""
+        turn = self._find(turn_id) if turn_id is not None else self._open_turn()
+        if turn is not None and turn.closed:
+            self._refuse("turn_closed", f"turn {turn.id} was ended; its text is complete", about=turn.id)
+            return None
+        is_own = turn is None
+        turn = turn or self._new(turn_id, "", now_ns, "text")
+        if turn is not None:
+            turn.insert(insert)
+            if is_own:
+                turn.close(now_ns)
+        return turn
+
+    def behind_all(self, now_ns: int) -> tuple[Turn | None, bool]:
+        """(the turn whose end is behind all text of the call, whether it was made for that). The last turn if it is
+        open, else a new one, or None if that was refused."""
+        if self._turns and not self._turns[-1].closed:
+            return self._turns[-1], False
+        return self._new(None, "", now_ns, "text"), True
 
     def close_turn(self, turn: Turn, now_ns: int) -> None:
         """No more text for this turn."""
         turn.close(now_ns)
+        if turn.markup is not None:
+            self._heed(turn, turn.markup)
         if turn is self._implicit:
             self._implicit = None
+
+    def _heed(self, turn: Turn, markup: TurnMarkup) -> None:
+        """Set the marks of a turn's markup, and tell the bot what is wrong with it."""
+        for name, offset, n_inserts in markup.marks:
+            if self._may_mark(name, turn):
+                turn.marks.ask(name, offset, n_inserts)
+        markup.marks.clear()
+        for code, message in markup.warnings:
+            self.warn(code, message, turn.id)
+        markup.warnings.clear()
 
     def close_all(self, now_ns: int) -> None:
         self.closing = True
@@ -129,12 +186,14 @@ class Intake:
             if turn is None:
                 self.warn("no_active_turn", f"{verb}: no turn {turn_id} is open", turn_id)
             return turn
-        if self._implicit is not None:
-            return self._implicit
-        turn = next((turn for turn in reversed(self._turns) if not turn.closed), None)
+        turn = self._open_turn()
         if turn is None:
             self.warn("no_active_turn", f"{verb}: no turn is open")
         return turn
+
+    def _open_turn(self) -> Turn | None:
+        """The implicit turn, else the newest open one."""
+        return self._implicit or next((turn for turn in reversed(self._turns) if not turn.closed), None)
 
     def for_mark(self, mark: m.Mark) -> Turn | None:
         """The turn that a mark belongs to. None if the mark was answered here, because nothing is left to play."""
@@ -153,12 +212,16 @@ class Intake:
             if turn is None:
                 self._out.append(m.MarkReached(mark.name, "played"))
                 return None
+        return turn if self._may_mark(mark.name, turn) else None
+
+    def _may_mark(self, name: str, turn: Turn) -> bool:
+        """Whether one more mark may wait. Otherwise it ends here."""
         n_pending = sum(len(turn.marks) for turn in self._turns)
-        if n_pending >= self.settings.pending_marks:
-            self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {mark.name} was not set", turn=None)
-            self._out.append(m.MarkReached(mark.name, "cleared", turn.id))
-            return None
-        return turn
+        if n_pending < self.settings.pending_marks:
+            return True
+        self._refuse("too_many_marks", f"{n_pending} marks are waiting; mark {name} was not set", turn=None)
+        self._out.append(m.MarkReached(name, "cleared", turn.id))
+        return False
 
     def configure(self, message: m.Configure) -> None:
         """Voice settings for the turns that begin after this."""
@@ -169,13 +232,29 @@ class Intake:
             speed=old.speed if message.speed is None else message.speed or first.speed,
             seed=old.seed if message.seed is None else message.seed,
             instruct=old.instruct if message.instruct is None else message.instruct or None,
+            lexicon=old.lexicon if message.lexicon is None else self._with_entries(message.lexicon),
         )
+        self.text_type = message.text_type or self.text_type
+
+    def use_lexicons(self, names: Sequence[str]) -> None:
+        """Turns that begin after this are read with these lexicons of the server too."""
+        if names and self.speaking.lexicon is not None:
+            self.speaking = replace(self.speaking, lexicon=self.speaking.lexicon.with_names(names))
+
+    def _with_entries(self, entries: Mapping[str, str]) -> CallLexicon | None:
+        """The lexicons of the call with these entries of the bot in place of its earlier ones."""
+        lexicon, problems = (self.speaking.lexicon or CallLexicon()).with_own(entries)
+        for problem in problems:
+            self.warn("bad_lexicon_entry", f"lexicon: {problem}")
+        is_empty = self.settings.lexicon is None and lexicon.own is None
+        return None if is_empty else lexicon
 
     def new_bot(self, settings: SessionSettings) -> None:
         """Forget what the bot before had chosen. Its turns are over."""
         self.settings = settings
         self._limits = settings.limits
         self.speaking = _voice_of(settings)
+        self.text_type = settings.text_type
         self._implicit = None
         self._ended.clear()
         self._warned_late.clear()
@@ -202,7 +281,11 @@ class Intake:
             self._out.append(m.Resume(waiting))
         return waiting
 
-    def _new(self, turn_id: str | None, n_chars: int, now_ns: int, *, whole: bool = False) -> Turn | None:
+    def _new(
+        self, turn_id: str | None, text: str, now_ns: int, text_type: str | None, *, whole: bool = False
+    ) -> Turn | None:
+        """A turn that begins with `text`, which the caller adds. None if it is refused."""
+        n_chars = len(text)
         if turn_id is not None and turn_id in self._ended:
             if turn_id not in self._warned_late:
                 self._warned_late.add(turn_id)
@@ -227,14 +310,22 @@ class Intake:
                 self._remember(turn_id, "error")
             return None
         self._n_turns += 1
-        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, self._language, now_ns)
+        markup = self._markup(text, text_type or self.text_type)
+        turn = Turn(turn_id, self._n_turns, self.settings, self.speaking, self._language, now_ns, markup)
         self._turns.append(turn)
         return turn
 
+    def _markup(self, text: str, text_type: str) -> TurnMarkup | None:
+        """What reads a turn that begins with `text`. None for plain text."""
+        if text_type == "text" or (text_type == "auto" and begins_with_speak(text) is False):
+            return None
+        return TurnMarkup(is_certain=text_type == "ssml", knows_voice=self._knows_voice)
+
     def _fits(self, turn: Turn, n_chars: int, now_ns: int) -> bool:
         """True if an open turn may have this much more text. Otherwise it keeps its text, and the bot gets an error."""
-        if turn.n_chars + n_chars > self._limits.turn_chars:
-            message = f"{turn.n_chars + n_chars} characters in one turn, the limit is {self._limits.turn_chars}"
+        n_together = turn.n_source_chars + n_chars
+        if n_together > self._limits.turn_chars:
+            message = f"{n_together} characters in one turn, the limit is {self._limits.turn_chars}"
             self._refuse("text_too_long", message, about=turn.id)
             return False
         if not self._spend(n_chars, now_ns):
@@ -286,4 +377,4 @@ class Intake:
 
 def _voice_of(settings: SessionSettings) -> TurnVoice:
     """What a bot begins with."""
-    return TurnVoice(settings.voice, settings.lang, settings.speed, None, None)
+    return TurnVoice(settings.voice, settings.lang, settings.speed, None, None, settings.lexicon)

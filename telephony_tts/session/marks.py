@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from telephony_tts.session.digits import Digits
+
 NO_SAMPLE = sys.maxsize
 
 
@@ -34,7 +36,7 @@ class MarkState(Enum):
 _ENDS = frozenset({MarkState.PLAYED, MarkState.CLEARED})
 _NEXT: dict[MarkState, frozenset[MarkState]] = {
     MarkState.ASKED: _ENDS | {MarkState.PLACED},
-    # Back to ASKED: the turn is synthesised again for another codec.
+    # Back to ASKED: the turn is synthesised again for another codec, or another engine goes on with it.
     MarkState.PLACED: _ENDS | {MarkState.ASKED, MarkState.SENT, MarkState.TIMED},
     # Back to PLACED: the frames before it are sent again.
     MarkState.SENT: _ENDS | {MarkState.PLACED, MarkState.TIMED},
@@ -46,15 +48,27 @@ _NEXT: dict[MarkState, frozenset[MarkState]] = {
 
 @dataclass(slots=True, eq=False)
 class TurnMark:
-    """A place in the speech of a turn, behind `offset` characters of its text."""
+    """A place in the speech of a turn, behind `offset` characters of its text and `n_inserts` of its inserts."""
 
     name: str | None
     offset: int
+    n_inserts: int = 0
     sample: int = 0
     """Its place in the turn's audio, once it is placed."""
     state: MarkState = MarkState.ASKED
     wire_name: str = ""
     """What the peer calls it, while it is sent."""
+    digits: Digits | None = None
+    """The platform sends these when the mark is played. The bot does not know of such a mark."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody waits for its end."""
+        return self.name is None and self.digits is None
+
+
+def _place(mark: TurnMark) -> tuple[int, int]:
+    return mark.offset, mark.n_inserts
 
 
 _ORDER = {MarkState.PLACED: 1, MarkState.ASKED: 2}
@@ -80,7 +94,7 @@ class TurnMarks:
 
     def __iter__(self) -> Iterator[TurnMark]:
         """All marks in the order of the text."""
-        return iter(sorted(self.live, key=lambda mark: mark.offset))
+        return iter(sorted(self.live, key=_place))
 
     def first(self, state: MarkState) -> TurnMark | None:
         return next((mark for mark in self.live if mark.state is state), None)
@@ -94,20 +108,20 @@ class TurnMarks:
 
     # ------------------------------------------------------------- new marks
 
-    def ask(self, name: str | None, offset: int) -> None:
+    def ask(self, name: str | None, offset: int, n_inserts: int = 0, digits: Digits | None = None) -> None:
         """Add a mark whose place in the audio is not known yet."""
         at = len(self.live)
-        while at and self.live[at - 1].state is MarkState.ASKED and self.live[at - 1].offset > offset:
+        while at and self.live[at - 1].state is MarkState.ASKED and _place(self.live[at - 1]) > (offset, n_inserts):
             at -= 1
-        self.live.insert(at, TurnMark(name, offset))
+        self.live.insert(at, TurnMark(name, offset, n_inserts, digits=digits))
 
-    def add_ours(self, sample: int, offset: int = 0) -> None:
+    def add_ours(self, sample: int, offset: int = 0, n_inserts: int = 0) -> None:
         """Add a mark of ours at a known sample, behind the placed marks up to there."""
-        self._insert(TurnMark(None, offset, sample, MarkState.PLACED), sample)
+        self._insert(TurnMark(None, offset, n_inserts, sample, MarkState.PLACED), sample)
 
     def add_beginning(self, sample: int) -> None:
         """Add a mark of ours that is sent before all others: its echo tells when the peer began to play."""
-        self._insert(TurnMark(None, 0, sample, MarkState.PLACED), -1)
+        self._insert(TurnMark(None, 0, sample=sample, state=MarkState.PLACED), -1)
 
     def _insert(self, mark: TurnMark, behind_sample: int) -> None:
         """Insert a placed mark behind those that are placed up to `behind_sample`."""
@@ -135,7 +149,7 @@ class TurnMarks:
 
     def leave_to_clock(self, mark: TurnMark) -> None:
         """The peer will not report the mark. A mark of ours tells nothing then, so it ends."""
-        self._set(mark, MarkState.CLEARED if mark.name is None else MarkState.TIMED)
+        self._set(mark, MarkState.CLEARED if mark.is_ours else MarkState.TIMED)
         self._find_next()
 
     def end(self, mark: TurnMark, state: MarkState) -> None:
@@ -156,10 +170,18 @@ class TurnMarks:
     def begin_again(self) -> None:
         """The turn is synthesised again: no place in its audio is known any more."""
         for mark in self.live[:]:
-            if mark.name is None:
+            if mark.is_ours:
                 self._set(mark, MarkState.CLEARED)
             elif mark.state is MarkState.PLACED:
                 self._set(mark, MarkState.ASKED)
+        self._find_next()
+
+    def cut(self, sample: int) -> None:
+        """The audio behind `sample` was dropped, so the marks there have no place again. Ours end."""
+        for mark in self.in_state(MarkState.PLACED):
+            if mark.sample > sample:
+                self._set(mark, MarkState.CLEARED if mark.is_ours else MarkState.ASKED)
+        self.live.sort(key=lambda mark: _ORDER.get(mark.state, 0))
         self._find_next()
 
     def _set(self, mark: TurnMark, state: MarkState) -> None:

@@ -29,12 +29,12 @@ class Playhead:
         clock = turn.playout.played_ns(now_ns) * self.rate_hz // _S
         plays_files = turn.settings.whole_sentences
         if not self._peer_has_reported and not plays_files:
-            return clock, "clock"
+            return max(turn.heard_samples, clock), "clock"
         limit = turn.n_sent_samples
         if (awaited := turn.marks.first(MarkState.SENT)) is not None:
             limit = min(limit, awaited.sample)
         if turn.anchor is None:
-            return turn.heard_samples if plays_files else min(clock, limit), "marks"
+            return max(turn.heard_samples, 0 if plays_files else min(clock, limit)), "marks"
         sample, at_ns = turn.anchor
         played = max(sample, min(limit, sample + (now_ns - at_ns) * self.rate_hz // _S))
         return max(turn.heard_samples, played), "marks"
@@ -124,7 +124,8 @@ class Playhead:
         """Each mark of an interrupted turn ends: as played if its place was certainly heard, else as cleared."""
         awaited = turn.marks.first(MarkState.SENT)
         for mark in turn.marks:
-            is_heard = mark.state is not MarkState.ASKED and mark.sample <= position
+            # Nothing is sent for a turn that is over.
+            is_heard = mark.state is not MarkState.ASKED and mark.sample <= position and mark.digits is None
             if basis == "marks":
                 # The peer itself would have reported the others.
                 is_awaited = awaited is not None and awaited.sample <= mark.sample
@@ -133,5 +134,8 @@ class Playhead:
 
     def _end(self, turn: Turn, mark: TurnMark, state: MarkState) -> None:
         turn.marks.end(mark, state)
+        if mark.digits is not None and state is MarkState.PLAYED:
+            mark.digits.is_sent = True
+            self._out.append(mark.digits.message)
         if mark.name is not None:
             self._out.append(MarkReached(mark.name, "played" if state is MarkState.PLAYED else "cleared", turn.id))

@@ -14,7 +14,7 @@ from telephony_tts.session.settings import UNPACED_MS, SessionSettings
 class Playout:
     """The schedule of one turn. `frames_per_bulk` frames are sent at once, and the last of them is `lead_ns` ahead."""
 
-    __slots__ = ("first_lead_ns", "frames_per_bulk", "lead_ns", "n_sent", "ptime_ns", "t0_ns")
+    __slots__ = ("began_ns", "first_lead_ns", "frames_per_bulk", "lead_ns", "n_sent", "ptime_ns", "t0_ns")
 
     def __init__(self, ptime_ns: int, lead_ns: int, frames_per_bulk: int = 1) -> None:
         self.ptime_ns = ptime_ns
@@ -23,11 +23,19 @@ class Playout:
         self.first_lead_ns = lead_ns - (frames_per_bulk - 1) * ptime_ns
         """How far ahead the first frame of a bulk is."""
         self.t0_ns: int | None = None
+        self.began_ns = 0
+        """When speech began, or went on after a pause or a clear of an earlier turn."""
         self.n_sent = 0
 
-    def start(self, t0_ns: int) -> None:
-        """Fix the moment at which the first frame is to be heard."""
-        self.t0_ns = t0_ns
+    def start(self, at_ns: int) -> None:
+        """Fix the moment at which the next frame is to be heard."""
+        self.began_ns = at_ns
+        self.t0_ns = at_ns - self.n_sent * self.ptime_ns
+
+    def stop(self, n_sent: int) -> None:
+        """Frames from `n_sent` on were not heard. They are sent again when the schedule starts anew."""
+        self.n_sent = n_sent
+        self.t0_ns = None
 
     def hurry(self) -> None:
         """Send each frame as soon as it is there."""

@@ -29,7 +29,7 @@ def status(call: str, has_media: bool, turns: list[Turn], buffered_ms: int, n_un
         media="attached" if has_media else "waiting",
         speaking=speaking,
         turns=[
-            {"turn": turn.id, "chars": turn.n_chars, "closed": turn.closed, "speaking": turn.id == speaking}
+            {"turn": turn.id, "chars": turn.n_source_chars, "closed": turn.closed, "speaking": turn.id == speaking}
             for turn in turns
         ],
         buffered_chars=sum(turn.waiting_chars for turn in turns),
@@ -47,4 +47,13 @@ def sentence_spoken(turn: Turn, part: Part) -> SentenceSpoken:
     assert part.start_sample is not None and part.end_sample is not None
     rate_hz = turn.settings.rate_hz
     start_ms, end_ms = part.start_sample * 1000 // rate_hz, part.end_sample * 1000 // rate_hz
-    return SentenceSpoken(turn.id, part.index, part.sentence.text, start_ms, end_ms)
+    sentence = part.sentence
+    text = sentence.text
+    if turn.markup is not None:
+        text = turn.source[turn.in_source(sentence.start) : turn.in_source(sentence.end)]
+    return SentenceSpoken(turn.id, part.index, text, start_ms, end_ms, speakers([part]))
+
+
+def speakers(parts: list[Part]) -> list[str] | None:
+    """The engines that spoke, in order, each once. None if they are not reported."""
+    return list(dict.fromkeys(name for part in parts for name in part.engines)) or None

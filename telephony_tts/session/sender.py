@@ -6,8 +6,9 @@ turns in a row have no gap and no overlap, though both are sent ahead of time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
+from telephony_tts.session.bed import Bed
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.marks import NO_SAMPLE, MarkState
 from telephony_tts.session.turn import Part, Turn
@@ -16,9 +17,23 @@ from telephony_tts.wire.messages import Frame, MediaMark, Started, TurnSent
 FRAMES_PER_POLL = 32
 """More frames wait for the next poll, where a full socket or a `clear` can still hold them back."""
 
-
 _OUR_MARKS = 6
 """Room for the marks of ours, of which a peer has one for each beginning and end that it did not play yet."""
+
+class PlayoutListener(Protocol):
+    """Learns what the caller hears and when."""
+
+    def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
+        """A frame was sent. The caller hears it at `heard_ns`."""
+
+    def moved(self, late_ns: int) -> None:
+        """Frames that were sent and not heard yet are heard `late_ns` later."""
+
+    def peer_is_late(self, late_ns: int) -> None:
+        """The peer has reported that it plays `late_ns` later than our schedule, which stays as it is."""
+
+    def emptied(self, now_ns: int) -> None:
+        """Frames that were not heard yet never will be."""
 
 
 class Sender:
@@ -37,14 +52,18 @@ class Sender:
         """How many marks the peer can have. The bot's marks beyond that are left to the clock."""
         self.media_end_ns = 0
         """When the last turn that was fully sent has been heard."""
-        self.on_frame: Callable[[bytes, int, int], None] | None = None
-        """Called with each frame of speech, when it is to be heard, and the time now."""
-        self.on_moved: Callable[[int], None] | None = None
-        """Called with the delay by which sent frames are heard later than `on_frame` was told."""
+        self.listeners: list[PlayoutListener] = []
+        self.is_held = False
+        """Speech is paused: its frames wait."""
         self.silence: bytes | None = None
         """A frame of silence, for a peer that must always get frames: the network may take a silent telephone for
         disconnected."""
+        self.bed: Bed | None = None
+        """The sound that is mixed into the speech, and that is sent while there is no speech."""
         self.ptime_ns = 0
+        """The duration of the frames that are sent while there is no speech."""
+        self.fill_frames = 1
+        """How many of them are sent together: more for a peer that would fill up a message of fewer with silence."""
         self.silent_until_ns = 0
         """When the silence in the peer's buffer has been played."""
         self.next_ns: int | None = None
@@ -56,27 +75,63 @@ class Sender:
         if not self.open:
             return False
         ended = False
-        for turn in self._turns:
+        for turn in () if self.is_held else self._turns:
             if turn.sent_all:
                 continue
             if not self._send_turn(turn, now_ns):
                 break
             ended = True
-        if self.silence is not None:
-            self._fill(self.silence, now_ns)
+        if self.silence is not None or self.bed is not None:
+            self._fill(now_ns)
         return ended
 
-    def _fill(self, silence: bytes, now_ns: int) -> None:
-        """Send silence when the peer's buffer is about to run out: one frame, because silence delays the next turn."""
+    def _fill(self, now_ns: int) -> None:
+        """Send silence, or the bed, when the peer's buffer is about to run out: one frame, because it delays the next
+        turn."""
         speaking = next((turn for turn in self._turns if not turn.sent_all), None)
+        if speaking is not None and speaking.ready_ns() and not self.is_held:
+            return  # speech comes next, at its own time
+        has_begun = speaking is not None and speaking.playout.t0_ns is not None
         end_ns = max(self.media_end_ns, self.silent_until_ns)
-        if speaking is not None and speaking.playout.t0_ns is not None:
+        if speaking is not None and has_begun:
             end_ns = max(end_ns, speaking.playout.due_ns())
         if end_ns - self.ptime_ns // 2 <= now_ns:
-            self._out.append(Frame(silence))
-            end_ns = self.silent_until_ns = max(end_ns, now_ns) + self.ptime_ns
+            end_ns = self._send_fill(max(end_ns, now_ns), now_ns)
+            self.silent_until_ns = end_ns
+            if speaking is not None and has_begun:
+                speaking.in_gap = True  # its next frame is heard behind this, also if it comes before it is due
+        if self.silence is None and self.bed is None:
+            return
         fill_ns = end_ns - self.ptime_ns // 2
         self.next_ns = fill_ns if self.next_ns is None else min(self.next_ns, fill_ns)
+
+    def _send_fill(self, heard_ns: int, now_ns: int) -> int:
+        """Send frames that are not speech, to be heard from `heard_ns` on. Returns when they end."""
+        bed = self.bed
+        for _ in range(self.fill_frames):
+            payload = self.silence if bed is None else bed.frame()
+            assert payload is not None
+            self._out.append(Frame(payload))
+            if bed is not None:
+                for listener in self.listeners:
+                    listener.playing(payload, heard_ns, now_ns)
+            heard_ns += self.ptime_ns
+        self._drop_ended_bed()
+        return heard_ns
+
+    def _under(self, payload: bytes) -> bytes:
+        """A frame of speech with the bed under it."""
+        bed = self.bed
+        assert bed is not None
+        if bed.until_speech:
+            bed.stop()
+        payload = bed.mix(payload)
+        self._drop_ended_bed()
+        return payload
+
+    def _drop_ended_bed(self) -> None:
+        if self.bed is not None and self.bed.is_over:
+            self.bed = None
 
     def peer_holds(self, n_frames: int, now_ns: int) -> None:
         """The peer has `n_frames` that it has not played. More than we sent ahead is a delay of the peer. It would
@@ -102,8 +157,8 @@ class Sender:
                 each.playout.t0_ns += late_ns
                 if each.sent_all:
                     self.media_end_ns = max(self.media_end_ns, each.playout.end_ns())
-        if self.on_moved is not None:
-            self.on_moved(late_ns)
+        for listener in self.listeners:
+            listener.moved(late_ns)
 
     def _send_turn(self, turn: Turn, now_ns: int) -> bool:
         """Send the due frames of `turn`. True if it is sent to its end, else `next_ns` says when to look again."""
@@ -138,11 +193,16 @@ class Sender:
                     turn.in_gap = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
-                self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns)), turn.id))
-                if self.on_frame is not None:
-                    self.on_frame(payload, playout.due_ns(), now_ns)
-                playout.n_sent += 1
                 self._remember(turn, payload)
+                if turn.fades_in:
+                    turn.fades_in = False
+                    payload = encoder.faded_in(payload)
+                if self.bed is not None:
+                    payload = self._under(payload)
+                self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns)), turn.id))
+                for listener in self.listeners:
+                    listener.playing(payload, playout.due_ns(), now_ns)
+                playout.n_sent += 1
                 if self.peer_marks and turn.marks.next_sample <= turn.n_sent_samples:
                     self.send_marks(turn)
                 continue
@@ -178,7 +238,11 @@ class Sender:
     def _begin(self, turn: Turn, t0_ns: int, now_ns: int) -> None:
         turn.playout.start(t0_ns)
         if turn.first_frame_ns is not None:
-            return  # it had begun, and a clear of an earlier turn took its frames back
+            # It had begun, and a pause or a clear of an earlier turn took frames back.
+            turn.ready_since_ns = now_ns
+            if turn.playout.n_sent:
+                self._resumed(turn)
+            return
         turn.first_frame_ns = now_ns
         # Waiting behind an earlier turn is not latency: the clock starts when this turn could be heard.
         may_sound_ns = max(turn.parts[0].ready_ns, self.media_end_ns)
@@ -204,19 +268,21 @@ class Sender:
         return False
 
     def _remember(self, turn: Turn, payload: bytes) -> None:
-        """Keep the frames that the peer may not have played: a clear of an earlier turn makes the peer drop them.
-        A peer that keeps turns apart drops none."""
+        """Keep the frames that the peer may not have played, because a clear of an earlier turn makes the peer drop
+        them, and those that may be repeated after a pause. A peer that keeps turns apart drops none."""
         if turn.settings.separate_turns:
             return
         turn.recent.append(payload)
-        n_lead = turn.playout.lead_ns // turn.playout.ptime_ns + 1
-        if len(turn.recent) > n_lead:
+        if len(turn.recent) > turn.n_kept_frames:
             turn.recent.popleft()
 
     def dropped(self, kept: list[Turn], now_ns: int) -> None:
         """Turns were cleared whose frames the peer keeps apart from those of the turns `kept`."""
         sent = [turn for turn in kept if turn.sent_all and turn.n_sent_samples and not turn.settings.parallel_turns]
         self.media_end_ns = max([now_ns, *(turn.playout.end_ns() for turn in sent)])
+        if not any(turn.playout.t0_ns is not None and turn.playout.end_ns() > now_ns for turn in kept):
+            for listener in self.listeners:
+                listener.emptied(now_ns)
 
     # ------------------------------------------------------------------ marks
 
@@ -226,10 +292,16 @@ class Sender:
         if self.peer_marks and turn.settings.whole_sentences and part.start_sample:
             turn.marks.add_ours(part.start_sample + turn.frame_samples)
 
+    def segment_ended(self, turn: Turn, part: Part) -> None:
+        """All the audio of a part has come that another part continues."""
+        if self.peer_marks:
+            assert part.end_sample is not None
+            turn.marks.add_ours(part.end_sample, part.sentence.end, part.n_inserts)
+
     def sentence_ended(self, turn: Turn, part: Part) -> None:
         """All the audio of a sentence has come."""
         if self.peer_marks:
-            turn.marks.ask(None, part.sentence.end)
+            turn.marks.ask(None, part.sentence.end, part.n_inserts)
 
     def send_marks(self, turn: Turn) -> None:
         """Send the peer the marks whose frames it has. A mark whose following frames it has too would come back too
@@ -239,14 +311,14 @@ class Sender:
             if not turn.sent_all and mark.sample > n_sent_samples:
                 return
             is_past = mark.sample < n_sent_samples - turn.frame_samples
-            is_full = mark.name is not None and self._has_most_marks()
+            is_full = not mark.is_ours and self._has_most_marks()
             if (is_past or marks.end_is_sent or is_full) and not turn.settings.whole_sentences:
                 marks.leave_to_clock(mark)
                 continue
             self._n_marks += 1
             marks.send(mark, f"{turn.seq}.{self._n_marks}")
             # A mark of ours with no text before it stands at a beginning.
-            ends_sentence = turn.settings.whole_sentences and mark.name is None and mark.offset > 0
+            ends_sentence = turn.settings.whole_sentences and mark.is_ours and mark.offset + mark.n_inserts > 0
             marks.end_is_sent = turn.sent_all and marks.next_sample == NO_SAMPLE
             self._out.append(MediaMark(mark.wire_name, ends_sentence, marks.end_is_sent))
 
@@ -260,14 +332,36 @@ class Sender:
         """The peer's buffer was emptied, so turns that stay may have lost frames. The first such turn goes on from now.
         The turns after it had begun ahead of time, and begin again when it has ended. `heard_samples` has the turns
         that stay, in order."""
+        lost = [turn for turn, heard in heard_samples.items() if turn.take_back_unplayed(now_ns, heard)]
+        if lost:
+            lost[0].playout.start(now_ns)
+            lost[0].ready_since_ns = now_ns
+        self._begin_anew(heard_samples, now_ns)
+
+    def hold(self, heard_samples: dict[Turn, int], n_frames: dict[Turn, int], now_ns: int) -> None:
+        """Send nothing until `release`. The peer's buffer was emptied. Each turn goes on from its frame of `n_frames`,
+        if it has sent more than that."""
+        self.is_held = True
+        for turn, n in n_frames.items():
+            if n < turn.playout.n_sent:
+                turn.take_back(n)
+                turn.fades_in = True
+            elif not turn.sent_all and turn.playout.t0_ns is not None:
+                # All that was sent was heard. The schedule must not go on meanwhile.
+                turn.playout.stop(turn.playout.n_sent)
+                turn.in_gap = False
+        self._begin_anew(heard_samples, now_ns)
+        for turn, heard in heard_samples.items():
+            turn.heard_samples, turn.anchor = max(turn.heard_samples, heard), None
+
+    def release(self) -> None:
+        """Speech goes on."""
+        self.is_held = False
+
+    def _begin_anew(self, heard_samples: dict[Turn, int], now_ns: int) -> None:
+        """The peer's buffer is empty, and what is sent next is heard at once."""
         self.media_end_ns = now_ns
         self.silent_until_ns = min(self.silent_until_ns, now_ns)
-        lost = [turn for turn, heard in heard_samples.items() if turn.take_back_unplayed(now_ns, heard)]
-        for turn in lost:
-            if turn is lost[0]:
-                turn.playout.start(now_ns - turn.playout.n_sent * turn.playout.ptime_ns)
-            else:
-                turn.playout.t0_ns = None
         for turn, heard in heard_samples.items():
             # The marks that were not taken back lie in audio that was played. The peer may have dropped them with its
             # buffer: Plivo, Asterisk and a peer that plays files then do not report them.
@@ -276,3 +370,5 @@ class Sender:
             if turn.settings.whole_sentences:
                 # What the peer has played still counts as heard. It tells where it begins again.
                 turn.heard_samples, turn.anchor = heard, None
+        for listener in self.listeners:
+            listener.emptied(now_ns)

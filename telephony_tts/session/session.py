@@ -11,25 +11,35 @@ happen. It calls `poll` after each of them, and no later than `deadline_ns`. Pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from telephony_tts.audio.encoder import silent_frame
-from telephony_tts.engines.api import Chunk
-from telephony_tts.errors import EngineError, TelephonyTTSError
+from telephony_tts.audio.sound import Sound
+from telephony_tts.engines.api import Chunk, Insert, Utterance
+from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
+from telephony_tts.session.bed import Bed
 from telephony_tts.session.caller.caller import Caller, FindModel
+from telephony_tts.session.dtmf import DtmfOut
 from telephony_tts.session.effects import Effect, Finish
+from telephony_tts.session.handover import hand_over
 from telephony_tts.session.heard import heard_offset
 from telephony_tts.session.inbound import Inbound
 from telephony_tts.session.intake import Intake
 from telephony_tts.session.language import CallLanguage, DetectLanguage, HasVoice
 from telephony_tts.session.marks import MarkState
+from telephony_tts.session.markup import KnowsVoice
+from telephony_tts.session.pause import SpeechPause
 from telephony_tts.session.playhead import Playhead
-from telephony_tts.session.report import latency, sentence_spoken, status
-from telephony_tts.session.sender import FRAMES_PER_POLL, Sender
+from telephony_tts.session.report import latency, sentence_spoken, speakers, status
+from telephony_tts.session.sender import FRAMES_PER_POLL, PlayoutListener, Sender
 from telephony_tts.session.settings import CallLimits, SessionSettings
+from telephony_tts.session.sound_source import FindSound
+from telephony_tts.session.sounds import Sounds
 from telephony_tts.session.supply import Supply
 from telephony_tts.session.turn import Turn
+from telephony_tts.session.words import words_spoken
 from telephony_tts.wire import messages as m
 
 _MS = 1_000_000
@@ -50,10 +60,13 @@ class Session:
         voice_model: FindModel | None = None,
         detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
+        find_sound: FindSound | None = None,
+        knows_voice: KnowsVoice | None = None,
     ) -> None:
         """`voice_model` finds the network that detects the caller's voice; without it there is no barge-in by voice.
         `detect_language` detects the language of Latin text; without it all Latin text counts as English.
-        `has_voice` says whether the voice of a text speaks a language."""
+        `has_voice` says whether the voice of a text speaks a language. `find_sound` finds what `play` names.
+        `knows_voice` says whether there is a voice of this name; without it there always is."""
         self.settings = settings
         self.turns: list[Turn] = []
         self._out: list[Effect] = []
@@ -61,11 +74,17 @@ class Session:
         self._sender.open = media
         self._supply = Supply(self.turns, self._out, settings.made_ahead_ms * _MS, settings.engine_timeout_ms * _MS)
         self._media = media
-        self._media_clears = self._media_sends_dtmf = False
+        self._media_clears = False
         self._playhead = Playhead(settings.rate_hz, self.turns, self._out)
-        self._intake = Intake(settings, self.turns, self._out, now_ns, CallLanguage(detect_language, has_voice))
+        language = CallLanguage(detect_language, has_voice)
+        self._intake = Intake(settings, self.turns, self._out, now_ns, language, knows_voice)
+        self._dtmf = DtmfOut(settings.dtmf, self.turns, self._out, self._sender, self._intake)
+        self._sounds = Sounds(find_sound, self.turns, self._intake, self._supply, self._sender, self._out)
+        self._sender.ptime_ns = settings.ptime_ms * _MS
         self.inbound = Inbound(self._out)
         self.caller = Caller(settings, voice_model, self._out)
+        self._pause = SpeechPause(settings.barge_in, self.turns, self._out, self._sender, self._playhead, self.caller)
+        self._tells_words = settings.words
         self.finished = False
         self._close_code = (1000, "closed")
         self._last_active_ns = now_ns
@@ -89,6 +108,10 @@ class Session:
         self._intake.new_bot(self.settings)
         self._dirty = True
 
+    def use_lexicons(self, names: Sequence[str]) -> None:
+        """Read turns that begin now with these lexicons of the server too. Names that it does not have say nothing."""
+        self._intake.use_lexicons(names)
+
     def change_format(self, codec: str, rate_hz: int) -> None:
         """The bot's socket, which is the media leg too, takes audio in another format from now on."""
         self._speak_as(m.MediaStart("", "", codec, rate_hz))
@@ -107,7 +130,9 @@ class Session:
             self.inbound.take(message)
             if not self.finished:
                 self._dirty |= self.caller.take(message, self.turns, now_ns)
-                if self.caller.interrupts(now_ns):
+                if self.caller.interrupts(now_ns) and not self._pause.is_on and not (
+                    self._pause.settings.action == "pause" and self.pause("barge_in", now_ns)
+                ):
                     self.interrupt("barge_in", now_ns)
             return
         if self.finished:
@@ -119,7 +144,8 @@ class Session:
                 if late_turn.settings.whole_sentences:
                     self._sender.move(late_turn, late_ns)
                 else:
-                    self.caller.peer_is_late(late_ns)
+                    for listener in self.listeners:
+                        listener.peer_is_late(late_ns)
             return
         if isinstance(message, m.MediaBegun):
             if (late := self._playhead.file_begun(message, now_ns)) is not None:
@@ -138,6 +164,7 @@ class Session:
                 self._peer_began(now_ns)
             return
         if isinstance(message, m.MediaDtmf):
+            self.caller.key_pressed(now_ns)
             self._out.append(m.Dtmf(message.digit))
             return
         if isinstance(message, m.MediaStop):
@@ -146,9 +173,9 @@ class Session:
         self._last_active_ns = now_ns
         match message:
             case m.Text(text, turn_id, last):
-                self._intake.text(text, turn_id, last, now_ns)
+                self._intake.text(text, turn_id, last, now_ns, message.text_type, private=message.private)
             case m.Say(text, turn_id):
-                self._intake.say(text, turn_id, now_ns)
+                self._intake.say(text, turn_id, now_ns, message.text_type, private=message.private)
             case m.End(turn_id):
                 if (turn := self._intake.named(turn_id, "end")) is not None:
                     self._intake.close_turn(turn, now_ns)
@@ -158,13 +185,25 @@ class Session:
             case m.Clear(turn_id, heard_ms):
                 if not self.interrupt("clear", now_ns, turn_id=turn_id, heard_ms=heard_ms):
                     self._intake.warn("no_active_turn", "nothing to clear", turn_id)
+            case m.PauseSpeech(heard_ms):
+                if not self.pause("bot", now_ns, heard_ms=heard_ms):
+                    self._intake.warn("no_active_turn", "nothing to pause")
+            case m.ResumeSpeech():
+                if self._pause.is_on:
+                    self._pause.end()
+                else:
+                    self._intake.warn("not_paused", "the speech is not paused")
             case m.Mark(name):
                 if (turn := self._intake.for_mark(message)) is not None:
-                    turn.marks.ask(name, turn.n_chars)
+                    turn.marks.ask(name, turn.n_chars, turn.n_inserts)
             case m.Configure():
                 self._intake.configure(message)
                 self.inbound.configure(message)
-                self.caller.configure(message)
+                self.caller.configure(message, now_ns)
+                self._dtmf.configure(message)
+                self._pause.configure(message)
+                if message.words is not None:
+                    self._tells_words = message.words == "on"
             case m.Status():
                 dry_ns = self._supply.dry_ns(now_ns, self._sender.media_end_ns)
                 n_underruns = self.n_underruns + sum(turn.underruns for turn in self.turns)
@@ -174,7 +213,9 @@ class Session:
             case m.Ping(ping_id):
                 self._out.append(m.Pong(ping_id))
             case m.SendDtmf():
-                self._send_dtmf(message)
+                self._dtmf.send(message, self.settings.rate_hz, now_ns, has_media=self._media)
+            case m.Play():
+                self._sounds.play(message, self.settings, now_ns)
             case m.Close(now):
                 self.close(now_ns, at_once=now)
             case m.Invalid(code, text):
@@ -191,8 +232,18 @@ class Session:
 
     @property
     def wants_audio(self) -> bool:
-        """Whether the bot or barge-in needs the caller's audio."""
-        return self.inbound.form != "none" or self.caller.is_on
+        """Whether the bot or the session itself needs the caller's audio."""
+        return self.inbound.form != "none" or self.caller.listens
+
+    @property
+    def listeners(self) -> list[PlayoutListener]:
+        """Who learns what the caller hears and when. Others may be added and removed."""
+        return self._sender.listeners
+
+    @property
+    def caller_format(self) -> tuple[str, int]:
+        """The codec and the rate of the caller's audio: those of the media leg, or of our speech if there is none."""
+        return self.inbound.source or (self.settings.codec, self.settings.rate_hz)
 
     def attach_media(
         self,
@@ -216,14 +267,15 @@ class Session:
         spoken = settings.codec, settings.rate_hz
         heard = spoken if start is None or start.caller_format is None else start.caller_format
         self.inbound.media(heard, spoken)
-        self.caller.media(heard, spoken, has_holes=settings.whole_sentences)
-        sender.on_frame, sender.on_moved = self.caller.playing, self.caller.moved
+        self.caller.media(heard, spoken, now_ns, has_holes=settings.whole_sentences)
+        if self.caller not in sender.listeners:
+            sender.listeners.append(self.caller)
         self._media = sender.open = self._dirty = True
         sender.peer_marks, sender.most_marks = marks, most_marks
+        sender.fill_frames = 1 if fills else settings.frames_per_bulk
         if fills:
-            sender.ptime_ns = settings.ptime_ms * _MS
             sender.silence = silent_frame(settings.codec, settings.rate_hz, settings.ptime_ms)
-        self._media_clears, self._media_sends_dtmf = clears, dtmf
+        self._media_clears, self._dtmf.platform_can = clears, dtmf
 
     def _speak_as(self, start: m.MediaStart) -> None:
         """The media leg has another format than was expected: speech that was synthesised is synthesised again."""
@@ -241,6 +293,8 @@ class Session:
         self._supply.keep_ahead(settings.made_ahead_ms * _MS)
         self._playhead.rate_hz = settings.rate_hz
         self._intake.settings = settings
+        self._sender.ptime_ns = settings.ptime_ms * _MS
+        self._sounds.format_changed(settings)
         for turn in self.turns:
             if not turn.sent_all:
                 self._supply.drop(turn)
@@ -270,12 +324,17 @@ class Session:
         self._supply.is_held = not flag
         self._dirty = True
 
-    def audio(self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0) -> None:
-        """PCM from the engine. Audio of an interrupted turn finds no part and is dropped."""
+    def audio(
+        self, utterance_id: str, chunk: Chunk, now_ns: int, gain_db: float = 0.0, engine: str | None = None
+    ) -> None:
+        """PCM from the engine. Audio of an interrupted turn finds no part and is dropped. `engine` is its name, if the
+        bot is to be told who spoke."""
         found = self._supply.chunk_came(utterance_id)
         if found is None:
             return
         turn, part = found
+        if engine is not None and part.engines[-1:] != (engine,):
+            part.engines += (engine,)
         is_beginning = part.start_sample is None
         turn.take(part, chunk, gain_db, now_ns)
         if is_beginning:
@@ -295,16 +354,45 @@ class Session:
         turn.end_part(part)
         self._supply.ended()
         self._dirty = True
-        if not part.is_told:
+        if part.insert is not None and self._sounds.continues(turn, part, now_ns):
+            self._sender.segment_ended(turn, part)
+            return
+        if not part.is_told and part.insert is None:
             part.is_told = True
             self._out.append(sentence_spoken(turn, part))
+            if self._tells_words:
+                self._out.append(words_spoken(turn, part))
         self._sender.sentence_ended(turn, part)
+
+    def hand_over(self, utterance_id: str, now_ns: int) -> Utterance | None:
+        """The engine failed, and another one can speak. Returns what that one is to speak, under the same id: the rest
+        of the utterance, as `handover` decides. None if the turn is over."""
+        found = self._supply.part_of(utterance_id)
+        if found is None:
+            return None
+        self._dirty = True
+        self._supply.handed_over(now_ns)
+        return hand_over(*found)
+
+    def dry_ns(self, now_ns: int) -> int:
+        """When the caller will hear silence if the engine gives nothing more."""
+        return self._supply.dry_ns(now_ns, self._sender.media_end_ns)
 
     def audio_failed(self, utterance_id: str, error: TelephonyTTSError, now_ns: int) -> None:
         """The engine could not speak the utterance: its turn ends with an error, the call goes on."""
         found = self._supply.part_of(utterance_id)
         if found is not None:
             self.interrupt("engine_failure", now_ns, turn_id=found[0].id, error=error)
+
+    def bed_loaded(self, bed: Bed, sound: Sound) -> None:
+        """The answer to `LoadBed`."""
+        self._sounds.bed_loaded(bed, sound, self.settings)
+        self._dirty = True
+
+    def bed_failed(self, bed: Bed, error: SoundError) -> None:
+        """The answer to `LoadBed`, if the sound cannot be played."""
+        self._sounds.bed_failed(bed, error, self.settings)
+        self._dirty = True
 
     # ------------------------------------------------------------- stopping
 
@@ -327,19 +415,24 @@ class Session:
         self._dirty = True
         keep = [turn for turn in self.turns if turn not in hit]
         self.turns[:] = keep
-        sounded = [turn for turn in hit if turn.playout.n_sent]
+        sounded = [turn for turn in hit if turn.playout.n_sent or turn.heard_samples]
         positions = {turn: self._playhead.position(turn, now_ns) for turn in sounded}
         for turn in hit:
             self._supply.drop(turn)
-        self._silence(sounded, keep, now_ns)
+        if not self._pause.is_on:
+            self._silence(sounded, keep, now_ns)
+        elif not keep:
+            self._pause.drop()
         for turn in hit:
             position, basis = positions.get(turn, (0, "clock"))
             if heard_ms is not None and turn is hit[0]:
                 basis = "client"
-                position = min(heard_ms * self.settings.rate_hz // 1000, turn.n_sent_samples)
+                position = heard_ms * self.settings.rate_hz // 1000
+                position = min(position, max(turn.n_sent_samples, turn.heard_samples))
             self._playhead.report_interrupted(turn, position, basis)
-            offset = heard_offset(turn, position)
-            text = turn.text
+            self._dtmf.cleared(turn, position)
+            offset = turn.in_source(heard_offset(turn, position))
+            text = turn.source
             heard_at_ms = position * 1000 // self.settings.rate_hz
             if error is None:
                 self._out.append(
@@ -356,6 +449,18 @@ class Session:
             self._forget(turn, "cleared" if error is None else "error")
         return True
 
+    def pause(self, reason: str, now_ns: int, *, heard_ms: int | None = None) -> bool:
+        """Stop the speech at once and keep what was not heard, until it is resumed or cleared. False if no turn can be
+        paused."""
+        self._end_played_turns(now_ns, [])
+        if not self.turns or self.settings.separate_turns:
+            return False
+        self._dirty = True
+        if not self._pause.is_on:
+            self._quiet([turn for turn in self.turns if turn.playout.n_sent])
+        self._pause.begin(reason, now_ns, heard_ms)
+        return True
+
     def hang_up(self, reason: str, now_ns: int) -> None:
         """The telephone side is gone, so the caller hears nothing more."""
         if self.finished:
@@ -370,28 +475,35 @@ class Session:
             return
         self._close_code = (code, reason)
         self._dirty = True
+        if self._pause.is_by_bot and not at_once:
+            self._pause.end()
         self._intake.close_all(now_ns)
+        self._sounds.end_loops()
         if at_once:
             self.interrupt("close", now_ns)
 
     def _silence(self, sounded: list[Turn], keep: list[Turn], now_ns: int) -> None:
         """Stop audio that is on its way to the caller, and repair the turns that stay."""
-        sender = self._sender
-        cut = next((turn for turn in sounded if not turn.sent_all), None)
-        if cut is not None and sender.open and self.settings.fade_on_clear and not self._media_clears:
-            tail = cut.encoder.fade_frame()
-            if tail is not None:
-                self._out.append(m.Frame(tail))
-        if sounded and self._media_clears:
-            self._out.append(m.MediaClear())
         if not sounded:
             return
+        self._quiet(sounded)
+        sender = self._sender
         if self.settings.separate_turns:
             sender.dropped(keep, now_ns)
             return
         heard_samples = {turn: self._playhead.position(turn, now_ns)[0] for turn in keep}
         sender.emptied(heard_samples, now_ns)
-        self.caller.emptied(now_ns)
+
+    def _quiet(self, sounded: list[Turn]) -> None:
+        """Empty the peer's buffer, or fade out what it gets. `sounded` are turns of which frames were sent."""
+        if sounded and self._media_clears:
+            self._out.append(m.MediaClear())
+            return
+        cut = next((turn for turn in sounded if not turn.sent_all), None)
+        if cut is not None and self._sender.open and self.settings.fade_on_clear:
+            tail = cut.fade_frame()
+            if tail is not None:
+                self._out.append(m.Frame(tail))
 
     # -------------------------------------------------------------- output
 
@@ -424,14 +536,18 @@ class Session:
     def _run_housekeeping(self, now_ns: int) -> None:
         """Everything that follows the frames: supply, marks, ends of turns, limits."""
         wake: list[int] = []
+        self._dirty |= self._sounds.watch()
         supply_ns = self._supply.poll(now_ns, self._sender.media_end_ns)
         self._end_played_turns(now_ns, wake)
         self._intake.balance()
-        for at_ns in (self._text_ns, supply_ns, self.caller.poll(now_ns)):
+        caller_ns = None if self.finished else self.caller.poll(self.turns, now_ns)
+        for at_ns in (self._text_ns, supply_ns, caller_ns, self._poll_pause(now_ns)):
             if at_ns is not None:
                 wake.append(at_ns)
         if not self.turns and not self.finished:
-            if self._intake.closing:
+            if self._intake.closing and now_ns < self._dtmf.busy_until_ns:
+                wake.append(self._dtmf.busy_until_ns)
+            elif self._intake.closing:
                 self._finish(*self._close_code)
             elif self.settings.limits.idle_s:
                 idle_ns = self._last_active_ns + self.settings.limits.idle_s * _S
@@ -442,6 +558,21 @@ class Session:
         self._housekeeping_ns = min(wake) if wake else None
         if self._dirty:
             self._housekeeping_ns = now_ns
+
+    def _poll_pause(self, now_ns: int) -> int | None:
+        """End a pause by the caller's voice, if it is time. Returns when to look again."""
+        outcome, at_ns = self._pause.poll(now_ns)
+        if outcome == "resume":
+            self._pause.end()
+            self._dirty = True
+        elif outcome == "interrupt":
+            self.interrupt("barge_in", now_ns)
+        return at_ns
+
+    def insert(self, insert: Insert, turn_id: str | None, now_ns: int) -> Turn | None:
+        """Play `insert` behind the text so far of a turn; see `Intake.insert`."""
+        self._dirty = True
+        return self._intake.insert(insert, turn_id, now_ns)
 
     def _end_stuck_turn(self, now_ns: int) -> None:
         if (turn := self._supply.stuck(now_ns)) is not None:
@@ -477,23 +608,19 @@ class Session:
             if turn.n_skipped or not turn.parts:
                 self._intake.warn("empty_text", "text without a speakable character was skipped", turn.id)
             self._out.append(
-                m.Done(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz, turn.n_chars,
-                       turn.underruns, latency(turn))
+                m.Done(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz, turn.n_source_chars,
+                       turn.underruns, latency(turn), speakers(turn.parts))
             )
             self._forget(turn, "done")
+        if self._pause.is_on:
+            self._pause.drop()  # what was paused had been heard to its end
 
     # -------------------------------------------------------------- details
-
-    def _send_dtmf(self, message: m.SendDtmf) -> None:
-        if self._media_sends_dtmf:
-            self._out.append(message)
-            return
-        why = "its dialect has no message for that" if self._media else "there is no media leg yet"
-        self._intake.warn("dtmf_not_supported", f"the tones were not sent to the telephone side: {why}")
 
     def _forget(self, turn: Turn, outcome: str) -> None:
         self.n_underruns += turn.underruns
         self._intake.forget(turn, outcome)
+        self._sounds.turn_ended(turn.id)
 
     def _finish(self, code: int, reason: str) -> None:
         self.finished = True

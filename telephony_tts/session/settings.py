@@ -1,7 +1,7 @@
 """The settings of a call, and the sections of the configuration that they come from.
 
-`telephony_tts.config` reads the sections `speech`, `barge_in` and `limits` straight into the classes here, so each
-setting and its allowed values are declared once.
+`telephony_tts.config` reads the sections `speech`, `barge_in`, `caller`, `dtmf` and `limits` straight into the classes
+here, so each setting and its allowed values are declared once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from telephony_tts.schema import Between, OneOf
+from telephony_tts.session.lexicons import CallLexicon
+from telephony_tts.wire.native import DTMF_WAYS
 
 Count = Annotated[int, Between(1, 1e9)]
 Milliseconds = Annotated[int, Between(0, 600_000)]
 IdleSeconds = Annotated[int, Between(0, 86_400)]
 MOST_PTIME_MS = 60
+LEAST_SILENT_MS = 100
+"""A shorter time would only flood the bot with events."""
 
 UNPACED_MS = 24 * 3600 * 1000
 """The lead of a call that is not paced: more than any call lasts."""
@@ -28,7 +32,8 @@ class SpeechSettings:
     `voice` None is the default engine's first voice. `lead_ms` is how far ahead of real time frames are sent,
     `ahead_ms` how far ahead of the playout speech is synthesised. `pace` "burst" sends whatever is ready at once, for
     peers that buffer. `text_mode` "interleaved" lets an engine begin a sentence while the bot still writes it;
-    "sentence" waits for its end. The bot is asked to pause when more than `pause_chars` wait, and to resume at
+    "sentence" waits for its end. `text_type` is what the bot writes: "auto" is SSML if a turn begins with <speak>, and
+    plain text otherwise. The bot is asked to pause when more than `pause_chars` wait, and to resume at
     `resume_chars`.
     """
 
@@ -44,6 +49,7 @@ class SpeechSettings:
     first_clause_chars: Annotated[int, Between(0, 1_000)] = 24
     text_timeout_ms: Annotated[int, Between(1, 600_000)] = 500
     text_mode: Annotated[str, OneOf(("sentence", "interleaved"))] = "sentence"
+    text_type: Annotated[str, OneOf(("auto", "text", "ssml"))] = "auto"
     detect_language: bool = True
     pause_chars: Count = 2_000
     resume_chars: Annotated[int, Between(0, 1e9)] = 500
@@ -59,10 +65,14 @@ class SpeechSettings:
 
 @dataclass(frozen=True, slots=True)
 class BargeInSettings:
-    """The section `barge_in`: whether the caller's voice interrupts. A bot may choose otherwise for its call.
+    """The section `barge_in`: what the caller's voice does. A bot may choose otherwise for its call.
 
     Speech begins after `min_speech_ms` of voice and ends after `silence_ms` without. Nothing is interrupted for
     `hold_off_ms` after we begin to speak, nor after an interruption. Audio below `floor_dbov` is line noise.
+
+    `action` "pause" only pauses the speech. A caller who speaks for `false_interruption_ms` interrupts it after all.
+    Otherwise it goes on when the caller was silent for `resume_after_ms` (at least `silence_ms`), from the last word
+    boundary that was heard, and `step_back_ms` before that.
     """
 
     enabled: bool = False
@@ -70,6 +80,39 @@ class BargeInSettings:
     hold_off_ms: Annotated[int, Between(0, 10_000)] = 500
     silence_ms: Annotated[int, Between(100, 10_000)] = 500
     floor_dbov: Annotated[float, Between(-90, -10)] = -45.0
+    action: Annotated[str, OneOf(("clear", "pause"))] = "clear"
+    false_interruption_ms: Annotated[int, Between(100, 60_000)] = 1_500
+    resume_after_ms: Annotated[int, Between(0, 60_000)] = 800
+    step_back_ms: Annotated[int, Between(0, 2_000)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallerSettings:
+    """The section `caller`: what the bot is told of the caller. A bot may choose otherwise for its call.
+
+    After `silent_ms` in which nobody spoke the bot is told, and again at each multiple of it; 0 is never.
+    `answering_machine`: the bot is told that a machine answers.
+    """
+
+    silent_ms: Milliseconds = 0
+    answering_machine: bool = False
+
+    def conflicts(self) -> Iterator[str]:
+        if 0 < self.silent_ms < LEAST_SILENT_MS:
+            yield f"silent_ms: {self.silent_ms} is neither 0 nor at least {LEAST_SILENT_MS}"
+
+
+@dataclass(frozen=True, slots=True)
+class DtmfSettings:
+    """The section `dtmf`: how the bot's tones get to the telephone.
+
+    `by` "message" is the platform's own way, "tones" puts them into the audio, "auto" does that where the platform has
+    no message. Each tone lasts `on_ms`, with `off_ms` of silence behind it; receivers need 40 ms of both (Q.24).
+    """
+
+    by: Annotated[str, OneOf(DTMF_WAYS)] = "auto"
+    on_ms: Annotated[int, Between(40, 500)] = 100
+    off_ms: Annotated[int, Between(40, 500)] = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +130,18 @@ class CallLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnVoice:
+    """The voice settings of a turn, fixed when it begins."""
+
+    voice: str | None
+    lang: str | None
+    speed: float
+    seed: int | None
+    instruct: str | None
+    lexicon: CallLexicon | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSettings(SpeechSettings):
     """How one call speaks: the section `speech`, and what belongs to this call and its media leg.
 
@@ -98,7 +153,7 @@ class SessionSettings(SpeechSettings):
     With `parallel_turns` such a peer may stop playing a turn without telling us: each turn is paced for itself, and one
     that has all its text is no longer paced when another waits behind it. `patience_ms` is how much later than a call's
     the deadlines of its utterances are: a file can wait, a caller cannot. `control_tokens` are passed
-    to the engine as they stand in the text.
+    to the engine as they stand in the text. `lexicon` has the lexicons of the server, None if there are none.
     """
 
     session: str = "s"
@@ -106,15 +161,19 @@ class SessionSettings(SpeechSettings):
     bulk_ms: int = 0
     fade_ms: int = 5
     fade_on_clear: bool = True
+    words: bool = False
     whole_sentences: bool = False
     separate_turns: bool = False
     parallel_turns: bool = False
     patience_ms: int = 0
     control_tokens: tuple[str, ...] = ()
+    lexicon: CallLexicon | None = None
     mark_timeout_ms: int = 2000
     engine_timeout_ms: int = 30_000
     pending_marks: int = 256
     barge_in: BargeInSettings = BargeInSettings()
+    caller: CallerSettings = CallerSettings()
+    dtmf: DtmfSettings = DtmfSettings()
     limits: CallLimits = CallLimits()
 
     @classmethod

@@ -11,6 +11,8 @@ from telephony_tts.session.turn import Part, Turn
 
 _RUN_NS = 500_000_000
 _HELD_NS = 5_000_000_000
+_INSERT_AHEAD_NS = 1_500_000_000
+"""How far ahead a peer that plays files gets sounds: what it has of a sound delays the speech behind it."""
 
 
 class Supply:
@@ -44,9 +46,12 @@ class Supply:
             if self._waits_for_pull:
                 dry_ns = self.dry_ns(now_ns, media_end_ns)
                 is_whole = self._active[0].settings.whole_sentences  # the peer waits for the whole sentence
-                if not is_whole and dry_ns - (self._ahead_ns if self._filling else self._refill_ns) > now_ns:
+                ahead_ns, refill_ns = self._ahead_ns, self._refill_ns
+                if self._active[1].insert is not None and ahead_ns > _INSERT_AHEAD_NS:
+                    ahead_ns, refill_ns = _INSERT_AHEAD_NS, _INSERT_AHEAD_NS - _RUN_NS  # it may be endless
+                if not is_whole and dry_ns - (ahead_ns if self._filling else refill_ns) > now_ns:
                     self._filling = False
-                    return dry_ns - self._refill_ns
+                    return dry_ns - refill_ns
                 utterance = self._active[1].utterance
                 assert utterance is not None
                 self._filling = True
@@ -60,8 +65,9 @@ class Supply:
         # Only whole sentences need this check. Otherwise the end of the utterance before was pulled in time: no earlier
         # than `ahead` before it is needed.
         dry_ns = self.dry_ns(now_ns, media_end_ns)
-        if turn.settings.whole_sentences and dry_ns - self._ahead_ns > now_ns:
-            return dry_ns - self._ahead_ns
+        ahead_ns = self._ahead_ns if part.insert is None else min(self._ahead_ns, _INSERT_AHEAD_NS)
+        if turn.settings.whole_sentences and dry_ns - ahead_ns > now_ns:
+            return dry_ns - ahead_ns
         deadline_ns = dry_ns if dry_ns > now_ns else min(now_ns, part.ready_ns)
         deadline_ns += turn.settings.patience_ms * 1_000_000
         self._active = candidate
@@ -123,6 +129,11 @@ class Supply:
             at_ns += turn.ready_ns()
         return at_ns
 
+    @property
+    def insert(self) -> tuple[Turn, Part] | None:
+        """The insert that is being played, as long as it has not given all its audio."""
+        return self._active if self._active is not None and self._active[1].insert is not None else None
+
     def part_of(self, utterance_id: str) -> tuple[Turn, Part] | None:
         """The turn and the part of the active utterance. None for any other: its turn is over."""
         if self._active is None:
@@ -136,6 +147,10 @@ class Supply:
         if found is not None:
             self._waits_for_pull = True
         return found
+
+    def handed_over(self, now_ns: int) -> None:
+        """Another engine goes on with the active utterance, and is asked for audio now."""
+        self._note_pull(now_ns)
 
     def ended(self) -> None:
         """The engine has given all the audio of the active utterance."""

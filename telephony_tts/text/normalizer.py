@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from telephony_tts.text import markdown
 from telephony_tts.text.chinese.rules import CHINESE
@@ -31,16 +32,29 @@ _N_HEARD = 400
 """Characters that `detect_lang` reads: a sentence shows its language early."""
 
 
+Alphabet = Literal["ipa", "pinyin"]
+Sounds = tuple[Alphabet, str]
+"""How something sounds: ("ipa", "təˈmɑːtoʊ"), ("pinyin", "chong2 qing4")."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpokenSpan:
     """`spoken` is said for `text[start:end]` of the input; it is "" if nothing is said.
 
-    The spans of a text cover it in order without gaps.
+    The spans of a text cover it in order without gaps. `is_reading`: a lexicon or a mark of the bot says what is
+    spoken. `sounds` is then how `spoken` sounds, if its letters do not say that.
     """
 
     start: int
     end: int
     spoken: str
+    is_reading: bool = False
+    sounds: Sounds | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether each character is spoken as it is written. Otherwise the span is heard as a whole."""
+        return len(self.spoken) == self.end - self.start and not self.is_reading
 
 
 def detect_lang(text: str) -> str:
@@ -82,7 +96,7 @@ def normalize_spans(text: str, lang: str | None = None, control: Collection[str]
 def _spans(text: str, lang: str | None) -> list[SpokenSpan]:
     stripped = markdown.strip(text)
     clean, origins = stripped.text, stripped.origins
-    chosen = _choose(clean, lang)
+    chosen = choose_language(clean, lang)
     language = _LANGUAGES.get(chosen)
     spans = _Spans(text, origins)
     at = 0
@@ -106,7 +120,7 @@ def is_speakable(text: str) -> bool:
     return any(c.isalnum() for c in markdown.strip(text).text)
 
 
-def _choose(text: str, lang: str | None) -> str:
+def choose_language(text: str, lang: str | None) -> str:
     """The language of the rules: the hint, unless the characters contradict it."""
     hint = re.split("[-_]", (lang or "").lower(), maxsplit=1)[0]
     hint = _CODES.get(hint, hint)
@@ -166,12 +180,13 @@ class _Spans:
         if start > self._at:
             self._spans.append(SpokenSpan(self._at, start, ""))
         if spoken:
-            if _touch(self._last, spoken[0]):
+            if touch(self._last, spoken[0]):
                 spoken = " " + spoken
             self._last = spoken[-1]
         self._spans.append(SpokenSpan(start, end, spoken))
         self._at = end
 
 
-def _touch(left: str, right: str) -> bool:
+def touch(left: str, right: str) -> bool:
+    """Whether two characters that follow each other would be read as one word."""
     return left.isascii() and right.isascii() and left.isalnum() and right.isalnum()

@@ -14,9 +14,6 @@ Say = Callable[[re.Match[str]], str | None]
 """The spoken form of a match, "" if nothing is said; None if the rule does not apply and the next one is tried."""
 
 Rule = tuple[re.Pattern[str], Say]
-Reading = tuple[int, int, str]
-"""(start in the text, end, spoken form)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Language:
@@ -26,9 +23,12 @@ class Language:
     rules: dict[str, tuple[Rule, ...]]
 
 
-def readings(text: str, language: Language) -> list[Reading]:
-    """Every part of `text` that is spoken in another form than written, in order and without overlap."""
-    found: list[Reading] = []
+def readings(text: str, language: Language) -> list[tuple[int, int, str]]:
+    """Every part of `text` that is spoken in another form than written, in order and without overlap.
+
+    Each is (start in the text, end, spoken form).
+    """
+    found: list[tuple[int, int, str]] = []
     at = 0
     while trigger := language.trigger.search(text, at):
         start = trigger.start()

@@ -16,8 +16,11 @@ from typing import Any, Protocol
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
-from telephony_tts.errors import EngineError, TelephonyTTSError
-from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, Pull, Synthesize
+from telephony_tts.engines.failover import Failover, Reason
+from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
+from telephony_tts.recording.live import LiveRecording, Recordings
+from telephony_tts.session.bed import Bed
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.transport.journal import Journal
 from telephony_tts.transport.utterance_run import UtteranceRun
@@ -30,6 +33,8 @@ EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
 _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
+_MOST_RECORDINGS = 20
+"""The most recordings of one call: a bot in a loop must not fill the folder with small files."""
 
 
 class EngineCatalog(Protocol):
@@ -37,6 +42,8 @@ class EngineCatalog(Protocol):
 
     @property
     def engines(self) -> tuple[Engine, ...]: ...
+    @property
+    def failover(self) -> Failover | None: ...
     @property
     def is_ready(self) -> bool: ...
     @property
@@ -48,6 +55,7 @@ class EngineCatalog(Protocol):
     def mismatch(self, utterance: Utterance, voice: Voice) -> str | None: ...
     def detect_language(self, sentence: str) -> str | None: ...
     def has_voice(self, voice: str | None, language: str) -> bool: ...
+    def knows_voice(self, name: str) -> bool: ...
     def stats(self) -> dict[str, EngineStats]: ...
 
 
@@ -87,6 +95,10 @@ class Call:
         self._send_gathered: Callable[[], None] | None = None
         self.on_frame: Callable[[m.Frame], None] | None = None
         """Called with each frame that goes to the media leg, for a bot that must know."""
+        self.recordings: Recordings | None = None
+        """Where the call can be recorded. None if it cannot."""
+        self.recording: LiveRecording | None = None
+        self._n_recordings = 0
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
         self._journal = Journal(self.log)
         self._has_warned_of_language = False
@@ -194,6 +206,8 @@ class Call:
         if self._end is not None:
             return
         self._end = (code, reason)
+        if self.recording is not None:
+            self.recording.end("call_ended")
         self._claimed()
         if self._timer is not None:
             self._timer.cancel()
@@ -226,7 +240,7 @@ class Call:
                 for run in self._runs.values():
                     run.cancel()
                 self._runs.clear()
-                for task in self._side_tasks:
+                for task in self._side_tasks[:]:
                     task.cancel()
         finally:
             self.finish(1011, "internal error")
@@ -240,7 +254,9 @@ class Call:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` as a child of the call. It ends with the call at the latest."""
         assert self._group is not None
-        self._side_tasks.append(self._group.create_task(work, name=name))
+        task = self._group.create_task(work, name=name)
+        self._side_tasks.append(task)
+        task.add_done_callback(self._side_tasks.remove)
 
     # -------------------------------------------------------------- driving
 
@@ -254,12 +270,40 @@ class Call:
                 message = self._with_known_voice(message)
             elif type(message) is m.Text or type(message) is m.Say:
                 metrics.TEXT_CHARACTERS.inc(len(message.text))
+            elif type(message) is m.Record:
+                self.record(message.action)
+            if self.recording is not None:
+                self.recording.received(message, now_ns)
             self.session.receive(message, now_ns)
+            if self.recording is not None and (type(message) is m.Text or type(message) is m.Say):
+                # A turn may be over, and its event under way, before the next message comes.
+                self.recording.remember_private()
             self._pump(now_ns)
         except Exception:
             self.crash()
         if type(message) is m.Clear:
             metrics.CANCEL_TO_SILENCE_MS.observe((monotonic_ns() - now_ns) / NS_PER_MS)
+
+    def record(self, action: str) -> None:
+        """Start or stop the recording of the call."""
+        if self.recordings is None:
+            self._to_bot(m.WarningEvent("recording_unavailable", "this server does not record calls"))
+        elif action == "stop" and self.recording is not None:
+            self.recording.end("stopped")
+        elif action == "start" and self.recording is None and self._n_recordings >= _MOST_RECORDINGS:
+            text = f"start: the call has had {_MOST_RECORDINGS} recordings, which is the most"
+            self._to_bot(m.WarningEvent("recording_unchanged", text))
+        elif action == "start" and self.recording is None:
+            self._n_recordings += 1
+            self.recording = self.recordings.begin(self.id, self.kind, self.session, self.log, self._recording_ended)
+            self._to_bot(m.RecordingChanged("started", self.recording.name))
+        else:
+            state = "not being" if self.recording is None else "already being"
+            self._to_bot(m.WarningEvent("recording_unchanged", f"{action}: the call is {state} recorded"))
+
+    def _recording_ended(self, event: m.RecordingChanged) -> None:
+        self.recording = None
+        self._to_bot(event)
 
     def _with_known_voice(self, message: m.Configure) -> m.Configure | m.Invalid:
         wanted = self.session.voice if message.voice is None else message.voice or self.session.settings.voice
@@ -310,20 +354,22 @@ class Call:
                 case m.InboundAudio():
                     self._to_bot(effect)
                 case Synthesize(utterance):
-                    run = self._runs[utterance.id] = UtteranceRun(utterance)
-                    run.task = group.create_task(self._speak(run), name=f"speak {utterance.id}")
+                    self._start(UtteranceRun(utterance))
                 # An utterance that is over has no run, so a late pull or late text is dropped.
                 case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
                     found.pull()
                 case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
                     found.feed(text, last)
+                    self._watch(found)
                 case CancelSynthesis(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
                     found.cancel()
                 case Pull() | FeedText() | CancelSynthesis():
                     pass
+                case LoadBed(bed, rate_hz):
+                    self.spawn(self._load_bed(bed, rate_hz), "load bed")
                 case Finish(code, reason):
                     self._loop.call_soon(self.finish, code, reason)
-                case m.MediaMark() | m.MediaClear() | m.SendDtmf():
+                case m.MediaMark() | m.MediaClear() | m.MediaTones():
                     self._to_media(effect)
                 case _:
                     self._journal.note(effect, self.session.n_underruns)
@@ -351,8 +397,10 @@ class Call:
             self.media.send_now(*wire)
 
     def _to_bot(self, message: m.ToBot) -> None:
+        if self.recording is not None and type(message) is not m.InboundAudio:
+            self.recording.told(message, monotonic_ns())
         if self.bot is None or self._encode_bot is None:
-            if isinstance(message, m.CallStarted | m.Dtmf):
+            if isinstance(message, m.CallStarted | m.Dtmf | m.RecordingChanged):
                 self._missed.append(message)
             return
         wire = self._encode_bot(message)
@@ -362,54 +410,137 @@ class Call:
 
     # --------------------------------------------------------------- engine
 
+    def _start(self, run: UtteranceRun) -> None:
+        assert self._group is not None
+        self._runs[run.utterance.id] = run
+        run.task = self._group.create_task(self._speak(run), name=f"speak {run.utterance.id}")
+
     async def _speak(self, run: UtteranceRun) -> None:
         """Pull one utterance from its engine: one chunk each time the session asks for one."""
-        session, utterance = self.session, run.utterance
+        session, utterance, failover = self.session, run.utterance, self._catalog.failover
         compute_ns = audio_ns = 0
         engine_name = "none"
         try:
-            if utterance.more is not None:
+            if run.given is None and utterance.more is not None:
                 engine, _ = self._catalog.resolve(
                     utterance.voice, utterance.lang, utterance.text, utterance.lang_source
                 )
                 if not engine.streams_text:
                     utterance = await run.whole()
-            engine, voice = self._catalog.choose(utterance)
+            engine, voice = run.given or self._catalog.choose(utterance)
             engine_name = engine.name
-            self._warn_of_language(utterance, voice)
+            if utterance.insert is not None:
+                failover = None  # no engine speaks it, so none can replace one
+            else:
+                self._warn_of_language(utterance, voice)
+            if failover is not None:
+                run.speaker = voice
+                if run.given is None and (refusal := failover.refusal(engine, monotonic_ns())) is not None:
+                    if self._hand_over(run, refusal):
+                        return
+                elif utterance.more is not None and not engine.streams_text:
+                    utterance = await run.whole()
             async with aclosing(engine.synthesize(replace(utterance, voice=voice.name))) as chunks:
                 while True:
                     asked_ns = monotonic_ns()
+                    run.is_asking = True
+                    self._watch(run)
                     chunk = await anext(chunks, None)
+                    run.answered()
                     now_ns = monotonic_ns()
                     compute_ns += now_ns - asked_ns
                     if chunk is None:
                         break
                     audio_ns += len(chunk.pcm) * NS_PER_S // chunk.sample_rate_hz
-                    session.audio(utterance.id, chunk, now_ns, voice.gain_db)
+                    session.audio(
+                        utterance.id, chunk, now_ns, voice.gain_db, engine_name if failover is not None else None
+                    )
                     # The time is read again: encoding the first chunk belongs to `first_audio_ms`.
                     self._drive(monotonic_ns())
                     # Otherwise a fast engine would be pulled to its end at once. The first frame, which the loop
                     # writes at the end of its round, would wait until all the others are encoded.
                     await asyncio.sleep(0)
                     await run.until_pulled()
+            if failover is not None:
+                if run.lacks_text:
+                    raise EngineError(f"the engine {engine_name} ended before it had the end of the text")
+                failover.succeeded(engine_name)
+            self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
+        except SoundError as error:
+            # The turn goes on without the sound.
+            event = m.ErrorEvent(error.code, error.message, about=utterance.turn)
+            self._journal.note(event, session.n_underruns)
+            self._to_bot(event)
+            now_ns = monotonic_ns()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
         except TelephonyTTSError as error:
-            self._failed(utterance, error)
+            self._failed(run, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # This task was not cancelled: a task inside the engine was, and the turn would wait for ever.
-            self._failed(utterance, EngineError(f"the engine {engine_name} gave up"))
+            self._failed(run, EngineError(f"the engine {engine_name} gave up"))
         except Exception:
             self.log.exception("engine_crashed", turn=utterance.turn, engine=engine_name)
-            self._failed(utterance, EngineError(f"the engine {engine_name} failed; see the server's log"))
+            self._failed(run, EngineError(f"the engine {engine_name} failed; see the server's log"))
         finally:
-            self._runs.pop(utterance.id, None)
+            run.answered()
+            if self._runs.get(utterance.id) is run:
+                del self._runs[utterance.id]
             run.end_text()
-            if audio_ns and utterance.more is None:  # with `more` the time includes the bot's writing
+            # With `more` the time includes the bot's writing.
+            if audio_ns and utterance.more is None and utterance.insert is None:
                 metrics.SYNTHESIS_RTF.labels(engine=engine_name).observe(compute_ns / audio_ns)
+
+    def _watch(self, run: UtteranceRun) -> None:
+        """Replace the engine if the audio that it was asked for is late. While the bot still writes the text, the
+        engine may be waiting for that. What can wait for an engine is never late."""
+        failover = self._catalog.failover
+        if failover is None or run.speaker is None or not run.is_asking or run.lacks_text or run.utterance.can_wait:
+            return
+        now_ns = monotonic_ns()
+        late_ns = failover.late_ns(now_ns, self.session.dry_ns(now_ns))
+        run.watch(self._loop.call_later((late_ns - now_ns) / NS_PER_S, self._is_late, run))
+
+    def _is_late(self, run: UtteranceRun) -> None:
+        # Without another engine this one goes on. The session ends the turn after its own, longer time.
+        try:
+            if self._hand_over(run, "timeout"):
+                run.cancel()  # it is not waited for: an engine that hangs may take long to let go
+        except Exception:
+            self.crash()
+
+    def _hand_over(self, run: UtteranceRun, reason: Reason, why: str = "") -> bool:
+        """Let the next engine speak what is left of an utterance. False if there is none."""
+        failover, voice, utterance = self._catalog.failover, run.speaker, run.utterance
+        if failover is None or voice is None or self.over or self._runs.get(utterance.id) is not run:
+            return False
+        now_ns = monotonic_ns()
+        if reason in ("failed", "timeout"):
+            failover.failed(voice.engine, now_ns)
+        tried = (*run.tried, voice.engine)
+        given = failover.next(utterance, voice, tried, reason, now_ns)
+        if given is None:
+            return False
+        rest = self.session.hand_over(utterance.id, now_ns)
+        if rest is None:
+            return False
+        metrics.FAILOVERS.labels(engine=voice.engine, reason=reason).inc()
+        self.log.warning(
+            "engine_replaced", turn=utterance.turn, engine=voice.engine, by=given[0].name, reason=reason, why=why
+        )
+        self._start(UtteranceRun(rest, given, tried))
+        self._drive(now_ns)
+        return True
+
+    async def _load_bed(self, bed: Bed, rate_hz: int) -> None:
+        try:
+            sound = await bed.source.load(rate_hz)
+        except SoundError as error:
+            self._drive(monotonic_ns(), self.session.bed_failed, bed, error)
+        else:
+            self._drive(monotonic_ns(), self.session.bed_loaded, bed, sound)
 
     def _warn_of_language(self, utterance: Utterance, voice: Voice) -> None:
         """Warn the bot, once in a call, that its text is in a language that the voice does not have."""
@@ -422,6 +553,10 @@ class Call:
             self._journal.note(warning, self.session.n_underruns)
             self._to_bot(warning)
 
-    def _failed(self, utterance: Utterance, error: TelephonyTTSError) -> None:
+    def _failed(self, run: UtteranceRun, error: TelephonyTTSError) -> None:
+        # Another engine does not help against a mistake of the bot.
+        if not isinstance(error, UnknownVoice | UnsupportedText) and self._hand_over(run, "failed", error.message):
+            return
         now_ns = monotonic_ns()
-        self._drive(now_ns, self.session.audio_failed, utterance.id, error, now_ns)
+        if self._runs.get(run.utterance.id, run) is run:
+            self._drive(now_ns, self.session.audio_failed, run.utterance.id, error, now_ns)

@@ -242,6 +242,8 @@ class CallConnection(DirectConnection, ServerConnection):
 
     options: StreamOptions | Invalid | None = None
     """The options of the request, from the handshake, for the handler."""
+    lexicons: tuple[str, ...] = ()
+    """The names of the lexicons for the token of the request, from the handshake."""
     dialect: VendorDialect | None = None
     """The vendor's protocol that the request asked for."""
     trusted = False

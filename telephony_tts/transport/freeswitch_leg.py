@@ -76,6 +76,7 @@ class SentFile:
 
 class FreeSwitchLeg(MediaLeg):
     kind = "freeswitch"
+    sends_dtmf = True
 
     def __init__(self, connection: CallConnection) -> None:
         assert connection.request is not None
@@ -136,6 +137,8 @@ class FreeSwitchLeg(MediaLeg):
             else:
                 self._send_held_if_due()
             return None
+        if isinstance(message, m.MediaTones):
+            return self._codec.tones(message)
         return self._clear()
 
     def _place(self, mark: str) -> None:

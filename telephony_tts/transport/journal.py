@@ -35,6 +35,11 @@ class Journal:
                 if event.turn is not None:
                     metrics.TURNS.labels(outcome="error").inc()
                 self._log.warning("error", turn=event.turn or event.about, code=event.code, why=event.message)
+            case m.Paused():
+                metrics.PAUSES.labels(reason=event.reason).inc()
+                self._log.info("speech_paused", turn=event.turn, reason=event.reason, heard_ms=event.heard_ms)
+            case m.Resumed():
+                self._log.info("speech_resumed", turn=event.turn, from_ms=event.from_ms)
             case m.MarkReached():
                 metrics.MARKS.labels(state=event.state).inc()
             case m.CallerSpeech():
@@ -42,6 +47,14 @@ class Journal:
                     metrics.CALLER_SPEECH.labels(outcome="interrupted" if event.interrupted else "none").inc()
                 self._log.info(
                     "caller_speech", state=event.state, spoken_ms=event.spoken_ms, interrupted=event.interrupted
+                )
+            case m.CallerSilent():
+                metrics.CALLER_SILENT.inc()
+                self._log.info("caller_silent", ms=event.ms)
+            case m.AnsweringMachineHeard():
+                metrics.ANSWERING_MACHINES.labels(cause=event.cause).inc()
+                self._log.info(
+                    "answering_machine", cause=event.cause, greeting_ms=event.greeting_ms, beep_hz=event.beep_hz
                 )
             case m.WarningEvent():
                 self._log.info("warning", turn=event.turn, code=event.code)

@@ -82,7 +82,7 @@ async def serve_media(
             await leg.refuse(1013, "no room for another call")
             return
         speech = replace(settings.speech, call=start.call, codec=start.codec, rate_hz=start.rate_hz)
-        call = new_call(speech, catalog, leg.kind)
+        call = new_call(speech, catalog, leg.kind, settings.find_sound)
         await registry.start(call)
     if call.media is not None or call.kind == "stream":
         metrics.REFUSED.labels(reason="call_taken").inc()
@@ -154,9 +154,14 @@ class MediaLeg:
     def on_message(self, payload: bytes, is_text: bool) -> None:
         self._received.inc(len(payload))
         call = self.call
+        recording = None if call is None else call.recording
         want_audio = call is not None and call.session.wants_audio
-        message = self.decode(payload, want_audio, is_text)
-        if message is None or (type(message) is m.MediaAudio and not want_audio):
+        message = self.decode(payload, want_audio or recording is not None, is_text)
+        if message is None:
+            return
+        if type(message) is m.MediaAudio and not want_audio:
+            if recording is not None:
+                recording.received(message, monotonic_ns())
             return
         if isinstance(message, m.Invalid):
             self._mistake(message)

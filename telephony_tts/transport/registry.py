@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from telephony_tts.recording.live import Recordings
 from telephony_tts.transport.call import Call
 
 
@@ -16,6 +17,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.group: asyncio.TaskGroup | None = None
+        self.recordings: Recordings | None = None
+        """Where calls are recorded, if the settings say so. None without a folder."""
         self.draining = False
         """No new calls are taken. Legs may still join live calls."""
         self.n_arriving = 0
@@ -52,12 +55,20 @@ class Registry:
 
     async def start(self, call: Call) -> None:
         """Start the call. Legs can join at once, so another leg may have joined when this returns."""
+        self.begin(call)
+        await call.started.wait()
+
+    def begin(self, call: Call) -> None:
+        """The same without waiting: the call runs in the loop's next round, and does then what its legs asked for."""
         assert self.group is not None and self.find(call.id) is None
         self._calls[call.id] = call
         self._alive.add(call)
         self._empty.clear()
+        if self.recordings is not None and self.recordings.settings.is_on and call.kind != "http":
+            call.recordings = self.recordings
+            if self.recordings.settings.calls == "all":
+                call.record("start")
         self.group.create_task(self._run(call), name=f"call {call.id}")
-        await call.started.wait()
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

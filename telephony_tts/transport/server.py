@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -236,6 +236,7 @@ class Server:
         if isinstance(options, Invalid):
             # Most clients show only the status code of an HTTP refusal, so the problem is reported after the upgrade.
             return None
+        connection.lexicons = self.lexicons_for(request.path, request.headers)
         # A bot that joins a live call adds no load.
         joins = options.call is not None and self.registry.find(options.call) is not None
         return self._admit(connection, joins)
@@ -316,6 +317,7 @@ class Server:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
         connection.dialect = dialect
+        connection.lexicons = self.lexicons_for(request.path, request.headers)
         call = dialect.options.call
         refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)
         if refusal is None:
@@ -386,12 +388,11 @@ class Server:
 
     def knows_key_of(self, target: str, headers: Headers) -> bool:
         """Whether a request carries a token of the server, in any of the places where clients put one."""
-        given = _bearer(headers)
-        if given is None:
-            scheme, _, credential = _only(headers, "Authorization").partition(" ")
-            given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
-        knows = self.settings.server.knows
-        return knows(given) or any(knows(key.encode()) for key in keys_in(target, headers))
+        return any(self.settings.server.knows(key) for key in _keys_of(target, headers))
+
+    def lexicons_for(self, target: str, headers: Headers) -> tuple[str, ...]:
+        """The names of the lexicons for the token of a request."""
+        return self.settings.lexicons_for(_keys_of(target, headers)) if self.settings.token_lexicons else ()
 
     def _refuse(self, reason: str, status: HTTPStatus, message: str) -> Response:
         metrics.REFUSED.labels(reason=reason).inc()
@@ -421,6 +422,9 @@ class Server:
         for engine in self.catalog.engines:
             for what, value in engine.counters().items():
                 metrics.ENGINE_WORK.labels(engine=engine.name, what=what).set(value)
+        if (failover := self.catalog.failover) is not None:
+            for name, is_open in failover.open_circuits(monotonic_ns()).items():
+                metrics.ENGINE_CIRCUIT_OPEN.labels(engine=name).set(is_open)
         body, content_type = metrics.render()
         return _response(HTTPStatus.OK, content_type, body)
 
@@ -490,6 +494,17 @@ def _bearer(headers: Headers) -> bytes | None:
         return None
     # Headers are bytes, which the library decodes as Latin-1.
     return credential.strip().encode("iso-8859-1", "surrogateescape")
+
+
+def _keys_of(target: str, headers: Headers) -> Iterator[bytes]:
+    """What a request has in the places where clients put a token, at least one; b"" for none."""
+    given = _bearer(headers)
+    if given is None:
+        scheme, _, credential = _only(headers, "Authorization").partition(" ")
+        given = _password(credential) if scheme.lower() == "basic" else (token_in(target) or "").encode()
+    yield given
+    for key in keys_in(target, headers):
+        yield key.encode()
 
 
 def _password(credential: str) -> bytes:

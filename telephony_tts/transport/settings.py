@@ -10,13 +10,14 @@ import base64
 import hmac
 import ipaddress
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from telephony_tts.schema import Between, OneOf, Spelt, Url, show
 from telephony_tts.session.settings import MOST_PTIME_MS, CallLimits, Count, SessionSettings
+from telephony_tts.session.sound_source import FindSound
 from telephony_tts.wire.asterisk import LEAD_MS
 
 Seconds = Annotated[float, Between(0.001, 86_400)]
@@ -200,10 +201,25 @@ class VendorSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundSettings:
+    """The section `sounds`: what `play` can play, beside the sounds that are included.
+
+    A sound is a file in `folder` of at most `max_mb` and `max_s`. At most `memory_mb` of sounds are kept in memory, at
+    the rates that calls asked for.
+    """
+
+    folder: str | None = None
+    max_s: Annotated[float, Between(0.01, 3_600)] = 600.0
+    max_mb: Annotated[int, Between(1, 1_000)] = 32
+    memory_mb: Annotated[int, Between(1, 100_000)] = 128
+
+
+@dataclass(frozen=True, slots=True)
 class TransportSettings:
     """What the transport gets once, at start-up: sections of the configuration, and objects made from them.
 
-    `speech` is what a call starts with. `tls` has the loaded certificate of `server.tls`.
+    `speech` is what a call starts with. `find_sound` finds the sounds of the section `sounds`. `token_lexicons` has the
+    names of the lexicons for bots with a token. `tls` has the loaded certificate of `server.tls`.
     """
 
     speech: SessionSettings = field(default_factory=SessionSettings)
@@ -216,8 +232,22 @@ class TransportSettings:
     genesys: GenesysSettings = field(default_factory=GenesysSettings)
     asterisk: AsteriskSettings = field(default_factory=AsteriskSettings)
     vendors: VendorSettings = field(default_factory=VendorSettings)
+    find_sound: FindSound | None = None
+    token_lexicons: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     tls: ssl.SSLContext | None = None
     media_start_s: float = 10.0
+
+    def lexicons_for(self, keys: Iterable[bytes]) -> tuple[str, ...]:
+        """The names of the lexicons for a bot that presents these keys."""
+        if not self.token_lexicons:
+            return ()
+        given = list(keys)
+        return tuple(
+            name
+            for token, names in self.token_lexicons.items()
+            if any([hmac.compare_digest(token.encode(), key) for key in given])
+            for name in names
+        )
 
     @property
     def asterisk_lead_ms(self) -> int:

@@ -9,12 +9,14 @@ from telephony_tts import metrics
 from telephony_tts.clock import monotonic_ns
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.sound_source import FindSound
 from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.voice_model import VOICE_MODEL
 from telephony_tts.wire import messages as m
+from telephony_tts.wire.fields import quote
 from telephony_tts.wire.messages import Invalid
 from telephony_tts.wire.native import NativeCodec
 from telephony_tts.wire.query import StreamOptions
@@ -43,7 +45,7 @@ async def serve_stream(
             connection.end(1013, "the call is over and there is no room for another")
             return
         speech = _media_speech(settings.speech) if joins else _speech(settings.speech, options)
-        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream")
+        call = new_call(replace(speech, call=call_id), catalog, "joined" if joins else "stream", settings.find_sound)
         mine: Call | None = call
         await registry.start(call)
     else:
@@ -60,9 +62,12 @@ async def serve_stream(
         if call.media is None:
             call.expect("media", settings.limits.call_claim_s)
         _warn_of_options(call, options, joins)
+        call.session.use_lexicons((*connection.lexicons, *([options.lexicon] if options.lexicon else [])))
         call.receive(_asked_for(options))
         if options.voice is not None:
             call.receive(m.Configure(voice=options.voice))
+        if options.record == "on":
+            call.record("start")
 
         def on_message(payload: bytes, is_text: bool) -> None:
             metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
@@ -78,13 +83,18 @@ def _asked_for(options: StreamOptions) -> m.Configure:
     """The options that a `config` message has too. The voice is sent separately, because an unknown voice makes the
     whole message invalid."""
     return m.Configure(
-        lang=options.lang, speed=options.speed, inbound=options.inbound, barge_in=options.barge_in,
-        min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
+        lang=options.lang, speed=options.speed, text_type=options.text_type, inbound=options.inbound,
+        barge_in=options.barge_in, min_speech_ms=options.min_speech_ms, hold_off_ms=options.hold_off_ms,
+        barge_in_action=options.barge_in_action, false_interruption_ms=options.false_interruption_ms,
+        resume_after_ms=options.resume_after_ms, step_back_ms=options.step_back_ms, words=options.words,
+        caller_silent_ms=options.caller_silent_ms, dtmf=options.dtmf,
+        answering_machine=options.answering_machine,
     )
 
 
-def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call:
-    """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg."""
+def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str, find_sound: FindSound | None = None) -> Call:
+    """A call that begins now. `kind` is one of `metrics.MEDIA_KINDS`; "stream" and "http" have no media leg. Without
+    `find_sound` it has no sounds."""
     speech = replace(speech, session=f"s{secrets.token_hex(6)}")
     session = Session(
         speech,
@@ -93,6 +103,8 @@ def new_call(speech: SessionSettings, catalog: EngineCatalog, kind: str) -> Call
         voice_model=VOICE_MODEL.find,
         detect_language=catalog.detect_language,
         has_voice=catalog.has_voice,
+        find_sound=find_sound,
+        knows_voice=catalog.knows_voice,
     )
     return Call(session, catalog, kind)
 
@@ -127,7 +139,11 @@ def ready(call: Call, options: StreamOptions | None = None) -> m.Ready:
 
 def suited(speech: SessionSettings, options: StreamOptions | Invalid) -> StreamOptions | Invalid:
     """The options, or `Invalid` if they do not go together."""
-    if isinstance(options, Invalid) or (options.call is not None and options.audio in (None, "none")):
+    if isinstance(options, Invalid):
+        return options
+    if options.lexicon is not None and (speech.lexicon is None or options.lexicon not in speech.lexicon.shelf):
+        return Invalid("bad_option", f"lexicon={quote(options.lexicon)}: this server has no lexicon of that name")
+    if options.call is not None and options.audio in (None, "none"):
         return options  # a bot that joins a call has the media leg's codec and rate
     asked = _speech(speech, options)
     if asked.codec == "pcm" or asked.rate_hz == 8000:

@@ -209,6 +209,7 @@ async def _key_came(
             if not isinstance(step, Credential):
                 steps.append(step)
             elif not came.done() and settings.server.knows(step.key.encode()):
+                connection.lexicons = settings.lexicons_for([step.key.encode()])
                 came.set_result(True)
         if not came.done():
             came.set_result(False)
@@ -257,6 +258,7 @@ class VendorLeg:
         call, options = self._call, self._dialect.options
         self._joined = joins
         call.session.new_bot(limits)
+        call.session.use_lexicons(self._connection.lexicons)
         call.session.let_turns_give_way()
         if joins:
             call.on_frame = self._stand_in
@@ -289,6 +291,11 @@ class VendorLeg:
     def _encode_bot(self, event: m.ToBot | m.Frame) -> Wire | None:
         if isinstance(event, m.Done) and self._joined:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
+        if isinstance(event, m.Resumed):
+            # Words that are repeated after a pause are not sent again.
+            self._send_stand_in()
+            if event.turn in self._n_samples:
+                self._n_samples[event.turn] = event.from_ms * self._call.session.settings.rate_hz // 1000
         if not isinstance(event, VendorEvent):
             return None
         turn = event.turn

@@ -86,7 +86,6 @@ class _SpeechTask:
     audio: tuple[str, int]
     """Format and rate in Hz, as the client named them."""
     settings: Configure
-    is_ssml: bool
     turns: list[str] = field(default_factory=list)
     open_turn: str | None = None
     is_finishing: bool = False
@@ -204,8 +203,6 @@ class DashScopeTasks:
                     f'"text" has {n_chars} characters and the task {task.n_chars}; the limits are {MAX_MESSAGE_CHARS} '
                     f"and {MAX_TASK_CHARS}, and a Chinese character counts as two"
                 )
-            if task.is_ssml and text.lstrip().startswith("<speak"):
-                raise BadField("SSML is not supported; send plain text")
             yield from self._speak(task, text)
         if is_flush and task.open_turn is not None:
             yield Flush(task.open_turn)
@@ -363,7 +360,7 @@ def _read_task(task_id: str, header: Fields, payload: Fields) -> _SpeechTask:
         seed=seed or 0,
         instruct=parameters.text("instruction", MAX_INSTRUCT_CHARS) or "",
     )
-    return _SpeechTask(task_id, (name, int(rate)), settings, parameters.get("enable_ssml") is True)
+    return _SpeechTask(task_id, (name, int(rate)), settings)
 
 
 def _language(hints: object) -> str:

@@ -99,6 +99,7 @@ def open_stream(target: str) -> ElevenLabsStream | Refused:
         is_multi=path["kind"] == "multi-stream-input",
         is_auto=query.get("auto_mode", "").lower() == "true",
         keeps_time=query.get("sync_alignment", "").lower() == "true",
+        is_ssml=query.get("enable_ssml_parsing", "").lower() == "true",
     )
 
 
@@ -128,12 +129,15 @@ class _Context:
 class ElevenLabsStream:
     """One connection. With `is_auto` each piece of text is a whole sentence or phrase, which is spoken at once. With
     `keeps_time` the times of characters count from the beginning of the context, else from the end of the characters
-    before."""
+    before. With `is_ssml` the text is SSML; the characters that are aligned are those without tags."""
 
     needs_alignment = True
 
-    def __init__(self, options: VendorOptions, *, is_multi: bool, is_auto: bool, keeps_time: bool) -> None:
+    def __init__(
+        self, options: VendorOptions, *, is_multi: bool, is_auto: bool, keeps_time: bool, is_ssml: bool = False
+    ) -> None:
         self.options = options
+        self._text_type = "ssml" if is_ssml else None
         self._is_multi = is_multi
         self._is_auto = is_auto
         self._keeps_time = keeps_time
@@ -232,11 +236,11 @@ class ElevenLabsStream:
         context.last = text[-1]
         yield from self._begin(context)
         assert context.turn is not None
-        yield Text(text, context.turn)
+        yield Text(text, context.turn, text_type=self._text_type)
         if self._refused == context.turn:
             context.turn = None
             yield from self._begin(context)
-            yield Text(text, context.turn)
+            yield Text(text, context.turn, text_type=self._text_type)
 
     def _begin(self, context: _Context) -> Iterable[Step]:
         """Begin a turn of ours for the context, unless it has one."""

@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from telephony_tts.wire.fields import CALL_NAME, BadField, Fields, Wire, clean, decode_text, parse_object, quote
-from telephony_tts.wire.messages import FromMedia, Invalid, MediaAudio, MediaDtmf, MediaPlayback, MediaStart
+from telephony_tts.wire.messages import (
+    FromMedia,
+    Invalid,
+    MediaAudio,
+    MediaDtmf,
+    MediaPlayback,
+    MediaStart,
+    MediaTones,
+)
 from telephony_tts.wire.native_media import DIGITS, NO_AUDIO, parameters
 
 FORK_PROTOCOL = "audio.drachtio.org"
@@ -152,6 +160,10 @@ class FreeSwitchCodec:
         for the files that it has missed.
         """
         return _control({"tts": "hello"} if next_number == 1 else {"tts": "hello", "next": next_number})
+
+    def tones(self, message: MediaTones) -> Wire:
+        """Tones for the telephone."""
+        return _control({"tts": "dtmf", "digits": message.digits, "on_ms": message.on_ms, "off_ms": message.off_ms})
 
     def hang_up(self) -> Wire:
         """The server has ended the call."""

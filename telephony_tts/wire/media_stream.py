@@ -54,6 +54,17 @@ _CERTAINLY_MEDIA = re.compile(
     "event"[ \t\r\n]*:[ \t\r\n]*"media"[ \t\r\n]*[,}]""",
     re.VERBOSE,
 )
+
+# Matches only the usual form of the caller's audio, in which a full parse would find these two values: flat fields
+# without escapes, none of them twice. Reading it takes half the time.
+_PLAIN_PAIR = rb"""(?: "(?!event"|media") \w++ ":[ ]? (?: "[ !\#-\[\]-~]*+" | 0 | [1-9][0-9]{0,14}+ ) )"""
+_PLAIN_AUDIO = re.compile(
+    rb"""\{"event":[ ]?"media",[ ]? (?: """ + _PLAIN_PAIR + rb""",[ ]? )*+ "media":[ ]?\{
+    "track":[ ]?"inbound(?:_track)?",[ ]? "chunk":[ ]?"[0-9]{1,15}+",[ ]?
+    "timestamp":[ ]?"([0-9]{1,7}+)",[ ]? "payload":[ ]?"([A-Za-z0-9+/]*+={0,2})" \}
+    (?: ,[ ]?""" + _PLAIN_PAIR + rb""" )*+ \}""",
+    re.VERBOSE,
+)
 _RATE = re.compile(r"; *rate=([0-9]{4,5})")
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -89,6 +100,7 @@ class MediaStreamCodec:
     def __init__(self) -> None:
         self.stream: str | None = None
         self._sample_bytes = 1
+        self._reads_plain = type(self)._audio is MediaStreamCodec._audio
         self._media_head = b""
         self._mark_head = self._mark_tail = ""
         self._clear = b""
@@ -106,6 +118,15 @@ class MediaStreamCodec:
             return Invalid("binary_not_expected", what)
         if not want_audio and self.stream is not None and isinstance(data, bytes) and _CERTAINLY_MEDIA.match(data):
             return NO_AUDIO
+        if want_audio and self._reads_plain and self.stream is not None and isinstance(data, bytes):
+            plain = _PLAIN_AUDIO.fullmatch(data)
+            if plain is not None:
+                try:
+                    audio = a2b_base64(plain[2], strict_mode=True)
+                except ValueError:
+                    audio = None
+                if audio is not None and not len(audio) % self._sample_bytes:
+                    return MediaAudio(audio, int(plain[1]))
         text = decode_text(data)
         if isinstance(text, Invalid):
             return text

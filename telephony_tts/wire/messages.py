@@ -6,6 +6,7 @@ the messages. Field names are those of the native protocol (PROTOCOL.md). Times 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,19 +15,25 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A whole turn in one message."""
+    """A whole turn in one message. `text_type` is "text" or "ssml", None for what the call has. The audio of a
+    `private` turn is not kept."""
 
     text: str
     turn: str | None = None
+    private: bool = False
+    text_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of a turn's text, as the bot produces it; `last` closes the turn."""
+    """A piece of a turn's text, as the bot produces it; `last` closes the turn. The first piece decides its
+    `text_type` and whether it is `private`."""
 
     text: str
     turn: str | None = None
     last: bool = False
+    private: bool = False
+    text_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,19 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseSpeech:
+    """Stop the speech at once, and keep what was not heard. `heard_ms` is the client's own measurement, if it has
+    one."""
+
+    heard_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSpeech:
+    """Go on with the speech that was paused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Report when the speech of all text so far has been played."""
 
@@ -68,7 +88,11 @@ class Configure:
     `inbound` is the form of the caller's audio on the bot leg: "none", "base64" or "binary". `inbound_codec` and
     `inbound_rate_hz` are its codec and rate, by default those of the media leg. `barge_in`, "on" or "off", decides
     whether the caller's voice interrupts: after `min_speech_ms` of speech, and not in the first `hold_off_ms` of the
-    server's speech.
+    server's speech. The next four are those of `BargeInSettings`. `words`, "on" or "off": send the words of each
+    sentence. After `caller_silent_ms` in which nobody spoke the bot gets `CallerSilent`; 0 is never. `dtmf`, "auto",
+    "message" or "tones", is how the bot's tones get to the telephone. `answering_machine`, "on" or "off": tell
+    the bot that a machine answers. `text_type` is "text", "ssml", or "auto": SSML if a turn begins with <speak>.
+    `lexicon` maps what the bot writes to how it is spoken, in place of what was sent before.
     """
 
     voice: str | None = None
@@ -82,6 +106,16 @@ class Configure:
     barge_in: str | None = None
     min_speech_ms: int | None = None
     hold_off_ms: int | None = None
+    barge_in_action: str | None = None
+    false_interruption_ms: int | None = None
+    resume_after_ms: int | None = None
+    step_back_ms: int | None = None
+    words: str | None = None
+    caller_silent_ms: int | None = None
+    dtmf: str | None = None
+    answering_machine: str | None = None
+    text_type: str | None = None
+    lexicon: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +130,34 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class SendDtmf:
-    """Send these tones to the telephone side. A `w` is a pause. The media leg gets the same message."""
+    """Send these tones to the telephone side, behind the speech so far. A `w` is a pause."""
 
     digits: str
+
+
+UNTIL_SPEECH = "until_speech"
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Play the sound `name` behind the text so far, or under the speech; `stop` ends sounds instead.
+
+    `loop` is whether it begins again at its end, or `UNTIL_SPEECH`. None of `loop` and `gain_db`: as is usual there.
+    """
+
+    name: str | None = None
+    turn: str | None = None
+    under: bool = False
+    loop: bool | str | None = None
+    gain_db: float | None = None
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Start or stop the recording of the call. `action` is "start" or "stop"."""
+
+    action: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +303,50 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SentenceSpoken:
-    """The place of a sentence in the turn's audio, known after its synthesis."""
+    """The place of a sentence in the turn's audio, known after its synthesis. `engines`: who spoke it, in order, on a
+    server whose engines can replace one another."""
 
     turn: str
     index: int
     text: str
     start_ms: int
     end_ms: int
+    engines: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WordsSpoken:
+    """The words of a sentence, known after its synthesis: `text`, `start_ms` and `end_ms` in the turn's audio, and
+    `from` and `to`, the word's place in the bot's text of the turn.
+
+    `basis` is "engine" if the engine gave the times, and "estimate" if the words are spread evenly.
+    """
+
+    turn: str
+    index: int
+    words: list[dict[str, str | int]]
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The speech is paused. What was heard of the turn that was audible, as in `Cleared`. `reason` is "bot" or
+    "barge_in"."""
+
+    turn: str
+    heard_text: str
+    heard_chars: int
+    heard_ms: int
+    basis: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The speech of the turn goes on from `from_ms` of its audio."""
+
+    turn: str
+    from_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +397,15 @@ class TurnSent:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The turn was played to its end. Latencies are in milliseconds, None if they do not apply."""
+    """The turn was played to its end. Latencies are in milliseconds, None if they do not apply. `engines`: who spoke,
+    as in `SentenceSpoken`."""
 
     turn: str
     audio_ms: int
     chars: int
     underruns: int
     latency: dict[str, float | None]
+    engines: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +492,40 @@ class CallerSpeech:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerSilent:
+    """Nobody has spoken for `ms`, a multiple of the bot's `caller_silent_ms`."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweringMachineHeard:
+    """A machine has answered, probably. `cause` is "greeting" (it speaks for `greeting_ms` without a pause) or "beep".
+
+    The beep ended at `beep_at_ms` of the peer's media clock, or of the caller's audio if the peer has no clock.
+    """
+
+    cause: str
+    greeting_ms: int | None = None
+    beep_at_ms: int | None = None
+    beep_ms: int | None = None
+    beep_hz: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingChanged:
+    """The recording of the call has "started" or "ended", by `state`. `file` is the name of its WAV file.
+
+    With "ended": why, and how long the recording is.
+    """
+
+    state: str
+    file: str
+    reason: str | None = None
+    length_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hangup:
     reason: str
 
@@ -423,13 +555,27 @@ class MediaClear:
     """Empty the peer's playout buffer."""
 
 
-FromBot = Say | Text | End | Flush | Clear | Mark | Configure | Status | Ping | SendDtmf | Close | Invalid
+@dataclass(frozen=True, slots=True)
+class MediaTones:
+    """Send these tones to the telephone now, each of `on_ms` with `off_ms` of silence behind it; `w` is a pause of
+    500 ms. Only for a peer that can."""
+
+    digits: str
+    on_ms: int = 100
+    off_ms: int = 100
+
+
+FromBot = (
+    Say | Text | End | Flush | Clear | PauseSpeech | ResumeSpeech | Mark | Configure | Status | Ping | SendDtmf | Play
+    | Record | Close | Invalid
+)
 FromMedia = (
     MediaStart | MediaAudio | MediaMark | MediaDtmf | MediaStop | MediaFlow | MediaBuffered | MediaPlayback | MediaBegun
     | MediaLost | MediaMarksLost | Invalid
 )
 ToBot = (
-    Ready | Started | SentenceSpoken | MarkReached | Cleared | TurnSent | Done | Pause | Resume | WarningEvent
-    | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | CallerSpeech | Hangup | InboundAudio
+    Ready | Started | SentenceSpoken | WordsSpoken | MarkReached | Cleared | Paused | Resumed | TurnSent | Done | Pause
+    | Resume | WarningEvent | ErrorEvent | Pong | StatusReport | CallStarted | Dtmf | CallerSpeech | CallerSilent
+    | AnsweringMachineHeard | RecordingChanged | Hangup | InboundAudio
 )
-ToMedia = Frame | MediaMark | MediaClear | SendDtmf
+ToMedia = Frame | MediaMark | MediaClear | MediaTones

@@ -28,6 +28,9 @@ from telephony_tts.wire.fields import (
     require,
 )
 from telephony_tts.wire.messages import (
+    UNTIL_SPEECH,
+    AnsweringMachineHeard,
+    CallerSilent,
     CallerSpeech,
     CallStarted,
     Clear,
@@ -47,10 +50,17 @@ from telephony_tts.wire.messages import (
     Mark,
     MarkReached,
     Pause,
+    Paused,
+    PauseSpeech,
     Ping,
+    Play,
     Pong,
     Ready,
+    Record,
+    RecordingChanged,
     Resume,
+    Resumed,
+    ResumeSpeech,
     Say,
     SendDtmf,
     SentenceSpoken,
@@ -60,29 +70,48 @@ from telephony_tts.wire.messages import (
     Text,
     ToBot,
     WarningEvent,
+    WordsSpoken,
 )
 
 AUDIO_FORMS = ("base64", "binary", "none")
 INBOUND_CODECS = ("ulaw", "alaw", "pcm")
 INBOUND_RATES_HZ = (8000, 16000, 24000, 48000)
-CLIENT_TYPES = ("say", "text", "end", "flush", "clear", "mark", "config", "status", "ping", "close", "dtmf")
+CLIENT_TYPES = ("say", "text", "end", "flush", "clear", "mark", "config", "status", "ping", "close", "dtmf",
+                "pause", "resume", "play", "record")  # fmt: skip
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 MAX_SEED = 2**32 - 1
 MAX_INSTRUCT_CHARS = 1000
 SWITCH = ("on", "off")
+TURN_TEXT_TYPES = ("text", "ssml")
+TEXT_TYPES = ("auto", *TURN_TEXT_TYPES)
 MIN_SPEECH_MS = (64, 2000)
 """The limits of `min_speech_ms`: two windows of the detector, and a time beyond any useful one."""
 MAX_HOLD_OFF_MS = 10_000
+BARGE_IN_ACTIONS = ("clear", "pause")
+FALSE_INTERRUPTION_MS = (100, 60_000)
+MAX_RESUME_AFTER_MS = 60_000
+MAX_STEP_BACK_MS = 2_000
+CALLER_SILENT_MS = (100, 600_000)
+"""The limits of `caller_silent_ms`, which may also be 0."""
+DTMF_WAYS = ("auto", "message", "tones")
+RECORD_ACTIONS = ("start", "stop")
 MAX_DTMF_CHARS = 64
+MIN_GAIN_DB, MAX_GAIN_DB = -60.0, 12.0
+MAX_LEXICON_ENTRIES = 64
+MAX_LEXICON_CHARS = 300
+"""The longest text on either side of an entry of `lexicon`."""
 _TONES = re.compile(rf"[0-9*#A-Dw]{{1,{MAX_DTMF_CHARS}}}")
 
 EVENT_TYPES: Mapping[type, str] = {
     Ready: "ready",
     Started: "started",
     SentenceSpoken: "sentence",
+    WordsSpoken: "words",
     MarkReached: "mark",
     Cleared: "cleared",
+    Paused: "paused",
+    Resumed: "resumed",
     Done: "done",
     Pause: "pause",
     Resume: "resume",
@@ -93,7 +122,10 @@ EVENT_TYPES: Mapping[type, str] = {
     CallStarted: "call",
     Dtmf: "dtmf",
     CallerSpeech: "caller",
+    CallerSilent: "caller_silent",
+    AnsweringMachineHeard: "answering_machine",
     Hangup: "hangup",
+    RecordingChanged: "recording",
 }
 """The `type` of each event; its other fields are those of the dataclass."""
 
@@ -144,16 +176,22 @@ class NativeCodec:
     def _typed(self, f: Fields) -> FromBot:
         match f.get("type"):
             case "say":
-                return Say(self._text(f, "text"), f.name("turn"))
+                text_type = f.choice("text_type", TURN_TEXT_TYPES)
+                return Say(self._text(f, "text"), f.name("turn"), f.flag("private"), text_type)
             case "text":
                 field = "token" if f.get("text") is None and f.get("token") is not None else "text"
-                return Text(self._text(f, field), f.name("turn"), f.flag("last"))
+                text_type = f.choice("text_type", TURN_TEXT_TYPES)
+                return Text(self._text(f, field), f.name("turn"), f.flag("last"), f.flag("private"), text_type)
             case "end":
                 return End(f.name("turn"))
             case "flush":
                 return Flush(f.name("turn"))
             case "clear":
                 return Clear(f.name("turn"), f.whole("heard_ms", MAX_MS))
+            case "pause":
+                return PauseSpeech(f.whole("heard_ms", MAX_MS))
+            case "resume":
+                return ResumeSpeech()
             case "mark":
                 name = f.name("name", MAX_MARK_CHARS, printable=False)
                 return Mark(require("name", name, f"a string of 1 to {MAX_MARK_CHARS} characters"), f.name("turn"))
@@ -167,6 +205,11 @@ class NativeCodec:
                 return Close(f.flag("now"))
             case "dtmf":
                 return SendDtmf(_tones(f))
+            case "play":
+                return _play(f)
+            case "record":
+                action = f.choice("action", RECORD_ACTIONS)
+                return Record(require("action", action, f"one of {', '.join(RECORD_ACTIONS)}"))
             case unknown:
                 known = ", ".join(CLIENT_TYPES)
                 return Invalid("unknown_type", f'"type" {quote(unknown)} is not known; known types: {known}')
@@ -181,17 +224,30 @@ class NativeCodec:
             speed=f.number("speed", MIN_SPEED, MAX_SPEED),
             seed=f.whole("seed", MAX_SEED),
             instruct=f.text("instruct", MAX_INSTRUCT_CHARS),
+            text_type=f.choice("text_type", TEXT_TYPES),
             inbound=f.choice("inbound", AUDIO_FORMS),
             inbound_codec=f.choice("inbound_codec", INBOUND_CODECS),
             inbound_rate_hz=f.whole("inbound_rate_hz", max(INBOUND_RATES_HZ)),
             barge_in=f.choice("barge_in", SWITCH),
             min_speech_ms=f.whole("min_speech_ms", MIN_SPEECH_MS[1]),
             hold_off_ms=f.whole("hold_off_ms", MAX_HOLD_OFF_MS),
+            barge_in_action=f.choice("barge_in_action", BARGE_IN_ACTIONS),
+            false_interruption_ms=f.whole("false_interruption_ms", FALSE_INTERRUPTION_MS[1]),
+            resume_after_ms=f.whole("resume_after_ms", MAX_RESUME_AFTER_MS),
+            step_back_ms=f.whole("step_back_ms", MAX_STEP_BACK_MS),
+            words=f.choice("words", SWITCH),
+            dtmf=f.choice("dtmf", DTMF_WAYS),
+            answering_machine=f.choice("answering_machine", SWITCH),
+            caller_silent_ms=f.whole("caller_silent_ms", CALLER_SILENT_MS[1]),
+            lexicon=_lexicon(f),
         )
-        least, most = MIN_SPEECH_MS
-        if settings.min_speech_ms is not None and settings.min_speech_ms < least:
-            wrong = settings.min_speech_ms
-            raise BadField(f'"min_speech_ms" must be a whole number from {least} to {most}, got {wrong}')
+        for name, (least, most) in (("min_speech_ms", MIN_SPEECH_MS), ("false_interruption_ms", FALSE_INTERRUPTION_MS)):
+            wrong = getattr(settings, name)
+            if wrong is not None and wrong < least:
+                raise BadField(f'"{name}" must be a whole number from {least} to {most}, got {wrong}')
+        if settings.caller_silent_ms and settings.caller_silent_ms < CALLER_SILENT_MS[0]:
+            wrong = settings.caller_silent_ms
+            raise BadField(f'"caller_silent_ms" must be 0 or a whole number from {CALLER_SILENT_MS[0]}, got {wrong}')
         if settings.inbound_rate_hz is not None and settings.inbound_rate_hz not in INBOUND_RATES_HZ:
             rates = ", ".join(map(str, INBOUND_RATES_HZ))
             raise BadField(f'"inbound_rate_hz" must be one of {rates}, got {settings.inbound_rate_hz}')
@@ -236,11 +292,40 @@ def _ping_id(f: Fields) -> str | int | None:
     raise BadField(f'"id" must be a whole number or a string of 1 to {MAX_NAME_CHARS} characters, got {quote(value)}')
 
 
+def _lexicon(f: Fields) -> dict[str, str] | None:
+    value = f.get("lexicon")
+    if value is None:
+        return None
+    each = f"each text of 1 to {MAX_LEXICON_CHARS} characters"
+    expected = f"an object of at most {MAX_LEXICON_ENTRIES} pairs of text, {each}"
+    if not isinstance(value, dict) or len(value) > MAX_LEXICON_ENTRIES:
+        raise BadField(f'"lexicon" must be {expected}, got {quote(value)}')
+    for text in (text for pair in value.items() for text in pair):
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_LEXICON_CHARS:
+            raise BadField(f'"lexicon" must be {expected}; {quote(text)} is wrong')
+    return {clean(written): clean(say) for written, say in value.items()}
+
+
 def _tones(f: Fields) -> str:
     digits = f.get("digits")
     if isinstance(digits, str) and _TONES.fullmatch(digits):
         return digits
     raise BadField(f'"digits" must be 1 to {MAX_DTMF_CHARS} of 0-9 * # A-D and w for a pause, got {quote(digits)}')
+
+
+def _play(f: Fields) -> Play:
+    if f.get("url") is not None:
+        raise BadField('"url" is not supported: put the file into the server\'s folder of sounds and send its "name"')
+    loop = f.get("loop")
+    if not (loop is None or isinstance(loop, bool) or loop == UNTIL_SPEECH):
+        raise BadField(f'"loop" must be true, false or "{UNTIL_SPEECH}", got {quote(loop)}')
+    gain_db = f.number("gain_db", MIN_GAIN_DB, MAX_GAIN_DB)
+    play = Play(f.name("name"), f.name("turn"), f.flag("under"), loop, gain_db, f.flag("stop"))
+    if play.name is None and not play.stop:
+        raise BadField('"name" is missing; expected the name of a sound, or "stop": true')
+    if play.name is not None and play.stop:
+        raise BadField('"name" and "stop" do not go together: "stop" ends every sound')
+    return play
 
 
 def _without_gaps(value: Any) -> Any:

@@ -31,7 +31,7 @@ from telephony_tts.wire.messages import (
     MediaMark,
     MediaStart,
     MediaStop,
-    SendDtmf,
+    MediaTones,
     ToMedia,
 )
 from telephony_tts.wire.query import CODECS, MAX_LEAD_MS, PTIMES_MS, RATES_HZ
@@ -125,8 +125,10 @@ class NativeMediaCodec:
             return message.payload, False
         if isinstance(message, MediaMark):
             return ('{"type":"mark","name":' + clean(_to_json(message.name)) + "}").encode(), True
-        if isinstance(message, SendDtmf):
-            return _to_json({"type": "dtmf", "digits": message.digits}).encode(), True
+        if isinstance(message, MediaTones):
+            return _to_json(
+                {"type": "dtmf", "digits": message.digits, "on_ms": message.on_ms, "off_ms": message.off_ms}
+            ).encode(), True
         return _CLEAR, True
 
     def complaint(self, mistake: Invalid) -> Wire:

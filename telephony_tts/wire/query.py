@@ -10,12 +10,27 @@ from urllib.parse import parse_qsl
 
 from telephony_tts.wire.fields import CALL_NAME, MAX_NAME_CHARS, BadField, clean, quote
 from telephony_tts.wire.messages import Invalid
-from telephony_tts.wire.native import AUDIO_FORMS, MAX_HOLD_OFF_MS, MAX_SPEED, MIN_SPEECH_MS, MIN_SPEED, SWITCH
+from telephony_tts.wire.native import (
+    AUDIO_FORMS,
+    BARGE_IN_ACTIONS,
+    CALLER_SILENT_MS,
+    DTMF_WAYS,
+    FALSE_INTERRUPTION_MS,
+    MAX_HOLD_OFF_MS,
+    MAX_RESUME_AFTER_MS,
+    MAX_SPEED,
+    MAX_STEP_BACK_MS,
+    MIN_SPEECH_MS,
+    MIN_SPEED,
+    SWITCH,
+    TEXT_TYPES,
+)
 
 CODECS = ("ulaw", "alaw", "pcm")
 RATES_HZ = (8000, 16000, 24000, 48000)
 PTIMES_MS = (10, 20, 30, 40, 60)
 PACES = ("realtime", "burst")
+RECORD = ("on",)
 MAX_LEAD_MS = 60_000
 MAX_TOKEN_CHARS = 4096
 MAX_OPTIONS = 64
@@ -40,12 +55,23 @@ class StreamOptions:
     voice: str | None = None
     lang: str | None = None
     speed: float | None = None
+    text_type: str | None = None
     call: str | None = None
     token: str | None = field(default=None, repr=False)  # a secret: not in the repr, which may be logged
     inbound: str | None = None
     barge_in: str | None = None
     min_speech_ms: int | None = None
     hold_off_ms: int | None = None
+    barge_in_action: str | None = None
+    false_interruption_ms: int | None = None
+    resume_after_ms: int | None = None
+    step_back_ms: int | None = None
+    words: str | None = None
+    caller_silent_ms: int | None = None
+    dtmf: str | None = None
+    answering_machine: str | None = None
+    lexicon: str | None = None
+    record: str | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -125,11 +151,21 @@ def _number(allowed: tuple[int, ...]) -> Callable[[str], int]:
 
 def _milliseconds(least: int, most: int) -> Callable[[str], int]:
     def read(raw: str) -> int:
-        if raw.isascii() and raw.isdecimal() and len(raw) <= 5 and least <= int(raw) <= most:
+        if raw.isascii() and raw.isdecimal() and len(raw) <= 6 and least <= int(raw) <= most:
             return int(raw)
         raise BadField(f"a whole number of milliseconds from {least} to {most}")
 
     return read
+
+
+def _off_or(read: Callable[[str], int]) -> Callable[[str], int]:
+    def read_or_zero(raw: str) -> int:
+        try:
+            return 0 if raw == "0" else read(raw)
+        except BadField as error:
+            raise BadField(f"0, or {error}") from None
+
+    return read_or_zero
 
 
 def _decimal(least: float, most: float) -> Callable[[str], float]:
@@ -172,10 +208,21 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "voice": ("voice", _name(MAX_NAME_CHARS)),
     "lang": ("lang", _name(35)),
     "speed": ("speed", _decimal(MIN_SPEED, MAX_SPEED)),
+    "text_type": ("text_type", _choice(TEXT_TYPES)),
     "call": ("call", _call),
     "token": ("token", _token),
     "inbound": ("inbound", _choice(AUDIO_FORMS)),
     "barge_in": ("barge_in", _choice(SWITCH)),
     "min_speech_ms": ("min_speech_ms", _milliseconds(*MIN_SPEECH_MS)),
     "hold_off_ms": ("hold_off_ms", _milliseconds(0, MAX_HOLD_OFF_MS)),
+    "barge_in_action": ("barge_in_action", _choice(BARGE_IN_ACTIONS)),
+    "false_interruption_ms": ("false_interruption_ms", _milliseconds(*FALSE_INTERRUPTION_MS)),
+    "resume_after_ms": ("resume_after_ms", _milliseconds(0, MAX_RESUME_AFTER_MS)),
+    "step_back_ms": ("step_back_ms", _milliseconds(0, MAX_STEP_BACK_MS)),
+    "words": ("words", _choice(SWITCH)),
+    "caller_silent_ms": ("caller_silent_ms", _off_or(_milliseconds(*CALLER_SILENT_MS))),
+    "dtmf": ("dtmf", _choice(DTMF_WAYS)),
+    "answering_machine": ("answering_machine", _choice(SWITCH)),
+    "lexicon": ("lexicon", _name(MAX_NAME_CHARS)),
+    "record": ("record", _choice(RECORD)),
 }

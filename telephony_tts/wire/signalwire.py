@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telephony_tts.wire.fields import Wire
 from telephony_tts.wire.media_stream import MediaStreamCodec, StreamKeys
-from telephony_tts.wire.messages import MediaStart, SendDtmf, ToMedia
+from telephony_tts.wire.messages import MediaStart, MediaTones, ToMedia
 
 
 class SignalWireCodec(MediaStreamCodec):
@@ -29,6 +29,6 @@ class SignalWireCodec(MediaStreamCodec):
         self._dtmf_head = f'{{"event":"dtmf","streamSid":{stream},"dtmf":{{"digit":"'.encode()
 
     def encode(self, message: ToMedia) -> Wire:
-        if isinstance(message, SendDtmf) and self.stream is not None:
+        if isinstance(message, MediaTones) and self.stream is not None:
             return self._dtmf_head + message.digits.encode() + b'"}}', True
         return super().encode(message)

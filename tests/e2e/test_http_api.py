@@ -160,7 +160,7 @@ def test_every_option_reaches_the_engine() -> None:
                 assert (await ask_so).status == 200
                 heard = engine.asked.pop()
                 assert (heard.text, heard.voice, heard.speed) == ("Hello.", "other", 1.5)
-                assert (heard.lang, heard.seed, heard.instruct) == ("zh", 7, "softly")
+                assert (heard.lang, heard.seed, heard.instruct, heard.can_wait) == ("zh", 7, "softly", True)
             assert (await ask_json(rig.port, "/tts/stream", {"text": "Hello."})).status == 200
             heard = engine.asked.pop()
             assert (heard.speed, heard.instruct) == (1.0, None)
@@ -285,8 +285,9 @@ def test_jambonz() -> None:
             got = await ask_json(rig.port, "/jambonz/tts", body, **key)
             assert (got.status, got.headers["content-type"]) == (200, "audio/l16;rate=8000")
             assert_speaks(np.frombuffer(got.body, "<i2"), 8_000)
-            ssml = {**body, "type": "ssml", "text": "<speak>hi</speak>"}
-            assert (await ask_json(rig.port, "/jambonz/tts", ssml, **key)).code == "bad_request"
+            ssml = {**body, "type": "ssml", "text": f"<speak>{TEXT}<break time='10ms'/></speak>"}
+            got = await ask_json(rig.port, "/jambonz/tts", ssml, **key)
+            assert_speaks(np.frombuffer(got.body, "<i2"), 8_000)
             assert (await ask_json(rig.port, "/jambonz/tts", {**body, "voice": "ghost"}, **key)).status == 404
 
     run(main)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from dtmf_reader import heard_keys
 from media_peer import MEDIA_START, PLAIN_START, START, leg, waiting_asterisk
 from rig import Bot, correlation, decoded, rendering, run, serving, until
 from websockets.exceptions import InvalidStatus
@@ -35,7 +36,7 @@ def heard(frames: list[bytes], codec: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("takes", [True, False])
-def test_tones_for_a_leg_that_takes_them(takes: bool) -> None:
+def test_tones_are_a_message_for_a_leg_that_takes_them_and_else_audio(takes: bool) -> None:
     async def main() -> None:
         start = START | ({"dtmf": True} if takes else {})
         async with serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1") as bot:
@@ -46,10 +47,13 @@ def test_tones_for_a_leg_that_takes_them(takes: bool) -> None:
             await bot.event("call")
             await bot.send({"type": "dtmf", "digits": "12#"})
             if takes:
-                await peer.hears('{"type":"dtmf","digits":"12#"}', within="the tones")
+                await peer.hears('{"type":"dtmf","digits":"12#","on_ms":100,"off_ms":100}', within="the tones")
                 assert len([e for e in bot.events if e["type"] == "warning"]) == 1
             else:
-                await bot.event("warning", code="dtmf_not_supported")
+                assert (await bot.event("started"))["turn"] == "t1"
+                await until(lambda: len(peer.frames) >= 30, "600 ms of tones")
+                keys = heard_keys(heard(peer.frames, "ulaw"))
+                assert "".join(key.digit for key in keys) == "12#" and not any(key.faults() for key in keys)
                 assert not [said for said in peer.said if "dtmf" in said and "error" not in said]
 
     run(main)

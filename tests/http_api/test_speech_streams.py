@@ -7,11 +7,16 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 import pytest
+from server_settings import transport_settings
+from starlette.types import ASGIApp, Message, Scope
 
 from telephony_tts.engines.api import Engine, Utterance
+from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.http_api.application import application
 from telephony_tts.http_api.speech import ResponseLeg, Throttled, ThrottledEngine
 from telephony_tts.transport.call import Call, EngineCatalog
+from telephony_tts.transport.server import Server
 from telephony_tts.wire import messages as m
 
 _ROUNDS = 20
@@ -90,3 +95,58 @@ def test_all_requests_together_encode_one_chunk_in_a_round_of_the_event_loop(n_r
         assert len(set(rounds)) == len(rounds)
 
     asyncio.run(run())
+
+
+async def _rounds_to_first_audio(app: ASGIApp, path: str, body: bytes) -> int:
+    """Send a request, and return in how many rounds of the event loop its first audio is sent."""
+    loop = asyncio.get_running_loop()
+    headers = [(b"host", b"x"), (b"content-type", b"application/json")]
+    scope: Scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "server": ("127.0.0.1", 8080), "headers": headers, "state": {"is_broken": lambda: False},
+    }  # fmt: skip
+    asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    over = asyncio.Event()
+    n_rounds, n_of_first = 0, None
+
+    def count() -> None:
+        nonlocal n_rounds, timer
+        n_rounds += 1
+        timer = loop.call_soon(count)
+
+    async def receive() -> Message:
+        if not asked:
+            await over.wait()
+            return {"type": "http.disconnect"}
+        return asked.pop()
+
+    async def send(message: Message) -> None:
+        nonlocal n_of_first
+        if message["type"] == "http.response.body" and n_of_first is None:
+            assert any(message["body"])
+            n_of_first = n_rounds
+
+    timer = loop.call_soon(count)
+    await app(scope, receive, send)
+    over.set()
+    timer.cancel()
+    assert n_of_first is not None
+    return n_of_first
+
+
+@pytest.mark.parametrize("path", ["/tts/stream", "/v1/audio/speech"])
+def test_the_first_audio_needs_few_rounds_of_the_event_loop(path: str) -> None:
+    """In each round the chunks of other requests and the frames of calls come first. Three are needed: for the call's
+    task, for its engine's, and for the response's."""
+    body = b'{"text": "Hello there.", "input": "Hello there.", "format": "pcm", "response_format": "pcm"}'
+
+    async def run() -> None:
+        server = Server(transport_settings(), Catalog([FakeEngine()]))
+        app, _ = application(server)
+        async with asyncio.TaskGroup() as group:
+            server.registry.group, server.ready = group, True
+            for _ in range(3):
+                assert await _rounds_to_first_audio(app, path, body) == 3
+            await server.registry.wait_empty()
+
+    asyncio.run(asyncio.wait_for(run(), 10))

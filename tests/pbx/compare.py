@@ -281,6 +281,8 @@ def _replaced(heard: Samples, said: Samples, stretches: list[_Stretch], gain: fl
         for first, last in _runs(wrong):
             part = np.abs(rest[max(0, first - _BLOCK) : last + 2 * _BLOCK])
             large = np.flatnonzero(part > max(_QUIET, _ABOVE_NOISE * noise, 0.1 * float(part.max())))
+            if not len(large):  # a quiet end that is missing, beside a codec's noise
+                large = np.arange(min(first, _BLOCK), min(len(part), min(first, _BLOCK) + last - first + _BLOCK))
             begun = one.start + max(0, first - _BLOCK) + int(large[0])
             n = int(large[-1] - large[0]) + 1
             lacks = begun + one.delay < 0 or begun + n + one.delay > len(heard)

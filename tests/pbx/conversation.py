@@ -8,14 +8,15 @@ import numpy as np
 from compare import compare, likeliest
 from peer_process import wait_until
 from phones import Phone
-from rtp_end import RtpPacket, lay_out
+from rtp_end import SAMPLES_PER_BYTE, RtpPacket, decoded, lay_out
 from speaking_server import Bot, spoken
 
 from telephony_tts.audio.encoder import CODECS
 from telephony_tts.audio.g711 import Pcm, decode_ulaw
+from telephony_tts.audio.g722 import G722Encoder
 
-_WAY_BYTES = 2 * 1600
-"""The audio that may come before the speech: 200 ms that were in transit."""
+_WAY_SAMPLES = 1600
+"""The audio at 8 kHz that may come before the speech: 200 ms that were in transit."""
 TEXT = "your parcel left the depot on tuesday and will be with you soon."
 CALLER = "i would like to know where my parcel is please."
 
@@ -37,11 +38,27 @@ def hear_out(phone: Phone) -> None:
 
 
 def tell(phone: Phone, bot: Bot, said: Pcm) -> None:
-    """The phone speaks, and the bot, which gets the caller's audio at 8 kHz, must receive all of it."""
-    n_before = len(bot.caller)
-    phone.rtp.say(CODECS[phone.rtp.codec].encode(said))
+    """The phone speaks, and the bot, which gets the caller's audio at the phone's rate, must receive all of it."""
+    n_before, codec = len(bot.caller), phone.rtp.codec
+    phone.rtp.say(encoded(codec, said))
     phone.wait_said()
-    wait_until(lambda: len(bot.caller) - n_before > 2 * len(said) + _WAY_BYTES, "the caller is heard", 5)
+    n_bytes = 2 * (len(said) + _WAY_SAMPLES * SAMPLES_PER_BYTE[codec])
+    wait_until(lambda: len(bot.caller) - n_before > n_bytes, "the caller is heard", 5)
+
+
+def encoded(codec: str, said: Pcm) -> bytes:
+    """What a phone of this codec sends for `said`, at 16 kHz for G.722, else at 8 kHz."""
+    return G722Encoder().feed(said[: len(said) // 320 * 320]) if codec == "g722" else CODECS[codec].encode(said)
+
+
+def loud_at_s(phone: Phone, level: int = 100) -> list[float]:
+    """The times of arrival of the packets that contain speech."""
+    packets = phone.rtp.audio_packets()
+    codec = phone.rtp.codec
+    samples = decoded(codec, b"".join(packet.payload for packet in packets)).astype(int)
+    ends = np.cumsum([len(packet.payload) * SAMPLES_PER_BYTE[codec] for packet in packets])
+    parts = np.split(samples, ends[:-1])
+    return [packet.arrival_ns / 1e9 for packet, part in zip(packets, parts, strict=True) if np.abs(part).max() > level]
 
 
 def is_loud(packet: RtpPacket) -> bool:

@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 _END_S = 3.0
 _N_TRIES = 3
 _SCENARIOS = Path(__file__).resolve().parent / "sipp_scenarios"
-_ENCODINGS = {"ulaw": "PCMU", "alaw": "PCMA"}
+_ENCODINGS = {"ulaw": "PCMU", "alaw": "PCMA", "g722": "G722"}
 _REFUSALS = (400, 401, 403, 404, 408, 480, 481, 484, 486, 487, 488, 500, 501, 502, 503, 504, 600, 603)
 
 _INFO = """\

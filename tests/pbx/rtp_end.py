@@ -21,17 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from telephony_tts.audio.g711 import ALAW_SILENCE, ULAW_SILENCE, Pcm, decode_alaw, decode_ulaw
+from telephony_tts.audio.g722 import G722_SILENCE, G722Decoder
 
 RATE_HZ = 8000
+"""The RTP clock, and bytes per second, of every codec here; also of G.722, whose samples are at 16 kHz."""
 FRAME_MS = 20
 FRAME_BYTES = 160
 FRAME_NS = FRAME_MS * 1_000_000
 
-PAYLOAD_TYPES = {"ulaw": 0, "alaw": 8}
+PAYLOAD_TYPES = {"ulaw": 0, "alaw": 8, "g722": 9}
+SAMPLES_PER_BYTE = {"ulaw": 1, "alaw": 1, "g722": 2}
 DTMF_PAYLOAD_TYPE = 101
 """The payload type for telephone events that the phones offer and Asterisk accepts."""
-_SILENCE = {"ulaw": ULAW_SILENCE, "alaw": ALAW_SILENCE}
-_DECODE = {"ulaw": decode_ulaw, "alaw": decode_alaw}
+_SILENCE = {"ulaw": ULAW_SILENCE, "alaw": ALAW_SILENCE, "g722": G722_SILENCE}
 _DIGITS = "0123456789*#ABCD"
 
 _HEADER = struct.Struct("!BBHII")
@@ -64,11 +66,12 @@ class Reception:
     """The audio that a phone received, placed by RTP timestamps, and how it arrived."""
 
     codes: bytes
-    """G.711 bytes from the first packet to the last, with silence in place of missing packets."""
+    """The bytes of the codec from the first packet to the last, with silence in place of missing packets."""
     pcm: Pcm
+    """At 8 kHz; at 16 kHz from G.722."""
     first_arrival_ns: int
     holes: list[tuple[int, int]]
-    """(first sample, n_samples) of each stretch that no packet carried."""
+    """(first, n) in steps of the RTP clock: each stretch that no packet carried."""
     n_lost: int
     """Sequence numbers that never arrived."""
     n_duplicates: int
@@ -209,7 +212,7 @@ class RtpEnd:
             self._queue.clear()
 
     def say(self, codes: bytes) -> None:
-        """Queue G.711 bytes of the codec; the last frame is filled up with silence."""
+        """Queue bytes of the codec; the last frame is filled up with silence."""
         silence = _SILENCE[self.codec]
         frames = [codes[at : at + FRAME_BYTES].ljust(FRAME_BYTES, silence) for at in range(0, len(codes), FRAME_BYTES)]
         with self._exchange.lock:
@@ -330,9 +333,16 @@ def lay_out(packets: list[RtpPacket], codec: str) -> Reception:
             codes += _SILENCE[codec] * missing
         codes[at - start :] = placed[at]
     arrivals = np.array([packet.arrival_ns for packet in packets], dtype=np.int64)
-    pcm = _DECODE[codec](bytes(codes))
+    pcm = decoded(codec, bytes(codes))
     gaps_ms = np.diff(arrivals) / 1e6
     return Reception(bytes(codes), pcm, first_ns, holes, n_lost, n_duplicates, n_reordered, gaps_ms)
+
+
+def decoded(codec: str, codes: bytes) -> Pcm:
+    """The samples of a stream from its beginning: at 16 kHz from G.722, else at 8 kHz."""
+    if codec == "g722":
+        return G722Decoder().feed(codes)
+    return decode_alaw(codes) if codec == "alaw" else decode_ulaw(codes)
 
 
 def _signed(number: int, n_bits: int) -> int:

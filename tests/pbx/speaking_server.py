@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import uvloop
 from peer_process import wait_until
 from server_settings import transport_settings
@@ -34,6 +35,9 @@ from telephony_tts.audio.g711 import Pcm
 from telephony_tts.engines.api import Timing, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.engines.words import words
+from telephony_tts.recording.live import Recordings
+from telephony_tts.recording.settings import RecordingSettings
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.asterisk_leg import AsteriskLeg
 from telephony_tts.transport.server import Server
@@ -41,28 +45,42 @@ from telephony_tts.transport.settings import TransportSettings
 
 RATE_HZ = 8000
 MS_PER_CHAR = 30
+TONE, TONE_HZ = "a tone above the telephone band.", 5500
 TIMEOUT_S = 10.0
-_EDGE = 400
-"""The length in samples of its fade-in and fade-out. Our own fade at joints then changes almost nothing."""
+_EDGE_MS = 50
+"""The length of its fade-in and fade-out. Our own fade at joints then changes almost nothing."""
 
 
-def spoken(text: str) -> Pcm:
-    """The engine's audio of a sentence: noise with the spectral slope of speech, different for each text and frame."""
-    n = len(text) * RATE_HZ * MS_PER_CHAR // 1000
+def spoken(text: str, rate_hz: int = RATE_HZ) -> Pcm:
+    """The engine's audio of a sentence: noise with the spectral slope of speech, different for each text and frame.
+
+    Above 8 kHz it has a smaller slope and all that G.722 carries. The text TONE is a tone above the telephone band.
+    """
+    n = len(text) * rate_hz * MS_PER_CHAR // 1000
+    if text == TONE:
+        return _faded(8000 * np.sin(2 * np.pi * TONE_HZ / rate_hz * np.arange(n)), rate_hz)
+    top_hz, slope = (3400, -1.5) if rate_hz == RATE_HZ else (6800, -0.5)
     spectrum = np.fft.rfft(np.random.default_rng(zlib.crc32(text.encode())).standard_normal(n))
-    hz = np.fft.rfftfreq(n, 1 / RATE_HZ)
-    sound = np.fft.irfft(spectrum * (hz > 100) * (hz < 3400) * np.minimum(1.0, (np.maximum(hz, 1.0) / 500) ** -1.5), n)
-    sound *= 2500 / np.sqrt(np.mean(sound**2))
-    ramp = np.sin(np.linspace(0, np.pi / 2, _EDGE)) ** 2
-    sound[:_EDGE] *= ramp
-    sound[-_EDGE:] *= ramp[::-1]
+    hz = np.fft.rfftfreq(n, 1 / rate_hz)
+    shape = (hz > 100) * (hz < top_hz) * np.minimum(1.0, (np.maximum(hz, 1.0) / 500) ** slope)
+    sound = np.fft.irfft(spectrum * shape, n)
+    return _faded(sound * (2500 / np.sqrt(np.mean(sound**2))), rate_hz)
+
+
+def _faded(sound: npt.NDArray[np.float64], rate_hz: int) -> Pcm:
+    n = _EDGE_MS * rate_hz // 1000
+    ramp = np.sin(np.linspace(0, np.pi / 2, n)) ** 2
+    sound[:n] *= ramp
+    sound[-n:] *= ramp[::-1]
     pcm: Pcm = np.clip(np.rint(sound), -32_768, 32_767).astype(np.int16)
     return pcm
 
 
 class Noise(FakeEngine):
     def _render(self, utterance: Utterance) -> tuple[Pcm, list[Timing]]:
-        return spoken(utterance.text), []
+        text, per_char = utterance.text, self._sample_rate_hz * MS_PER_CHAR / 1000
+        timings = [Timing(first, end, round(first * per_char), round(end * per_char)) for first, end in words(text)]
+        return spoken(text, self._sample_rate_hz), timings
 
 
 class Bot:
@@ -178,29 +196,47 @@ def _settings(ahead_ms: int = 2000, **settings: Any) -> TransportSettings:
     return transport_settings(speech=speech, **how)
 
 
-async def _serve(settings: TransportSettings, started: Callable[[Server], object], over: asyncio.Event) -> None:
-    catalog = Catalog([Noise(sample_rate_hz=RATE_HZ)])
+async def _serve(
+    settings: TransportSettings,
+    started: Callable[[Server], object],
+    over: asyncio.Event,
+    rate_hz: int = RATE_HZ,
+    recordings: RecordingSettings | None = None,
+) -> None:
+    catalog = Catalog([Noise(sample_rate_hz=rate_hz)])
     await catalog.start()
+    recorded = None if recordings is None else Recordings(recordings)
     try:
         server = Server(settings, catalog)
+        if recorded is not None:
+            recorded.open()
+            server.registry.recordings = recorded
         async with server.running():
             started(server)
             await over.wait()
     finally:
+        if recorded is not None:
+            await recorded.close()
         await catalog.close()
 
 
 @contextmanager
-def speaking_server(**settings: Any) -> Iterator[SpeakingServer]:
+def speaking_server(
+    rate_hz: int = RATE_HZ, recordings: RecordingSettings | None = None, **settings: Any
+) -> Iterator[SpeakingServer]:
     """Run a server during the body. Afterwards it must have no call. `settings` are those of the transport, and
-    `ahead_ms` that of speech."""
+    `ahead_ms` that of speech. The engine speaks at `rate_hz`."""
     started: queue.Queue[SpeakingServer | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 
     async def serve() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(over.set))
-        await _serve(_settings(**settings), lambda server: started.put(SpeakingServer(server.port, server)), over)
+
+        def listens(server: Server) -> None:
+            started.put(SpeakingServer(server.port, server))
+
+        await _serve(_settings(**settings), listens, over, rate_hz, recordings)
 
     def body() -> None:
         try:

@@ -149,6 +149,13 @@ def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn.stop()
 
 
+def test_a_free_port_is_none_that_other_sockets_are_given() -> None:
+    """A test's own sockets once took the port of an Asterisk that was being started again."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = {free_port(kind) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM) for _ in range(20)}
+    assert len(ports) > 30 and max(ports) < given
+
+
 def test_free_ports_are_free() -> None:
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         with socket.socket(socket.AF_INET, kind) as probe:

@@ -59,6 +59,16 @@ def test_a_gain_is_reported_and_is_not_noise(gain_db: float) -> None:
     assert found.gain_db == pytest.approx(gain_db, abs=0.1) and found.snr_db > 36 and found.breaks == []
 
 
+def test_a_quiet_end_that_is_missing_beside_noise_is_a_break() -> None:
+    """The missing samples are quieter than the noise of the codec in the rest."""
+    said = SAID.copy()
+    said[-560:] = np.rint(60 * np.sin(np.arange(560))).astype(np.int16)
+    rest = said[:-480].astype(float)
+    heard = rest + np.random.default_rng(5).standard_normal(len(rest)) * 700
+    found = compare(np.clip(np.rint(heard), -32_768, 32_767).astype(np.int16), said)
+    assert [one.kind for one in found.breaks] == [Kind.MISSING]
+
+
 @pytest.mark.parametrize("snr_db", [30.0, 20.0, 12.0])
 def test_noise_is_reported_in_db_and_is_not_a_break(snr_db: float) -> None:
     rms = float(np.sqrt(np.mean(SAID.astype(float) ** 2)))

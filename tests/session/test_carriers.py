@@ -8,7 +8,7 @@ import pytest
 from world import World
 
 from telephony_tts.audio.encoder import CODECS
-from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.settings import DtmfSettings, SessionSettings
 from telephony_tts.wire import messages as m
 
 TEXT = "One two three. Four five six."
@@ -97,23 +97,24 @@ def test_tones_go_to_a_leg_that_can_send_them() -> None:
     world.say(TEXT, "a")
     world.run(100)
     world.send(m.SendDtmf("12#"))
-    assert world.of(m.SendDtmf) == [m.SendDtmf("12#")] and not world.of(m.WarningEvent)
+    assert not world.of(m.MediaTones), "they wait for the speech before them"
     world.run(5000)
-    assert len(world.of(m.Done)) == 1, "speech goes on"
+    assert world.of(m.MediaTones) == [m.MediaTones("12#", 100, 100)] and not world.of(m.WarningEvent)
+    assert [done.turn for done in world.of(m.Done)] == ["a", "t2"]
 
 
 @pytest.mark.parametrize(
     ("media", "leg", "why"), [(True, False, "no message"), (False, False, "no media leg"), (False, True, "no message")]
 )
 def test_tones_that_cannot_be_sent_are_a_warning(media: bool, leg: bool, why: str) -> None:
-    world = World(media=media)
+    world = World(SessionSettings(first_clause_chars=0, dtmf=DtmfSettings("message")), media=media)
     if leg:
         with_marks(world)
     world.say(TEXT, "a")
     world.send(m.SendDtmf("12#"))
     (warning,) = world.of(m.WarningEvent)
     assert warning.code == "dtmf_not_supported" and why in warning.message and warning.turn is None
-    assert not world.of(m.SendDtmf) and not world.of(m.ErrorEvent)
+    assert not world.of(m.MediaTones) and not world.of(m.ErrorEvent)
     if media or leg:
         world.run(5000)
         assert [done.turn for done in world.of(m.Done)] == ["a"]

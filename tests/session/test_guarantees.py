@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,8 @@ from telephony_tts.wire import messages as m
 TEXTS = [
     "Hello. ", "Your balance is fine", " today. Thank you", "!", "One two three four five six.", "😀", "",
     "I am looking at your account now", ", please stay with me", "好的，请稍等。", "wait", "A. B. C. D. ", "... ",
+    '<speak>One <break time="300ms"/><prosody rate="fast">two &amp; three</prosody>.</speak>', "<speak",
+    "<voice name='x'",
 ]
 PIECES = ["One two three. ", "Four, five! ", "Six seven eight nine", " ten."]
 TURNS = [None, None, "a", "b", "c"]
@@ -29,7 +32,8 @@ LEADS_MS = [(200, 0), (1000, 200), (100, 100)]
 
 verb = st.tuples(st.sampled_from(["end", "flush", "clear", "mark"]), st.sampled_from(TURNS))
 time = st.tuples(st.sampled_from(["run", "run", "jump"]), st.sampled_from([0, 1, 5, 19, 20, 21, 150, 400, 1500]))
-other = st.tuples(st.sampled_from(["status", "blocked", "unblocked", "fail", "dtmf", "heard", "invalid", "config"]))
+OTHERS = ["status", "blocked", "unblocked", "fail", "dtmf", "heard", "invalid", "config", "pause", "pause", "resume"]
+other = st.tuples(st.sampled_from([*OTHERS, "tones", "tones"]))
 action = st.one_of(text, text, say, verb, time, time, other)
 worlds = st.fixed_dictionaries(
     {
@@ -38,6 +42,7 @@ worlds = st.fixed_dictionaries(
         "ms_per_char": st.sampled_from([7, 20]),
         "timings": st.booleans(),
         "peer": st.booleans(),
+        "peer_dtmf": st.sampled_from([True, True, False]),
         "peer_delay_ms": st.sampled_from([0, 80]),
     }
 )
@@ -50,6 +55,8 @@ class HistoryJudge:
         self.world = world
         self.n_marks = 0
         self.n_invalid = 0
+        self.tones: dict[str, int] = {}
+        """The digits of each request that was taken, and how many marks were set before it."""
 
     def do(self, action: tuple[Any, ...]) -> None:
         world, session = self.world, self.world.session
@@ -63,7 +70,10 @@ class HistoryJudge:
             case ("flush", turn):
                 world.send(m.Flush(turn))
             case ("clear", turn):
+                n_before = len(world.of(m.MediaTones))
                 world.send(m.Clear(turn))
+                if turn is None:
+                    assert len(world.of(m.MediaTones)) == n_before, "tones behind a clear"
             case ("mark", turn):
                 self.n_marks += 1
                 world.send(m.Mark(f"m{self.n_marks}", turn))
@@ -80,6 +90,11 @@ class HistoryJudge:
                     world.pump()
             case ("dtmf",):
                 world.send(m.MediaDtmf("5"))
+            case ("tones",):
+                digits, n_before = f"{len(self.tones):02}w", len(world.of(m.ErrorEvent))
+                world.send(m.SendDtmf(digits))
+                if len(world.of(m.ErrorEvent)) == n_before:
+                    self.tones[digits] = self.n_marks
             case ("heard",):
                 world.send(m.Clear(None, 120))
             case ("status",):
@@ -87,12 +102,36 @@ class HistoryJudge:
             case ("invalid",):
                 self.n_invalid += 1
                 world.send(m.Invalid("bad_json", "not JSON"))
+            case ("pause",):
+                world.send(m.PauseSpeech())
+            case ("resume",):
+                world.send(m.ResumeSpeech())
             case ("config",):
                 world.send(m.Configure(speed=1.2, lang="en"))
 
 
+def assert_tones_in_order(world: World, judge: HistoryJudge) -> None:
+    """A platform gets the digits of each request once, or the bot is warned of them. They are sent in order, and no
+    mark that was set before them is played behind them."""
+    sent = [tones.digits for tones in world.of(m.MediaTones)]
+    warned = "".join(
+        warning.message.rpartition(": ")[2] for warning in world.of(m.WarningEvent) if warning.code == "dtmf_cleared"
+    )
+    assert sent == sorted(sent)
+    if world.peer_dtmf:
+        assert Counter(sent) + Counter(re.findall("..w", warned)) == Counter(list(judge.tones))
+        assert len(warned) % 3 == 0
+    else:
+        assert not sent
+    for digits in sent:
+        behind = world.log[world.log.index(m.MediaTones(digits)) :]
+        played = {event.name for event in behind if isinstance(event, m.MarkReached) and event.state == "played"}
+        assert not played & {f"m{n + 1}" for n in range(judge.tones[digits])}, "a mark of before"
+
+
 def assert_guarantees(world: World, judge: HistoryJudge) -> None:
     world.session.writable(True)
+    world.send(m.ResumeSpeech())
     world.session.close(world.now_ns)
     world.pump()
     world.run(120_000)
@@ -116,6 +155,8 @@ def assert_guarantees(world: World, judge: HistoryJudge) -> None:
     assert set(marks.values()) <= {1}
     assert len(marks) + refused == judge.n_marks
 
+    assert_tones_in_order(world, judge)
+
     waiting: set[str] = set()
     for event in world.log:
         if isinstance(event, Synthesize) and event.utterance.more is not None:
@@ -135,6 +176,14 @@ def assert_guarantees(world: World, judge: HistoryJudge) -> None:
             silent.add(numbers[event.turn])
         elif isinstance(event, m.Frame):
             assert heard_turn(event.payload) not in silent, "audio of a turn after it was cleared"
+
+    is_paused = False
+    for event in world.log:
+        if isinstance(event, m.Paused):
+            is_paused = True
+        elif isinstance(event, m.Resumed | m.Cleared | m.ErrorEvent):
+            is_paused = False  # a clear of one of several turns does not end a pause, and that is not looked at here
+        assert not (is_paused and isinstance(event, m.Frame)), "audio during a pause"
 
     for event in world.of(m.Cleared):
         assert event.heard_text + event.unheard_text == world.texts[event.turn]
@@ -157,6 +206,18 @@ def assert_guarantees(world: World, judge: HistoryJudge) -> None:
     [("text", "I am looking at your account now", "a", False), ("mark", "a"), ("run", 150), ("fail",), ("run", 400)],
     {"ms_per_char": 20},
     "interleaved",
+    (200, 0),
+)
+@example(
+    [("text", "Hello. ", "a", False), ("flush", "a"), ("tones",), ("run", 1500), ("clear", None)],
+    {"peer": True, "peer_dtmf": True, "ms_per_char": 7},
+    "sentence",
+    (200, 0),
+)
+@example(
+    [("say", "Hello. ", "a"), ("tones",), ("run", 19), ("clear", None)],
+    {"peer": True, "peer_dtmf": True, "ms_per_char": 20},
+    "sentence",
     (200, 0),
 )
 @settings(max_examples=400, deadline=None, derandomize=True)

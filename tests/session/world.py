@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from telephony_tts.audio.g711 import decode_ulaw
 from telephony_tts.engines.api import Chunk, Timing, Utterance
+from telephony_tts.errors import SoundError
 from telephony_tts.session.caller.caller import FindModel
-from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, Pull, Synthesize
+from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.language import DetectLanguage, HasVoice
+from telephony_tts.session.markup import KnowsVoice
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
+from telephony_tts.session.sound_source import FindSound
 from telephony_tts.wire import messages as m
 
 MS = 1_000_000
 RATE_HZ = 24_000
 CHUNK_MS = 100
 STEP = 1500
+T = TypeVar("T")
 
 
 class World:
@@ -43,11 +47,14 @@ class World:
         timings: bool = True,
         media: bool = True,
         peer: bool = False,
+        peer_dtmf: bool = False,
         peer_delay_ms: float = 0,
         echoes_cleared: bool = True,
         voice_model: FindModel | None = None,
         detect_language: DetectLanguage | None = None,
         has_voice: HasVoice | None = None,
+        find_sound: FindSound | None = None,
+        knows_voice: KnowsVoice | None = None,
     ) -> None:
         self.now_ns = 1_000_000_000
         self.start_ns = self.now_ns
@@ -55,7 +62,7 @@ class World:
         self._ptime_ns = settings.ptime_ms * MS
         self.session = Session(
             settings, self.now_ns, media=media, voice_model=voice_model, detect_language=detect_language,
-            has_voice=has_voice,
+            has_voice=has_voice, find_sound=find_sound, knows_voice=knows_voice,
         )  # fmt: skip
         self.first_audio_ms = first_audio_ms
         self.queued_ns = queued_ms * MS
@@ -63,8 +70,13 @@ class World:
         self.ms_per_char = ms_per_char
         self.timings = timings
         self.peer = peer
+        self.peer_dtmf = peer and peer_dtmf
         self.peer_delay_ms = peer_delay_ms
         self.echoes_cleared = echoes_cleared
+        self.load_ms = 0.0
+        """How long a sound takes to be read."""
+        self.n_before_bed = 0
+        """How many frames had been sent when the last one was read."""
         self.frames: list[tuple[float, int, bytes]] = []
         self.events: list[Any] = []
         self.log: list[Any] = []
@@ -73,7 +85,7 @@ class World:
         self.finished: Finish | None = None
         self.turn_numbers: dict[str, int] = {}
         self.texts: dict[str, str] = {}
-        """The text that each turn had received at the last check, before it could end."""
+        """What the bot had written of each turn at the last check, before it could end."""
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queued: dict[str, list[Chunk]] = {}
@@ -84,7 +96,7 @@ class World:
         self._peer_end_ns = 0
         self._peer_marks: set[str] = set()
         if peer:
-            self.session.attach_media(self.now_ns, marks=True, clears=True)
+            self.session.attach_media(self.now_ns, marks=True, clears=True, dtmf=peer_dtmf)
         self.pump()
 
     # ------------------------------------------------------------- actions
@@ -127,7 +139,7 @@ class World:
         self.now_ns += round(ms * MS)
 
     def _look(self) -> None:
-        self.texts |= {turn.id: turn.text for turn in self.session.turns}
+        self.texts |= {turn.id: turn.source for turn in self.session.turns}
 
     def pump(self) -> None:
         self._look()
@@ -143,6 +155,8 @@ class World:
                 self._feed(effect)
             elif isinstance(effect, Pull):
                 self._pull(effect.utterance_id)
+            elif isinstance(effect, LoadBed):
+                self._at(self.now_ns + round(self.load_ms * MS), lambda effect=effect: self._load(effect))
             elif isinstance(effect, CancelSynthesis):
                 self.cancelled.append(effect.utterance_id)
                 self._queued.pop(effect.utterance_id, None)
@@ -185,6 +199,15 @@ class World:
     def _at(self, at_ns: int, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (at_ns, next(self._order), action))
 
+    def _load(self, effect: LoadBed) -> None:
+        try:
+            sound = finished(effect.bed.source.load(effect.rate_hz))
+        except SoundError as error:
+            self.session.bed_failed(effect.bed, error)
+        else:
+            self.n_before_bed = len(self.frames)
+            self.session.bed_loaded(effect.bed, sound)
+
     def _synthesize(self, utterance: Utterance) -> None:
         self.submitted.append((self.now_ms, utterance))
         number = self.turn_numbers.setdefault(utterance.turn, len(self.turn_numbers) + 1)
@@ -221,7 +244,10 @@ class World:
             self.session.audio_ended(utterance_id, self.now_ns)
 
     def chunks_of(self, utterance: Utterance, number: int) -> list[Chunk]:
-        """The utterance as `ms_per_char` of a constant per character, in chunks of CHUNK_MS."""
+        """The utterance as `ms_per_char` of a constant per character, in chunks of CHUNK_MS; an insert as it is."""
+        if utterance.insert is not None:
+            assert not utterance.text
+            return list(itertools.islice(utterance.insert.chunks(), 400))
         return self._chunks(utterance.text, number, 0)
 
     def _chunks(self, text: str, number: int, n_before: int) -> list[Chunk]:
@@ -246,6 +272,16 @@ class World:
             queued_ns = 0 if chunks else self.queued_ns
             chunks.append(Chunk(pcm[start : start + n_chunk], RATE_HZ, tuple(moved), queued_ns))
         return chunks
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits")
 
 
 # The audio is constants, so the same few frames come again and again. Without a cache most of the time would go here.

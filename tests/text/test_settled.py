@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telephony_tts.text.markdown import strip
-from telephony_tts.text.normalizer import SpokenSpan, _choose, normalize, normalize_spans
+from telephony_tts.text.normalizer import SpokenSpan, choose_language, normalize, normalize_spans
 from telephony_tts.text.settled import behind, settled, settled_spans
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def assert_settled(whole: str, lang: str | None = None) -> int:
 
 def language_of(text: str, lang: str | None) -> str:
     """The language the normaliser reads `text` in."""
-    return _choose(strip(text).text, lang)
+    return choose_language(strip(text).text, lang)
 
 
 @pytest.mark.parametrize("lang", [None, "en", "zh", "ja", "ko", "fr"])

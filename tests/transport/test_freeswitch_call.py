@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import math
 from collections import deque
@@ -25,6 +26,7 @@ from virtual_loop import at
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.fake import FakeEngine, recognise
 from telephony_tts.session.session import Session
@@ -217,10 +219,22 @@ class RecordingBot(RecordingLeg):
 Act = Callable[[Call, RecordingBot, Telephone], Awaitable[None]]
 
 
+class Melody:
+    """Ten seconds of noise, as a sound that is in memory."""
+
+    pcm = np.random.default_rng(4).integers(-9_000, 9_000, 80_000).astype(np.int16)
+
+    async def load(self, rate_hz: int) -> Sound:
+        return new_sound(self.pcm.astype(np.float32), 8_000).at(rate_hz)
+
+
 def play(act: Act, *, asks: bool = True, **engine: Any) -> tuple[RecordingBot, Telephone]:
     async def main() -> tuple[RecordingBot, Telephone]:
         phone = Telephone(asks)
-        session = Session(SessionSettings(call="c1", first_clause_chars=0), virtual_loop.clock(), media=False)
+        session = Session(
+            SessionSettings(call="c1", first_clause_chars=0), virtual_loop.clock(), media=False,
+            find_sound=lambda name: Melody(),
+        )  # fmt: skip
         call = Call(session, Catalog([FakeEngine(**engine)]), "freeswitch")
         task = asyncio.create_task(call.run())
         await call.started.wait()
@@ -259,6 +273,67 @@ def ends_of(phone: Telephone, sentence: str) -> float:
         if at_char >= 0:
             return from_ms + (at_char + len(sentence)) * 60
     raise AssertionError(f"never heard whole: {sentence}; heard: {phone.text}")
+
+
+# --------------------------------------------------------------------- sounds
+
+
+def test_a_loop_is_heard_in_files_and_the_text_behind_it_soon_after_its_stop() -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
+        call.receive(m.Play("melody", loop=True))
+        say(call, SENTENCES[0])
+        await at(20_000)
+        assert bot.marks == []
+        call.receive(m.Play(stop=True))
+        await at(45_000)
+
+    bot, phone = play(act)
+    *sounds, speech = phone.heard
+    assert [len(pcm) for _, _, pcm in sounds] == [64_000] * 3
+    for n, (_, _, pcm) in enumerate(sounds):
+        expected = np.take(Melody.pcm, np.arange(64_000 * n, 64_000 * (n + 1)), mode="wrap")
+        assert np.array_equal(pcm[40:-40], expected[40:-40])
+    gaps_ms = [later[0] - earlier[1] for earlier, later in itertools.pairwise(phone.heard)]
+    assert max(gaps_ms) <= BEGIN_MS + 20, "a file follows the file before it"
+    assert phone.text_of(speech[2]) == words(SENTENCES[0])
+    assert bot.when("1") >= ends_of(phone, SENTENCES[0]) - 1
+    assert [done.turn for done in bot.got(m.Done)] == ["t1", "a"]
+
+
+def test_a_sound_until_speech_gives_way_within_some_seconds() -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
+        call.receive(m.Play("melody", loop="until_speech"))
+        await at(5_000)
+        say(call, SENTENCES[0])
+        await at(20_000)
+
+    bot, phone = play(act)
+    assert phone.heard[-1][0] <= 9_000 and phone.text_of(phone.heard[-1][2]) == words(SENTENCES[0])
+    assert bot.marks == [("1", "played")]
+
+
+def test_a_clear_stops_a_loop_of_files_at_once() -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
+        call.receive(m.Play("melody", loop=True))
+        await at(5_000)
+        call.receive(m.Clear())
+        await at(12_000)
+
+    bot, phone = play(act)
+    assert phone.heard[-1][1] <= 5_000 + 20 + BREAK_MS + 1 and len(phone.heard) == 1
+    (cleared,) = bot.got(m.Cleared)
+    assert abs(cleared.heard_ms - (5_000 - BEGIN_MS - 20)) <= 60
+
+
+def test_no_sound_is_played_under_the_speech_of_files() -> None:
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
+        call.receive(m.Play("melody", under=True))
+        say(call, SENTENCES[0])
+        await until_done(bot)
+
+    bot, phone = play(act)
+    assert [warning.code for warning in bot.got(m.WarningEvent)] == ["bed_not_supported"]
+    assert phone.text == words(SENTENCES[0])
 
 
 # ------------------------------------------------------------------- restarts

@@ -388,13 +388,10 @@ def test_a_task_that_is_too_long_fails() -> None:
     assert talk.took()[1][:2] == ("task-failed", "InvalidParameter")
 
 
-def test_ssml_in_a_task_that_allows_it_is_refused_and_is_text_otherwise() -> None:
+def test_ssml_is_left_to_the_session() -> None:
     talk = Talk()
-    talk.send(run_task("plain"))
-    assert talk.send(speak("<speak>Hi.</speak>", "plain")) == [m.Text("<speak>Hi.</speak>", "1")]
     talk.send(run_task(enable_ssml=True))
-    assert talk.send(speak(" <speak>Hi.</speak>")) == [m.Clear("2")]
-    assert "SSML" in talk.took()[-1][2]
+    assert talk.send(speak("<speak>Hi.</speak>")) == [m.Text("<speak>Hi.</speak>", "1")]
 
 
 def test_a_task_without_messages_for_too_long_fails_when_its_text_is_spoken() -> None:

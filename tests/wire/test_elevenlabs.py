@@ -477,3 +477,11 @@ def test_any_messages_and_events_give_steps(target: str, history: list[tuple[byt
 @given(st.text())
 def test_any_target_gives_a_dialect_or_a_refusal(target: str) -> None:
     assert isinstance(open_stream(target), ElevenLabsStream | Refused)
+
+
+def test_ssml_is_parsed_where_the_client_asks_for_it() -> None:
+    for asked, text_type in (("true", "ssml"), ("false", None)):
+        steps = decode(dialect(f"{SINGLE}?enable_ssml_parsing={asked}"), {"text": "Wait. <break time='1s'/> "})
+        assert [step for step in steps if isinstance(step, Text)] == [
+            Text("Wait. <break time='1s'/> ", "1", text_type=text_type)
+        ]

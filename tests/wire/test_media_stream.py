@@ -25,7 +25,7 @@ from telephony_tts.wire.messages import (
     MediaMark,
     MediaStart,
     MediaStop,
-    SendDtmf,
+    MediaTones,
 )
 from telephony_tts.wire.plivo import PlivoCodec, signature_v3, verify_v3
 from telephony_tts.wire.signalwire import SignalWireCodec
@@ -321,13 +321,13 @@ def test_plivo_names_the_format_of_its_speech() -> None:
 
 @every_carrier
 def test_encoding_before_start_raises(carrier: str) -> None:
-    for message in (Frame(b""), SendDtmf("1")):
+    for message in (Frame(b""), MediaTones("1")):
         with pytest.raises(RuntimeError, match="start"):
             CODECS[carrier]().encode(message)
 
 
 def test_signalwire_sends_tones() -> None:
-    sent, is_text = started("signalwire").encode(SendDtmf("12#w"))
+    sent, is_text = started("signalwire").encode(MediaTones("12#w"))
     assert json.loads(sent) == {"event": "dtmf", "streamSid": "s1", "dtmf": {"digit": "12#w"}} and is_text
 
 

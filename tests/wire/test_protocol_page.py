@@ -70,6 +70,10 @@ _CLIENT_CLASSES = {
     "ping": messages.Ping,
     "close": messages.Close,
     "dtmf": messages.SendDtmf,
+    "pause": messages.PauseSpeech,
+    "resume": messages.ResumeSpeech,
+    "play": messages.Play,
+    "record": messages.Record,
 }
 
 
@@ -258,7 +262,7 @@ def test_the_examples_of_other_carriers_are_read_and_written(carrier: str) -> No
     assert start in read and messages.MediaDtmf("5") in read and MediaMark("1.1") in read
     audio = next(message for message in read if isinstance(message, messages.MediaAudio))
     said: list[messages.ToMedia] = [Frame(audio.payload), MediaMark("1.1"), MediaClear()]
-    said += [messages.SendDtmf("1w2")] if carrier == "signalwire" else []
+    said += [messages.MediaTones("1w2")] if carrier == "signalwire" else []
     assert [codec.encode(message) for message in said] == [
         (line.encode(), True) for line in examples(f"json {carrier}-out")
     ]
@@ -275,7 +279,7 @@ def test_native_media_examples_are_read_and_written() -> None:
         messages.MediaStop("hangup"),
     ]
     assert codec.sends_dtmf
-    told: list[messages.ToMedia] = [MediaMark("1.1"), MediaClear(), messages.SendDtmf("12#")]
+    told: list[messages.ToMedia] = [MediaMark("1.1"), MediaClear(), messages.MediaTones("12#")]
     said = [*map(codec.encode, told), codec.complaint(Invalid("bad_field", "…"))]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json native-media-out")
@@ -314,7 +318,8 @@ def test_freeswitch_examples_are_read_and_written() -> None:
         messages.MediaPlayback("again"),
         messages.MediaDtmf("5"),
     ]
-    said = [codec.hello(), codec.file("1", bytes(4)), codec.clear(2), codec.hello(2), codec.hang_up()]
+    said = [codec.hello(), codec.file("1", bytes(4)), codec.clear(2), codec.hello(2)]
+    said += [codec.tones(messages.MediaTones("12#")), codec.hang_up()]
     assert [(payload.decode(), is_text) for payload, is_text in said] == [
         (line, True) for line in examples("json freeswitch-out")
     ]

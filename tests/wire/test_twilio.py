@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from telephony_tts.wire import messages
-from telephony_tts.wire.media_stream import NO_AUDIO
+from telephony_tts.wire.media_stream import _PLAIN_AUDIO, NO_AUDIO
 from telephony_tts.wire.messages import (
     Frame,
     Invalid,
@@ -243,6 +243,44 @@ def test_the_fast_path_decodes_like_the_full_parse(
     long_way = started().decode(data, want_audio=False)  # a str always gets the full parse
     assert long_way == started().decode(data.encode("utf-8", "replace"), want_audio=False)
     assert (kind == "media") == (long_way is NO_AUDIO)
+
+
+MEDIA_FIELDS = st.fixed_dictionaries(
+    {
+        "track": st.sampled_from(["inbound", "inbound", "inbound_track", "outbound"]),
+        "chunk": st.sampled_from(["1", "300", 5, "x"]),
+        "timestamp": st.sampled_from(["0", "1240", "007", "9999999", "86400001", "-5", 1240, "1.5"]),
+        "payload": st.sampled_from([PAYLOAD, PAYLOAD, "", "AA==", "AA=", "A", "AAA\u00e9", "AA A", PAYLOAD + "\n"]),
+    }
+)
+AROUND = st.dictionaries(
+    st.sampled_from(["streamSid", "sequenceNumber", "even", "Event", "media", "event", 'a"b', "é"]),
+    st.sampled_from(["MZ1", 'q"', "b\\", "", 5, 0, -1, 1.5, True, None, "media", "stop", "é", "x" * 300]),
+    max_size=2,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(MEDIA_FIELDS, AROUND, AROUND, st.booleans(), st.sampled_from(["", " ", "\t", ",", "}", '"']))
+@example({"track": "inbound", "chunk": "1", "timestamp": "5", "payload": PAYLOAD}, {}, {"event": "stop"}, False, "")
+@example({"track": "inbound", "chunk": "1", "timestamp": "5", "payload": PAYLOAD}, {}, {"media": "MZ1"}, True, "")
+def test_audio_in_its_usual_form_is_read_like_the_full_parse(
+    media: dict[str, Any], before: dict[str, Any], after: dict[str, Any], spaced: bool, end: str
+) -> None:
+    comma, colon = (", ", ": ") if spaced else (",", ":")
+    pairs = [("event", "media"), *before.items(), ("media", media), *after.items()]
+    body = comma.join(f"{json.dumps(k)}{colon}{json.dumps(v, separators=(comma, colon))}" for k, v in pairs)
+    data = "{" + body + "}" + end
+    assert started().decode(data.encode()) == started().decode(data), "a str always gets the full parse"
+
+
+def test_twilios_own_form_of_audio_is_the_usual_one() -> None:
+    """The message of Twilio's documents, in its order."""
+    media = {"track": "inbound", "chunk": "2", "timestamp": "5", "payload": PAYLOAD}
+    message = {"event": "media", "sequenceNumber": "3", "media": media, "streamSid": "MZ0001"}
+    for separators in ((",", ":"), (", ", ": ")):
+        assert _PLAIN_AUDIO.fullmatch(json.dumps(message, separators=separators).encode())
+    assert started().decode(json.dumps(message).encode()) == MediaAudio(ULAW_20_MS, 5)
 
 
 JSON_VALUES = st.recursive(

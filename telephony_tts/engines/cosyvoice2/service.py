@@ -11,6 +11,7 @@ utterances of a voice share is built when the voice is first used, and kept.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -19,7 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.clock import NS_PER_S, monotonic_ns, unix_s
 from telephony_tts.engines.api import Chunk, EngineStats, TextFeed, Utterance, Voice
 from telephony_tts.engines.cosyvoice2.choice import EngineChoice
 from telephony_tts.engines.cosyvoice2.core.orders import (
@@ -55,10 +56,15 @@ from telephony_tts.engines.cosyvoice2.text.prompting import END_OF_INSTRUCTION, 
 from telephony_tts.engines.cosyvoice2.text.tokenizer import CONTROL_TOKENS
 from telephony_tts.engines.cosyvoice2.text.whisper_tokenizer import LANGUAGE_TAGS
 from telephony_tts.engines.cosyvoice2.voices.voice_folder import VoiceFolder
+from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import ConfigError, EngineError, EngineUnavailable, UnknownVoice
 
 LOOK_EVERY_NS = NS_PER_S
+NEW_VOICE_S = 2.0
+"""For so long after a voice was replaced, the engine may still speak with the old one."""
+_SAMPLED_BYTES = 65_536
+"""So much of the beginning and of the end of each model file tells one model from another."""
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 FINISHES = {"profile": None, "causal": True, "full": False}
 """How the last block is computed: as the profile says, causally, or once more over the whole utterance."""
@@ -245,6 +251,7 @@ class CosyVoice2Engine:
         """Before this time no file is looked for."""
         self._seen: set[str] = set()
         """Voices whose file was seen before the core has them."""
+        self._model_version = ""
         self._listed: tuple[Mapping[str, str], tuple[Voice, ...]] = {}, ()
         """The core's voices, and what is listed of them."""
 
@@ -301,6 +308,7 @@ class CosyVoice2Engine:
         self._host = _host(self._isolation, self._settings, self._receive, self._timeouts)
         try:
             await self._host.start()
+            self._model_version = _fingerprint(self._settings)
         except BaseException as failure:
             await self.close()
             if isinstance(failure, Exception) and not isinstance(failure, EngineUnavailable):
@@ -324,6 +332,18 @@ class CosyVoice2Engine:
         load = (n_submitted + 1) * host.cost() / host.choice.n_lanes if n_submitted else 0.0
         return EngineStats(n_queued, n_running, load, host.is_ready, host.retry_after_ms())
 
+    def version(self, voice: str) -> str | None:
+        """The model, all settings that change the audio, and the voice's file. None while a voice may be changing."""
+        if self._host is None or voice.startswith(PROMPT_MARK):
+            return None
+        stamp = self._folder.stamp(voice) if self._folder is not None else None
+        if stamp is not None and abs(unix_s() - stamp.changed_ns / NS_PER_S) < NEW_VOICE_S:
+            return None
+        settings, choice = self._settings, self.choice
+        file = "" if stamp is None else f"{stamp.n_bytes} {stamp.changed_ns}"
+        how = (settings.device, choice.precision, settings.profile, settings.flow_steps, sorted(self._control))
+        return f"{self._model_version} {file} {how} {self._end_of_instruction}"
+
     def counters(self) -> dict[str, float]:
         """What the engine has done since it started: see `counters.Counters`."""
         return self._host.counters() if self._host is not None else {}
@@ -343,7 +363,7 @@ class CosyVoice2Engine:
         if host is None:
             raise EngineError("cosyvoice2 is not started")
         request = Request(
-            utterance.text,
+            with_same_sounds(utterance.text, utterance.pronunciations),
             utterance.seed or 0,
             min(MAX_SPEED, max(MIN_SPEED, utterance.speed)),
             utterance.instruct,
@@ -362,7 +382,8 @@ class CosyVoice2Engine:
             voice = utterance.voice or next((voice.name for voice in self.voices), None)
             if voice is None:
                 raise UnknownVoice("cosyvoice2 has no voice: all were removed")
-            host.send(SubmitUtterance(key, voice, request, utterance.deadline_ns, utterance.follows))
+            due_ns, follows, can_wait = utterance.deadline_ns, utterance.follows, utterance.can_wait
+            host.send(SubmitUtterance(key, voice, request, due_ns, follows, can_wait))
         except BaseException:
             del self._utterances[key]  # nothing was submitted, so no event comes
             raise
@@ -434,3 +455,21 @@ def _host(isolation: str, settings: Settings, tell: EventSink, timeouts: Timeout
     from telephony_tts.engines.cosyvoice2.hosting.thread_host import ThreadHost
 
     return ThreadHost(settings, tell)
+
+
+def _fingerprint(settings: Settings) -> str:
+    """A digest of the model directory: the name, the size, and both ends of each file. Voices that are stored in the
+    directory do not count."""
+    digest = hashlib.sha256()
+    root = settings.model_dir
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if hidden or not path.is_file() or (settings.voice_dir is not None and path.is_relative_to(settings.voice_dir)):
+            continue
+        n_bytes = path.stat().st_size
+        digest.update(f"{path.relative_to(root)} {n_bytes}\n".encode("utf-8", "surrogateescape"))
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLED_BYTES))
+            file.seek(max(0, n_bytes - _SAMPLED_BYTES))
+            digest.update(file.read(_SAMPLED_BYTES))
+    return digest.hexdigest()

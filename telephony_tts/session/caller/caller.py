@@ -1,4 +1,4 @@
-"""The caller's voice: when the bot is told that the caller speaks, and when that interrupts our speech.
+"""The caller's voice: when the bot is told that the caller speaks or is silent, and when that interrupts our speech.
 
 The caller's audio is resampled to 8 kHz and judged in windows of 32 ms: by level (`echo_gate`) and, when it is more
 than noise, by the network. A call without audio from the caller is never interrupted.
@@ -24,7 +24,9 @@ from telephony_tts.audio.voice_activity import (
     level_dbov,
 )
 from telephony_tts.errors import AudioError
+from telephony_tts.session.caller.answering_machine import AnsweringMachine
 from telephony_tts.session.caller.echo_gate import EchoGate
+from telephony_tts.session.caller.silence import CallerSilence
 from telephony_tts.session.caller.talkspurt import Change, TalkSpurt
 from telephony_tts.session.effects import Effect
 from telephony_tts.session.settings import SessionSettings
@@ -51,8 +53,19 @@ _BEFORE_WINDOWS = 4
 """The network then begins anew with this many windows before: it needs the onset of a voice."""
 _MISSED_MS = 40
 """How much of the caller's audio FreeSWITCH drops where a file begins, and again where it ends."""
+_UNDECIDED_MS = 200
+"""How long a voice that is too short so far delays `caller_silent`, if no more audio comes."""
 _HOLE_MS = 120
 """The longest hole: the end of one file, the begin of the next, and late packets. It may hide speech."""
+
+_MISSING_MS = 250
+"""No audio for so long is silence behind a beep."""
+_SILENCE: Pcm = np.zeros(WINDOW_SAMPLES, np.int16)
+_NO_DETECTOR = "this server does not listen to callers"
+_WITHOUT = {
+    "barge_in_unavailable": "the caller's voice will not interrupt",
+    "caller_silent_unavailable": "the caller's silence will not be reported",
+}
 
 
 class Caller:
@@ -60,8 +73,13 @@ class Caller:
 
     def __init__(self, settings: SessionSettings, find_model: FindModel | None, out: list[Effect]) -> None:
         self._find_model = find_model
+        self._why_deaf = _NO_DETECTOR if find_model is None else ""
+        """Why there is no detector. Empty if there is one."""
         self._out = out
         self.is_on = settings.barge_in.enabled and find_model is not None
+        """Whether the caller's voice interrupts, and the bot is told of it."""
+        self.machine = AnsweringMachine(settings.caller.answering_machine, out)
+        self.silence = CallerSilence(settings.caller.silent_ms if find_model is not None else 0, out)
         self._media: tuple[str, int] | None = None
         """The codec and the rate of the caller's audio, once there is a media leg."""
         self._spoken = ("ulaw", RATE_HZ)
@@ -93,8 +111,13 @@ class Caller:
 
     # ------------------------------------------------------------- settings
 
-    def configure(self, message: Configure) -> None:
-        """Take the settings of barge-in from the message."""
+    @property
+    def listens(self) -> bool:
+        """Whether the caller's audio is needed."""
+        return self.is_on or self.silence.after_ms > 0 or self.machine.is_on
+
+    def configure(self, message: Configure, now_ns: int) -> None:
+        """Take the settings of barge-in and of the caller's silence from the message."""
         settings = self._spurt.settings
         if message.min_speech_ms is not None:
             settings = replace(settings, min_speech_ms=message.min_speech_ms)
@@ -102,21 +125,39 @@ class Caller:
             settings = replace(settings, hold_off_ms=message.hold_off_ms)
         self._spurt.settings = settings
         if message.barge_in == "off":
-            self._stop()
+            self._stop_barge_in()
         elif message.barge_in == "on" and not self.is_on:
-            if self._find_model is None:
-                self._unavailable("this server does not listen to callers")
+            if self._why_deaf:
+                self._warn("barge_in_unavailable", self._why_deaf)
             else:
+                self._start_listening()
                 self.is_on = True
-                self._begin()
-                while self._sent:
-                    self._plays(*self._sent.popleft())
+                self._spurt.is_speaking = False  # the bot was not told of speech that goes on
+        if message.caller_silent_ms is not None:
+            if message.caller_silent_ms and self._why_deaf:
+                self._warn("caller_silent_unavailable", self._why_deaf)
+            else:
+                if message.caller_silent_ms:
+                    self._start_listening()
+                self.silence.after_ms = message.caller_silent_ms
+                self.silence.restart(now_ns)
+                self._stop_listening_if_off()
 
-    def media(self, heard: tuple[str, int], spoken: tuple[str, int], *, has_holes: bool = False) -> None:
+        if message.answering_machine == "on" and not self.machine.is_on:
+            self._start_listening()
+            self.machine = AnsweringMachine(True, self._out)
+        elif message.answering_machine == "off":
+            self.machine.is_on = False
+            self._stop_listening_if_off()
+
+    def media(
+        self, heard: tuple[str, int], spoken: tuple[str, int], now_ns: int, *, has_holes: bool = False
+    ) -> None:
         """The media leg is there. It sends audio in the codec and rate `heard`, and gets `spoken`. `has_holes`: audio
         is missing where files begin and end."""
         self._media, self._spoken = heard, spoken
         self._hole_ms = _HOLE_MS if has_holes else 0
+        self.silence.restart(now_ns)
         self._begin()
 
     def _begin(self) -> None:
@@ -124,22 +165,43 @@ class Caller:
             self._transcoder = Transcoder(*self._media, "pcm", RATE_HZ)
             self._rest = b""
 
-    def _stop(self) -> None:
+    def _start_listening(self) -> None:
+        if not self.listens:
+            self._begin()
+            while self._sent:
+                self._plays(*self._sent.popleft())
+
+    def _stop_barge_in(self) -> None:
         if self._spurt.is_speaking:
             self._spurt.is_speaking = False
             self._tell(Change.ENDED)
         self.is_on = self._is_due = False
-        self._activity = None
+        self._stop_listening_if_off()
+
+    def _stop_listening_if_off(self) -> None:
+        if not self.listens:
+            self._spurt.is_speaking = False
+            self._activity = None
 
     def _unavailable(self, why: str) -> None:
-        self._stop()
-        self._out.append(WarningEvent("barge_in_unavailable", f"the caller's voice will not interrupt: {why}"))
+        """The detector cannot be used: all that needs it is off. Beeps are found without it."""
+        self._why_deaf = why
+        was_on, awaited_silence = self.is_on, self.silence.after_ms > 0
+        self.silence.after_ms = 0
+        self._stop_barge_in()
+        if was_on:
+            self._warn("barge_in_unavailable", why)
+        if awaited_silence:
+            self._warn("caller_silent_unavailable", why)
+
+    def _warn(self, code: str, why: str) -> None:
+        self._out.append(WarningEvent(code, f"{_WITHOUT[code]}: {why}"))
 
     # ---------------------------------------------------------- what we play
 
     def playing(self, payload: bytes, heard_ns: int, now_ns: int) -> None:
         """A frame was sent that the caller hears at `heard_ns`."""
-        if self.is_on and self._media is not None:
+        if self.listens and self._media is not None:
             self._plays(payload, heard_ns)
             return
         while self._sent and self._sent[0][1] < now_ns - _KEPT_NS:
@@ -176,10 +238,15 @@ class Caller:
     # ------------------------------------------------------- what we are sent
 
     def take(self, audio: MediaAudio, turns: list[Turn], now_ns: int) -> bool:
-        """Take the caller's audio. True if that gave an event for the bot. `turns` are those of the session."""
-        if not self.is_on or self._transcoder is None or not self._has_model() or not self._has_room(audio, now_ns):
+        """Take the caller's audio. True if the caller's speech may have begun or ended. `turns` are those of the
+        session."""
+        if not self.listens or self._transcoder is None:
             return False
-        n_told = len(self._out)
+        if not self._has_model() and not self.machine.is_on:
+            return False
+        if not self._has_room(audio, now_ns):
+            return False
+        before = self._state()
         self._note_our_speech(turns, now_ns)
         pcm = self._rest + self._transcoder.feed(audio.payload)
         if audio.timestamp_ms is not None:
@@ -191,11 +258,14 @@ class Caller:
             # The whole message came now, but its first window was spoken first.
             at_ns = now_ns - (n_windows - 1 - n) * WINDOW_MS * _MS
             self._window(samples[n * WINDOW_SAMPLES : (n + 1) * WINDOW_SAMPLES], at_ns)
-        return len(self._out) > n_told
+        return self._state() != before
+
+    def _state(self) -> tuple[bool, bool, bool]:
+        """What `poll` depends on."""
+        return self._spurt.is_speaking, self._spurt.is_undecided, self.machine.awaits_silence
 
     def _has_model(self) -> bool:
-        if self._model is None:
-            assert self._find_model is not None
+        if self._model is None and self._find_model is not None and not self._why_deaf:
             try:
                 self._model = self._find_model()
             except AudioError as error:
@@ -216,19 +286,22 @@ class Caller:
 
     def _window(self, pcm: Pcm, now_ns: int) -> None:
         is_open = self._gate.opens(level_dbov(pcm), now_ns)
-        change = self._spurt.feed(self._probability(pcm), is_open, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
+        probability = 0.0 if self._model is None else self._probability(self._model, pcm)
+        change = self._spurt.feed(probability, is_open, WINDOW_MS, self._n_heard * 1000 // RATE_HZ)
         self._n_heard += WINDOW_SAMPLES
+        self.machine.listen(pcm, is_open, self._spurt, self._n_heard * 1000 // RATE_HZ, self._clock_ms or 0)
+        if self._spurt.is_speaking and self._spurt.voice_end_ms * RATE_HZ // 1000 >= self._n_heard:
+            self.silence.restart(now_ns)
         self._tell(change)
 
-    def _probability(self, pcm: Pcm) -> float:
-        assert self._model is not None
+    def _probability(self, model: VoiceModel, pcm: Pcm) -> float:
         self._n_quiet = 0 if self._gate.hears_more_than_noise else self._n_quiet + 1
         if self._n_quiet >= _QUIET_WINDOWS:
             self._activity = None
             self._before.append(pcm)
             return 0.0
         if self._activity is None:
-            self._activity = VoiceActivity(self._model)
+            self._activity = VoiceActivity(model)
             while self._before:
                 self._activity.feed(self._before.popleft())
         return self._activity.feed(pcm)
@@ -238,7 +311,7 @@ class Caller:
     def _note_our_speech(self, turns: list[Turn], now_ns: int) -> None:
         """Note whether we are speaking, and since when. A turn whose speech is over may still await the peer's mark."""
         starts = [
-            turn.playout.t0_ns for turn in turns
+            turn.playout.began_ns for turn in turns
             if turn.playout.t0_ns is not None and turn.playout.n_sent
             and not (turn.sent_all and now_ns >= turn.playout.end_ns() + self._gate.late_ns)
         ]
@@ -250,6 +323,8 @@ class Caller:
 
     def _tell(self, change: Change | None) -> None:
         spurt = self._spurt
+        if not self.is_on:
+            return
         if change is Change.BEGAN:
             self._is_due = self._sounding_ns is not None
             self._did_interrupt = False
@@ -263,6 +338,24 @@ class Caller:
 
     def _on_clock(self, at_ms: int) -> int | None:
         return None if self._clock_ms is None else max(0, self._clock_ms + at_ms)
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether the caller speaks, as the bot was told."""
+        return self._spurt.is_speaking
+
+    @property
+    def spoken_ms(self) -> int:
+        """How long the caller has spoken, or spoke last."""
+        return self._spurt.voice_end_ms - self._spurt.begun_ms
+
+    def quiet_ms(self, now_ns: int) -> int:
+        """How long ago the caller's last voice was."""
+        return self._heard_ms(now_ns) - self._spurt.voice_end_ms
+
+    def _heard_ms(self, now_ns: int) -> int:
+        """How much of the caller was heard. Audio that does not come counts as silence."""
+        return self._n_heard * 1000 // RATE_HZ + max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
 
     def interrupts(self, now_ns: int) -> bool:
         """Whether the caller interrupts all turns now: once for each talk spurt, after the hold-off."""
@@ -278,14 +371,43 @@ class Caller:
         self._sounding_ns = None
         return True
 
-    def poll(self, now_ns: int) -> int | None:
-        """End the caller's speech by the clock: a peer may send nothing during silence. Returns when to ask again."""
+    def key_pressed(self, now_ns: int) -> None:
+        """The caller has pressed a key."""
+        self.silence.restart(now_ns)
+
+    def poll(self, turns: list[Turn], now_ns: int) -> int | None:
+        """Do what is due by the clock: a peer may send nothing during silence. `turns` are those of the session.
+        Returns when to ask again."""
+        wakes = [at_ns for at_ns in (self._poll_silence(turns, now_ns), self._end_beep(now_ns)) if at_ns is not None]
+        return min(wakes, default=None)
+
+    def _poll_silence(self, turns: list[Turn], now_ns: int) -> int | None:
+        speech_ns = self._end_speech(now_ns)
+        if not self.silence.after_ms or self._media is None or self._spurt.is_speaking:
+            return speech_ns
+        if self._spurt.is_undecided and now_ns - self._heard_ns < _UNDECIDED_MS * _MS:
+            # The caller may have begun to speak.
+            return self._heard_ns + _UNDECIDED_MS * _MS
+        return self.silence.poll(turns, now_ns)
+
+    def _end_beep(self, now_ns: int) -> int | None:
+        """Take missing audio for the silence behind a beep. Returns when that is due."""
+        if not self.machine.awaits_silence:
+            return None
+        due_ns = self._heard_ns + _MISSING_MS * _MS
+        if now_ns < due_ns:
+            return due_ns
+        end_ms = self._n_heard * 1000 // RATE_HZ
+        for n in range(1, _MISSING_MS // WINDOW_MS + 2):
+            self.machine.listen(_SILENCE, False, self._spurt, end_ms + n * WINDOW_MS, self._clock_ms or 0)
+        return None
+
+    def _end_speech(self, now_ns: int) -> int | None:
+        """End the caller's speech by the clock. Returns when that is due."""
         spurt = self._spurt
         if not spurt.is_speaking:
             return None
-        missing_ms = max(0, (now_ns - self._heard_ns) // _MS - self._hole_ms)
-        heard_ms = self._n_heard * 1000 // RATE_HZ + missing_ms
-        change = spurt.silent_to(heard_ms)
+        change = spurt.silent_to(self._heard_ms(now_ns))
         self._tell(change)
         if change is not None:
             return None

@@ -33,6 +33,11 @@ class TalkSpurt:
         self._voiced_ms = 0.0
         self._missed_ms = self._missed_until_ms = 0
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether there was voice just now that is too short so far to count as speech."""
+        return not self.is_speaking and self._voiced_ms > 0
+
     def missed(self, n_ms: int, at_ms: int) -> None:
         """`n_ms` of the caller's audio are missing near `at_ms`. Next to voice they count as voice."""
         self._missed_ms, self._missed_until_ms = n_ms, at_ms + _MISSED_NEAR_MS

@@ -188,11 +188,14 @@ class Stepped:
             now_ns=lambda: self.now_ns,
         )
 
-    def say(self, request: Request, voice: str = "prompted", deadline_ns: int = 0, *, follows: bool = False) -> int:
+    def say(
+        self, request: Request, voice: str = "prompted", deadline_ns: int = 0, *, follows: bool = False,
+        can_wait: bool = False,
+    ) -> int:
         """A new utterance; its key."""
         key = len(self.heard)
         self.heard[key] = []
-        self.core.receive(SubmitUtterance(key, voice, request, deadline_ns, follows))
+        self.core.receive(SubmitUtterance(key, voice, request, deadline_ns, follows, can_wait))
         return key
 
     def push(self, key: int, text: str, *, last: bool = False) -> None:

@@ -12,7 +12,7 @@ from conformance import assert_keeps_the_contract, joined, speak
 from service_rig import BRIEF, FEW_SLOTS, core_of, n_free, started
 from speaking import SENTENCE
 
-from telephony_tts.engines.api import EngineStats, Pcm, TextFeed, Utterance
+from telephony_tts.engines.api import EngineStats, Pcm, Pronunciation, TextFeed, Utterance
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.device.speech_model import SpeechModel
@@ -118,6 +118,20 @@ def test_more_utterances_than_slots_wait_their_turn(model_dir: Path) -> None:
 
     for n_workers in (1, 2):
         started(CosyVoice2Engine(model_dir, n_workers=n_workers, limits=EngineLimits(n_slots=1)), use)
+
+
+def test_pinyin_is_spoken_by_another_character_of_that_reading(model_dir: Path) -> None:
+    sounds = (Pronunciation(2, 3, "pinyin", "chong2"),)
+
+    async def use(engine: CosyVoice2Engine) -> None:
+        given = await speak(engine, Utterance("u", "我在重庆。", seed=1, pronunciations=sounds))
+        meant = joined(await speak(engine, Utterance("u", "我在崇庆。", seed=1)))
+        plain = joined(await speak(engine, Utterance("u", "我在重庆。", seed=1)))
+        assert (joined(given) == meant).all()
+        assert len(plain) != len(meant) or (plain != meant).any()
+        assert [(timing.start_char, timing.end_char) for chunk in given for timing in chunk.timings][-1] == (3, 4)
+
+    started(CosyVoice2Engine(model_dir), use)
 
 
 async def is_under_way(engine: CosyVoice2Engine) -> None:

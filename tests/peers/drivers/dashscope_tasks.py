@@ -9,6 +9,7 @@ Events: `open`, `audio`, `event` (the JSON of result-generated), `complete`, `er
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import dashscope
@@ -26,6 +27,7 @@ class TaskListener(ResultCallback):
 
     def __init__(self, task: int) -> None:
         self._task = task
+        self.closed = threading.Event()
 
     def on_open(self) -> None:
         EAR.message("open", task=self._task)
@@ -44,13 +46,24 @@ class TaskListener(ResultCallback):
 
     def on_close(self) -> None:
         EAR.message("closed", task=self._task)
+        self.closed.set()
+
+
+LISTENERS: list[TaskListener] = []
 
 
 def synthesizer(task: int, pool: Any) -> Any:
     listener = TaskListener(task)
+    LISTENERS.append(listener)
     if pool is not None:
         return pool.borrow_synthesizer(model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, callback=listener)
     return SpeechSynthesizer(model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, callback=listener, url=URL)
+
+
+def wait_for_close(pool: Any) -> None:
+    """The SDK closes the socket of a task in a thread, which the end of this program would stop."""
+    if pool is None:
+        LISTENERS[-1].closed.wait(5)
 
 
 def drive() -> None:
@@ -70,11 +83,13 @@ def drive() -> None:
             elif kind == "complete":
                 speech.streaming_complete(int(OPTIONS.within * 1000))
                 report("returned", task=task, after="complete")
+                wait_for_close(pool)
             elif kind == "cancel":
                 EAR.forget_audio()
                 report("sent", message="cancel", task=task)
                 speech.streaming_cancel(int(OPTIONS.within * 1000))
                 report("returned", task=task, after="cancel")
+                wait_for_close(pool)
             elif kind == "call":
                 # Without a callback `call` returns the whole audio.
                 whole = SpeechSynthesizer(model=OPTIONS.model, voice=OPTIONS.voice, format=FORMAT, url=URL)

@@ -60,7 +60,7 @@ def test_without_the_gate_the_echo_interrupts() -> None:
     """Shows that the line of these tests carries an echo."""
     line = SpeechLine(echo_db=-10, delay_ms=100)
     line.session.caller.playing = lambda payload, heard_ns, now_ns: None  # type: ignore[method-assign]
-    line.session._sender.on_frame = None
+    line.session._sender.listeners.clear()
     line.say(BOT, "a")
     line.listen(5000)
     assert line.when(m.Cleared, reason="barge_in")

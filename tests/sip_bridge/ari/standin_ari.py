@@ -56,7 +56,11 @@ class StandinAri:
         self.ports: dict[str, Port] = {}
         self.bridge_ports: dict[str, tuple[str, int]] = {}
         """The address to which the bridge wants its RTP, by media channel."""
+        self.formats: dict[str, str] = {}
+        """The format of the audio, by media channel."""
         self.asked: list[str] = []
+        self.tones: list[tuple[str, str, str, str]] = []
+        """Tones that were sent: (channel, digits, duration, between)."""
         self.queries: dict[str, dict[str, str]] = {}
         """The query of the last request of each kind."""
         self.mute: set[str] = set()
@@ -230,6 +234,9 @@ class StandinAri:
             case "POST", "channels", channel_id, "answer":
                 self.channels[channel_id]["state"] = "Up"
                 return 204, None
+            case "POST", "channels", channel_id, "dtmf":
+                self.tones.append((channel_id, query["dtmf"], query["duration"], query["between"]))
+                return 204, None
             case ("DELETE", "channels", channel_id) | ("POST", "channels", channel_id, "continue"):
                 after.append(lambda: self._end(channel_id, 16))
                 return 204, None
@@ -241,6 +248,7 @@ class StandinAri:
         channel_id = query["channelId"]
         self.variables[channel_id] = body.get("variables", {})
         self._add(channel_id, "UnicastRTP/x", "Down", "")
+        self.formats[channel_id] = query["format"]
         told = {}
         if query["transport"] == "udp":
             loop = asyncio.get_running_loop()

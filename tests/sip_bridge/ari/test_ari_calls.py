@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from ari_rig import HEADER, packet, sides, sound, ulaw
@@ -60,6 +61,33 @@ def test_both_sides_hear_each_other_and_the_server_gets_the_callers_number() -> 
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("codecs", "format", "rate_hz"), [("(g722)", "g722", 16_000), ("(alaw)", "alaw", 8000), (None, "ulaw", 8000)]
+)
+def test_auto_asks_for_the_telephones_codec(codecs: str | None, format: str, rate_hz: int) -> None:
+    kind = {"ulaw": 0, "alaw": 8, "g722": 9}[format]
+
+    async def main() -> None:
+        async with sides(ari__format="auto") as (asterisk, server, _):
+            known = {} if codecs is None else {"CHANNEL(audionativeformat)": codecs}
+            await asterisk.call("c-1", "4930123", **known)
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            media = asterisk.media_of()
+            assert (call.start["codec"], call.start["rate_hz"]) == ("pcm", rate_hz)
+            assert asterisk.formats[media] == format
+            port = asterisk.ports[media]
+            await until(lambda: len(port.packets) > 3, "RTP flows")
+            assert {(each[1] & 0x7F, len(each)) for each in port.packets} == {(kind, 172)}
+            for n in range(5):
+                port.transport.sendto(packet(n, bytes(160), kind=kind), asterisk.bridge_ports[media])
+            await call.until(lambda: len(call.audio) == 5 * rate_hz // 25, "the caller is heard")
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
 def test_digits_arrive_once_and_in_order_early_ones_included() -> None:
     async def main() -> None:
         async with sides() as (asterisk, server, _):
@@ -73,6 +101,29 @@ def test_digits_arrive_once_and_in_order_early_ones_included() -> None:
             await call.until(lambda: len(call.of("dtmf")) == 3, "three digits")
             await asyncio.sleep(0.05)
             assert [event["digit"] for event in call.of("dtmf")] == ["1", "2", "#"]
+            await asterisk.hang_up("c-1")
+            await asterisk.empty()
+
+    run(main)
+
+
+def test_the_bots_tones_are_sent_by_asterisk_to_the_callers_channel() -> None:
+    async def main() -> None:
+        async with sides() as (asterisk, server, _):
+            await asterisk.call("c-1")
+            await asterisk.bridged()
+            call = await server.call("c-1")
+            assert call.start["dtmf"] is True
+            for said in ({"digits": "12#w", "on_ms": 80, "off_ms": 70}, {"digits": "9"}, {"digits": "1&x=2"}):
+                await call.socket.send(json.dumps({"type": "dtmf", **said}))
+            await call.mark("behind")
+            await call.until(lambda: call.of("mark"), "the mark")
+            await until(lambda: len(asterisk.tones) == 2, "the tones")
+            assert asterisk.tones == [("c-1", "12#w", "80", "70"), ("c-1", "9", "100", "100")]
+            asterisk.refuse["POST dtmf"] = (412, "Channel not in Stasis")
+            await call.socket.send(json.dumps({"type": "dtmf", "digits": "7"}))
+            await call.speak(noise(5, 6), mark="still there")
+            await call.until(lambda: len(call.of("mark")) == 2, "the call goes on")
             await asterisk.hang_up("c-1")
             await asterisk.empty()
 

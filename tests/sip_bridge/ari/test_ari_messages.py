@@ -175,6 +175,8 @@ def test_a_bad_list_of_bridges_is_not_an_empty_one() -> None:
         ({"ari.originate.token": "short"}, "at least 8"),
         ({"ari.originate.endpoints": ["PJSIP"]}, "such as PJSIP/"),
         ({"ari.rtp_host": "pbx.example"}, "an IP address"),
+        ({"ari.format": "slin16", "ari.media": "rtp"}, "Asterisk takes ulaw, alaw, g722"),
+        ({"ari.format": "g722"}, "over a WebSocket use slin16"),
     ],
     ids=str,
 )

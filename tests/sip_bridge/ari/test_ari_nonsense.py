@@ -372,7 +372,7 @@ def test_unreadable_packets_are_dropped_and_the_others_heard(caplog: pytest.LogC
             await asyncio.sleep(0.1)
             assert bytes(call.audio) == wanted
             assert lines(caplog, "bad_input") == [
-                {"call": "c-1", "kind": "rtp_unreadable", "why": "a packet is not RTP, or not in mu-law"}
+                {"call": "c-1", "kind": "rtp_unreadable", "why": "a packet is not RTP, or not in the call's format"}
             ]
             await asterisk.hang_up("c-1")
 
@@ -383,7 +383,7 @@ def on_a_loop(act: Callable[[RtpMedia], None], **settings: Any) -> None:
     async def main() -> None:
         over: list[Any] = []
         server = TtsServerConfig(url="ws://127.0.0.1:9/media/native")
-        media = RtpMedia(AriConfig(**settings), server, lambda *why: over.append(why))
+        media = RtpMedia(AriConfig(**settings), server, lambda *why: over.append(why), lambda digits: None)
         try:
             await media.open()
             act(media)

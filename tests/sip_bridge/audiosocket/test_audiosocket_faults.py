@@ -402,7 +402,7 @@ def test_calls_in_sequence_leave_nothing_behind(n_calls: int) -> None:
                     n_sockets, n_tasks = count_sockets(), len(asyncio.all_tasks())
             assert (count_sockets(), len(asyncio.all_tasks())) == (n_sockets, n_tasks)
             gc.collect()
-            assert sum(isinstance(thing, AudioSocketCall) for thing in gc.get_objects()) == 0
+            assert sum(type(thing) is AudioSocketCall for thing in gc.get_objects()) == 0
 
     run(main)
 

@@ -50,6 +50,8 @@ class StandinChannel:
     files: list[Path] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     """The texts that were sent to the server with `send_text`."""
+    tones: list[str] = field(default_factory=list)
+    """What `uuid_send_dtmf` was to send."""
     queue: deque[tuple[str, int]] = field(default_factory=deque)
     """(path, how many frames to read before it)"""
     awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -242,6 +244,9 @@ class StandinFreeSwitch:
                 channel.queue.clear()
             channel.break_now.set()
             return "+OK\n"
+        if name == "uuid_send_dtmf":
+            channel.tones.append(words[1])
+            return "+OK\n"
         if name == "uuid_kill":
             self._spawn(self.hang_up(channel))
             return "+OK\n"
@@ -396,14 +401,14 @@ class StandinFreeSwitch:
             if asyncio.get_running_loop().time() >= channel.deaf_until_s:
                 await channel.socket.send(pcm[at : at + 320])
 
-    async def hears_caller_talk(self, channel: StandinChannel, n_frames: int) -> list[int]:
+    async def hears_caller_talk(self, channel: StandinChannel, n_frames: int, rate_hz: int = 8000) -> list[int]:
         """Send numbered frames of the caller, 20 ms apart; returns the numbers that went to the server."""
         loop = asyncio.get_running_loop()
         begun_s, sent = loop.time(), []
         for n in range(n_frames):
             await asyncio.sleep(max(0.0, begun_s + n * FRAME_S - loop.time()))
             if loop.time() >= channel.deaf_until_s:
-                await self.hears_caller(channel, n.to_bytes(2, "little") * 160)
+                await self.hears_caller(channel, n.to_bytes(2, "little") * (rate_hz // 50))
                 sent.append(n)
         return sent
 

@@ -234,6 +234,22 @@ def test_digits_reach_the_server_and_a_flood_of_them_does_not(tmp_path: Path) ->
     run(main)
 
 
+def test_the_bots_tones_are_sent_by_freeswitch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with together(tmp_path) as (switch, _):
+            channel, other_channel = switch.call(UUID), switch.call()
+            switch.word(channel, tts="hello")
+            switch.word(channel, tts="dtmf", digits="12#w", on_ms=80, off_ms=70)
+            for digits in ("1 2", "", "5@9", None, "1\nuuid_kill"):
+                switch.word(channel, tts="dtmf", digits=digits)
+            switch.word(channel, tts="dtmf", digits="9", on_ms="nonsense")
+            switch.speech(channel, 1, speech(3, 4))
+            await assert_told(channel, ("playing", "1"), ("played", "1"))
+            assert channel.tones == ["12#w@80", "9@100"] and other_channel.tones == []
+
+    run(main)
+
+
 @pytest.mark.parametrize("hang_up", [True, False])
 def test_when_the_server_ends_a_call_the_channel_is_hung_up(tmp_path: Path, hang_up: bool) -> None:
     async def main() -> None:

@@ -269,19 +269,21 @@ def test_a_restarted_bridge_loses_no_sentence_and_reports_true_marks(tmp_path: P
     run(main)
 
 
-def test_the_callers_audio_has_only_the_gaps_that_freeswitch_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate_hz", [8000, 16000])
+def test_the_callers_audio_has_only_the_gaps_that_freeswitch_makes(tmp_path: Path, rate_hz: int) -> None:
     """FreeSWITCH drops the latest audio at each file's beginning and end; the bot gets everything else in order."""
 
     async def main() -> None:
-        async with lined(tmp_path, inbound="binary") as line:
+        async with lined(tmp_path, inbound="binary", rate_hz=rate_hz) as line:
             audio = bytearray()
-            talking = asyncio.create_task(line.switch.hears_caller_talk(line.channel, 150))
+            talking = asyncio.create_task(line.switch.hears_caller_talk(line.channel, 150, rate_hz))
             await line.bot.send(json.dumps({"type": "say", "text": "Good bye.", "turn": "a"}))
             await event(line.bot, "done", audio)
             sent = await talking
             line.switch.press(line.channel, "7")
             await event(line.bot, "dtmf", audio)
-            assert np.frombuffer(bytes(audio), "<i2")[::160].tolist() == sent
+            samples = np.frombuffer(bytes(audio), "<i2")
+            assert len(samples) == len(sent) * rate_hz // 50 and samples[:: rate_hz // 50].tolist() == sent
             lost = sorted(set(range(150)) - set(sent))
             assert 2 <= len(lost) <= 6, "a file's beginning and its end: 40 ms each"
 

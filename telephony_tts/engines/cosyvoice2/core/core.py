@@ -137,7 +137,7 @@ class Core:
             now_ns = self._now_ns()
             due_ns = order.deadline_ns or now_ns
             self._jobs[order.key] = Job(
-                order.key, order.voice, stream, due_ns, follows=order.follows or due_ns > now_ns
+                order.key, order.voice, stream, due_ns, order.follows or due_ns > now_ns, order.can_wait
             )
             self._idle.call()
 
@@ -239,7 +239,7 @@ class Core:
                 if job.stream.is_done:
                     job.is_over = True
                 elif job.stream.wants_slot:
-                    slot = self.slots.acquire(job.stream.grows)
+                    slot = self.slots.acquire(job.stream.grows, job.can_wait)
                     if slot is None:
                         job.stream.note_refusal()
                     else:

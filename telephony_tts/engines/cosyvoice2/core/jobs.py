@@ -38,6 +38,8 @@ class Job:
     """When the listener hears silence if the first audio has not come by then."""
     follows: bool = False
     """Whether the turn is already being heard, so that silence before this utterance is a gap."""
+    can_wait: bool = False
+    """Whether it is for a file and not for a caller."""
     prompt: SpeakerPrompt | None = None
     """Its voice; None until that is ready."""
     track: Track | None = None

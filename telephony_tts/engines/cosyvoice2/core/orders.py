@@ -21,6 +21,8 @@ class SubmitUtterance:
     """When the listener hears silence if no audio has come, on the monotonic clock. 0 is now."""
     follows: bool = False
     """Whether an earlier sentence of its turn has been heard."""
+    can_wait: bool = False
+    """Whether it is for a file and not for a caller."""
 
 
 @dataclass(frozen=True, slots=True)

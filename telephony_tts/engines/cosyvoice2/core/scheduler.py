@@ -137,7 +137,7 @@ class Slots:
     """The language model's slots, each held by one stream at a time; the lowest free one is taken first.
 
     Utterances whose text is still being written may hold half of them at most. They keep a slot while the bot writes,
-    and complete sentences of other calls must not wait for that.
+    and complete sentences of other calls must not wait for that. Nor must they wait for files, which may hold half too.
     """
 
     def __init__(self, n: int) -> None:
@@ -146,19 +146,24 @@ class Slots:
         self.n = n
         self._free = set(range(n))
         self._growing: set[int] = set()
+        self._of_files: set[int] = set()
 
     @property
     def n_free(self) -> int:
         return len(self._free)
 
-    def acquire(self, growing: bool = False) -> int | None:
-        """A free slot; None if there is none. `growing`: for text that is still being written."""
+    def acquire(self, growing: bool = False, can_wait: bool = False) -> int | None:
+        """A free slot; None if there is none. `growing`: for text that is still being written; `can_wait`: a file's."""
         if not self._free or (growing and len(self._growing) >= self.n // 2):
+            return None
+        if can_wait and len(self._of_files) >= max(1, self.n // 2):
             return None
         slot = min(self._free)
         self._free.remove(slot)
         if growing:
             self._growing.add(slot)
+        if can_wait:
+            self._of_files.add(slot)
         return slot
 
     def release(self, slot: int) -> None:
@@ -166,6 +171,7 @@ class Slots:
         if not 0 <= slot < self.n or slot in self._free:
             raise ValueError(f"slot {slot} is not taken")
         self._growing.discard(slot)
+        self._of_files.discard(slot)
         self._free.add(slot)
 
 

@@ -236,7 +236,7 @@ class Piece:
         for begin in range(0, len(pcm), n_chunk):
             part = pcm[begin : begin + n_chunk]
             timings = self._clock.take(len(part)) if self._clock is not None else ()
-            chunks.append(Chunk(part, rate_hz, timings))
+            chunks.append(Chunk(part, rate_hz, timings, estimates=True))
         return chunks
 
     def set_clock(self, clock: WordClock) -> None:

@@ -59,6 +59,14 @@ class VoiceFolder:
         """Whether there is a voice of this name. It looks at one file."""
         return is_valid_name(name) and self.path(name).is_file()
 
+    def stamp(self, name: str) -> FileStamp | None:
+        """The stamp of one voice; None if there is no such file."""
+        try:
+            found = self.path(name).stat()
+        except (OSError, ValueError):
+            return None
+        return FileStamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
     def check_free(self, name: str, replace: bool = False) -> None:
         """Raises ConfigError for an invalid name, or for an existing voice that is not to be replaced."""
         if self.path(name).exists() and not replace:

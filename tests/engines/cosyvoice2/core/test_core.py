@@ -208,6 +208,28 @@ def test_streams_that_wait_for_a_slot_are_served_by_urgency(rig: Rig) -> None:
     assert stepped.is_empty()
 
 
+@pytest.mark.parametrize("n_files", [1, 4 * N_SLOTS])
+def test_a_call_does_not_wait_for_files(rig: Rig, n_files: int) -> None:
+    """Requests of HTTP that take all audio at once. A call's first audio needs as many steps beside many as beside one,
+    and after it all files are spoken."""
+    stepped = Stepped(rig)
+    stepped.say(Request("Yes.", 3), "preset")
+    stepped.run()
+    later_ns = stepped.now_ns + 10_000 * NS_PER_MS
+    text = f"{SENTENCE} {NEIGHBOUR}"
+    files = [stepped.say(Request(text, 3), "preset", later_ns, can_wait=True) for _ in range(n_files)]
+    stepped.run(12, taking=files)
+    call = stepped.say(Request("Yes.", 3), "preset", stepped.now_ns)
+    n_steps = 0
+    while not stepped.heard[call]:
+        n_steps += stepped.run(1, taking=files)
+    assert n_steps < 50
+    stepped.run(taking=files)
+    for key in files:
+        np.testing.assert_array_equal(stepped.pcm(key), stepped.pcm(files[0]))
+    assert stepped.is_empty()
+
+
 def test_an_active_stream_precedes_a_new_one_only_if_it_would_underrun(rig: Rig) -> None:
     """A stream whose previous sentence is or was heard is not new: it is due when that sentence ends, or now."""
     cases = ((900, None, False, 1), (100, None, False, 0), (100, 900, False, 0), (100, 50, False, 1))

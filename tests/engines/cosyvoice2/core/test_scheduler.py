@@ -344,9 +344,12 @@ def test_ids_that_can_wait_are_drawn_in_a_batch_or_by_an_idle_lane(
 
 
 @settings(max_examples=100)
-@given(st.integers(1, 7), st.lists(st.tuples(st.sampled_from(["take", "take growing", "give"]), st.integers(0, 9))))
+@given(
+    st.integers(1, 7),
+    st.lists(st.tuples(st.sampled_from(["take", "take growing", "take for a file", "give"]), st.integers(0, 9))),
+)
 def test_a_slot_is_held_by_one_stream_and_freed_once(n: int, actions: list[tuple[str, int]]) -> None:
-    slots, held = Slots(n), dict[int, bool]()
+    slots, held = Slots(n), dict[int, str]()
     for action, i in actions:
         if action == "give":
             slot = i % n
@@ -357,14 +360,14 @@ def test_a_slot_is_held_by_one_stream_and_freed_once(n: int, actions: list[tuple
                 with pytest.raises(ValueError):
                     slots.release(slot)
         else:
-            is_growing = action == "take growing"
-            got = slots.acquire(is_growing)
-            refused = len(held) == n or (is_growing and sum(held.values()) >= n // 2)
+            got = slots.acquire(action == "take growing", action == "take for a file")
+            n_most = {"take": n, "take growing": n // 2, "take for a file": max(1, n // 2)}[action]
+            refused = len(held) == n or list(held.values()).count(action) >= n_most
             assert (got is None) == refused
             if got is not None:
                 assert got == min(set(range(n)) - set(held))
-                held[got] = is_growing
-        assert slots.n_free + len(held) == n and sum(held.values()) <= n // 2
+                held[got] = action
+        assert slots.n_free + len(held) == n
 
 
 @pytest.mark.parametrize("slot", [-1, 2])

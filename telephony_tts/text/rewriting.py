@@ -1,0 +1,229 @@
+"""Text that is read in another way than its rules say: words of a lexicon, and marks such as SSML's `<sub>`.
+
+A `Reading` replaces a part of the bot's text. The text with all its replacements is then read as one text, so that a
+replacement has the words around it as its context. The spans that result refer to the bot's own characters.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from telephony_tts.text.markdown import fold
+from telephony_tts.text.normalizer import Sounds, SpokenSpan, detect_lang, normalize_spans, touch
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`text` is read instead of characters `[start, end)` of the bot's text, at least one; "" says nothing.
+
+    `text` is normalised with the words around it; with `verbatim` it is spoken as it stands. `pronunciation` is what a
+    text cannot express: how `text` sounds. It needs a `text` that the normaliser leaves as it is, or `verbatim`.
+    Otherwise it is dropped.
+    """
+
+    start: int
+    end: int
+    text: str
+    pronunciation: Sounds | None = None
+    verbatim: bool = False
+
+
+def spoken_spans(
+    text: str, lang: str | None = None, control: Collection[str] = (), readings: Iterable[Reading] = ()
+) -> list[SpokenSpan]:
+    """The spoken form of `text` with its `readings`, in spans that cover `text` in order without gaps.
+
+    `lang` and `control` are those of `normalize_spans`. A reading that overlaps an earlier one or a control token, or
+    lies outside the text, is dropped. A span that a reading is part of has `is_reading`. Never raises.
+    """
+    kept = _apart(text, control, readings)
+    if not kept:
+        return normalize_spans(text, lang, control)
+    lang = lang or detect_lang(text)
+    rewritten = _Rewritten(text, kept)
+    spans = _SourceSpans(len(text))
+    for start, end, reading in rewritten.pieces():
+        piece = rewritten.text[start:end]
+        if reading is not None:
+            spans.add(reading.start, reading.end, piece, reading)
+            continue
+        for span in normalize_spans(piece, lang, control):
+            begin, stop = start + span.start, start + span.end
+            if (offset := rewritten.plain_offset(begin, stop)) is not None:
+                spans.add_plain(begin + offset, stop + offset, span)
+                continue
+            n_added = len(span.spoken) - (stop - begin)  # 1 with a space that separates words
+            if n_added in (0, 1) and rewritten.is_written(begin, stop, span.spoken[n_added:]):
+                at = 0
+                for n_chars, first, last, reading in rewritten.parts(begin, stop):
+                    spans.add(first, last, span.spoken[at : at + n_chars + n_added], reading)
+                    at, n_added = at + n_chars + n_added, 0
+            else:
+                spans.add(*rewritten.source(begin, stop), span.spoken, rewritten.reading_in(begin, stop))
+    return spans.close()
+
+
+def _apart(text: str, control: Collection[str], readings: Iterable[Reading]) -> list[Reading]:
+    """Those of `readings` that can be used, in order."""
+    taken = [found.span() for found in re.finditer("|".join(map(re.escape, control)), text)] if control else []
+    kept: list[Reading] = []
+    at = 0
+    for reading in sorted(readings, key=lambda reading: reading.start):
+        if not at <= reading.start < reading.end <= len(text):
+            continue
+        if any(start < reading.end and reading.start < end for start, end in taken):
+            continue
+        kept.append(reading)
+        at = reading.end
+    return kept
+
+
+class _Stretch(NamedTuple):
+    """A part of the rewritten text from `at`, and the characters `[start, end)` of the bot that it stands for."""
+
+    at: int
+    start: int
+    end: int
+    reading: Reading | None
+
+
+class _Rewritten:
+    """`text` with the readings in place, and the way back."""
+
+    def __init__(self, text: str, readings: list[Reading]) -> None:
+        pieces: list[str] = []
+        self._stretches: list[_Stretch] = []
+        n_chars = done = 0
+        for reading in readings:
+            for start, end, spoken, by in (
+                (done, reading.start, text[done : reading.start], None),
+                (reading.start, reading.end, reading.text, reading),
+            ):
+                self._stretches.append(_Stretch(n_chars, start, end, by))
+                pieces.append(spoken)
+                n_chars += len(spoken)
+            done = reading.end
+        self._stretches.append(_Stretch(n_chars, done, len(text), None))
+        pieces.append(text[done:])
+        self.text = "".join(pieces)
+        self._starts = [stretch.at for stretch in self._stretches]
+        self._n_passed = 0
+        """Stretches that end before the last `begin` of `plain_offset`."""
+
+    def pieces(self) -> Iterator[tuple[int, int, Reading | None]]:
+        """`[start, end)` of each verbatim reading, and of the text between them, which is read together."""
+        at = 0
+        for stretch in self._stretches:
+            reading = stretch.reading
+            if reading is None or not reading.verbatim or not reading.text:
+                continue
+            if at < stretch.at:
+                yield at, stretch.at, None
+            at = stretch.at + len(reading.text)
+            yield stretch.at, at, reading
+        if at < len(self.text):
+            yield at, len(self.text), None
+
+    def plain_offset(self, begin: int, stop: int) -> int | None:
+        """What leads from `[begin, stop)` to the bot's characters, None if a reading is near. `begin` never shrinks."""
+        starts, n = self._starts, self._n_passed
+        while n + 1 < len(starts) and starts[n + 1] <= begin:
+            n += 1
+        self._n_passed = n
+        stretch = self._stretches[n]
+        if stretch.reading is not None or (n + 1 < len(starts) and stop > starts[n + 1]):
+            return None
+        return stretch.start - stretch.at
+
+    def is_written(self, begin: int, stop: int, spoken: str) -> bool:
+        """Whether each character of `[begin, stop)` is spoken as it is written."""
+        written = self.text[begin:stop]
+        return spoken == written or (not written.isascii() and spoken == fold(written))
+
+    def parts(self, begin: int, stop: int) -> Iterator[tuple[int, int, int, Reading | None]]:
+        """`[begin, stop)`, cut where readings begin and end: (characters, start and end for the bot, the reading).
+
+        `begin` is that of the last `plain_offset`. A reading has all its characters of the bot.
+        """
+        n_all = len(self._stretches)
+        for n in range(self._n_passed, n_all):
+            at, start, end, reading = self._stretches[n]
+            if at >= stop:
+                return
+            last = self._starts[n + 1] if n + 1 < n_all else len(self.text)
+            first, last = max(begin, at), min(stop, last)
+            if first >= last:
+                continue  # a reading that says nothing
+            if reading is None:
+                start, end = start + first - at, start + last - at
+            yield last - first, start, end, reading
+
+    def source(self, start: int, end: int) -> tuple[int, int]:
+        """The bot's characters for `[start, end)`, which is not empty: all of a reading that it touches."""
+        first = self._stretches[bisect_right(self._starts, start) - 1]
+        last = self._stretches[bisect_right(self._starts, end - 1) - 1]
+        return (
+            first.start + start - first.at if first.reading is None else first.start,
+            last.start + end - last.at if last.reading is None else last.end,
+        )
+
+    def reading_in(self, start: int, end: int) -> Reading | None:
+        """A reading that `[start, end)` touches. One that says nothing counts only inside it."""
+        for stretch in self._stretches:
+            if stretch.reading is not None and stretch.at < end and start < stretch.at + len(stretch.reading.text):
+                return stretch.reading
+        return None
+
+
+class _SourceSpans:
+    """Builds spans of the bot's text. Spans that overlap become one, and gaps become silent spans."""
+
+    def __init__(self, n_chars: int) -> None:
+        self._n_chars = n_chars
+        self._spans: list[SpokenSpan] = []
+        self._at = 0
+        self._last = ""
+        self._was_verbatim = False
+
+    def add(self, start: int, end: int, spoken: str, reading: Reading | None) -> None:
+        is_verbatim = reading is not None and reading.verbatim
+        if spoken:
+            if (is_verbatim or self._was_verbatim) and touch(self._last, spoken[0]):
+                spoken = " " + spoken
+            self._last, self._was_verbatim = spoken[-1], is_verbatim
+        if start < self._at:
+            before = self._spans.pop()
+            self._spans.append(SpokenSpan(before.start, max(before.end, end), before.spoken + spoken, is_reading=True))
+        else:
+            self._fill(start)
+            sounds = reading.pronunciation if reading is not None else None
+            is_whole = reading is not None and (start, end) == (reading.start, reading.end)
+            is_same = reading is not None and spoken.lstrip(" ") == reading.text
+            kept = sounds if is_whole and is_same else None
+            self._spans.append(SpokenSpan(start, end, spoken, reading is not None, kept))
+        self._at = max(self._at, end)
+
+    def add_plain(self, start: int, end: int, span: SpokenSpan) -> None:
+        """Add `span`, which no reading touches, at its place in the bot's text."""
+        spoken = span.spoken
+        if self._was_verbatim and spoken:
+            self.add(start, end, spoken, None)
+            return
+        if start > self._at:
+            self._spans.append(SpokenSpan(self._at, start, ""))
+        self._spans.append(span if span.start == start else SpokenSpan(start, end, spoken))
+        self._at = end
+        if spoken:
+            self._last = spoken[-1]
+
+    def close(self) -> list[SpokenSpan]:
+        self._fill(self._n_chars)
+        return self._spans
+
+    def _fill(self, end: int) -> None:
+        if end > self._at:
+            self._spans.append(SpokenSpan(self._at, end, ""))

@@ -1,0 +1,142 @@
+"""Phrases that are kept, and engines that replace one another, through the real server and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from telephony_tts import app, config, metrics
+from telephony_tts.cli import main as command_line
+from telephony_tts.engines.fake import FakeEngine
+from telephony_tts.transport.server import Server
+
+pytestmark = pytest.mark.slow
+
+
+def settings(**own: Any) -> config.Config:
+    keys = {name.replace("__", "."): value for name, value in own.items()}
+    return config.load(None, {"server.port": 0, "engines.default": "fake", "speech.pace": "burst", **keys}, environ={})
+
+
+async def spoken(server: Server, *messages: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+    """(the audio, the `done`) of each turn of one call."""
+    turns, audio = [], b""
+    async with connect(f"ws://127.0.0.1:{server.port}/v1/stream?audio=binary") as socket:
+        for message in messages:
+            await socket.send(json.dumps(message))
+            async for data in socket:
+                if isinstance(data, bytes):
+                    audio += data
+                elif (event := json.loads(data))["type"] in ("done", "error"):
+                    turns.append((audio, event))
+                    audio = b""
+                    break
+    return turns
+
+
+async def served(of: config.Config, *messages: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+    catalog = app.build_catalog(of)
+    await catalog.start()
+    try:
+        server = Server(app.transport_settings(of), catalog)
+        async with server.running():
+            return await asyncio.wait_for(spoken(server, *messages), 30)
+    finally:
+        await catalog.close()
+
+
+def found() -> dict[str, float]:
+    return {what: metrics.value("telephony_tts_phrases_total", found=what) for what in metrics.PHRASE_PLACES}
+
+
+def say(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "say", "text": text, **more}
+
+
+def test_a_server_finds_what_was_warmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("diskcache")
+    phrases = ["Thank you for calling, please hold the line. We will be with you soon.", "Goodbye!", "It is 5 o'clock."]
+    file, kept = tmp_path / "phrases.txt", str(tmp_path / "kept")
+    file.write_text("# greetings\n\n" + "\n".join(phrases) + "\n", encoding="utf-8")
+    warm = ["phrases", "warm", str(file), "--folder", kept, "--engine", "fake"]
+    assert command_line(["phrases", "stats", "--folder", kept]) == 2
+    assert "there is no such folder of phrases" in capsys.readouterr().err
+    assert command_line(warm) == 0
+    n = int(capsys.readouterr().out.split(" made")[0].split()[-1])
+    assert n >= 3
+    assert command_line(warm) == 0
+    assert f"0 made, {n} were there, 1 not kept" in capsys.readouterr().out
+    assert command_line(["phrases", "stats", "--folder", kept]) == 0
+    assert capsys.readouterr().out.startswith(f"fake/tone                      {n:>7}\n{n} sentences, ")
+
+    before = found()
+    on = settings(phrases__enabled=True, phrases__folder=kept)
+    turns = asyncio.run(served(on, *map(say, phrases), say("Goodbye!"), say("Goodbye!", private=True)))
+    got = {what: found()[what] - before[what] for what in before}
+    assert got == {"disk": n, "memory": 1, "made": 0, "not_kept": 2}
+    plain = asyncio.run(served(settings(), *map(say, phrases), say("Goodbye!"), say("Goodbye!", private=True)))
+    assert [audio for audio, _ in turns] == [audio for audio, _ in plain] and all(audio for audio, _ in turns)
+
+    assert command_line(["phrases", "clear", "--folder", kept]) == 0
+    assert f"{n} sentences removed" in capsys.readouterr().out
+    assert command_line(["phrases", "stats", "--folder", kept]) == 0
+    assert capsys.readouterr().out.startswith("0 sentences")
+
+
+def test_what_is_wrong_with_the_command_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("diskcache")
+    file = tmp_path / "phrases.txt"
+    for arguments, status, said in (
+        (["warm", "none.txt"], 2, "where are the phrases kept?"),
+        (["warm", str(tmp_path / "none.txt"), "--folder", str(tmp_path / "k")], 2, "cannot be read: No such file"),
+        (["warm", str(file), "--folder", str(tmp_path / "k")], 2, "has no phrase"),
+        (["stats", "--folder", str(file)], 2, "there is no such folder"),
+        (["warm", str(tmp_path / "some.txt"), "--folder", str(file), "--engine", "fake"], 2, "cannot be used to keep"),
+        (["warm", str(tmp_path / "some.txt"), "--folder", str(tmp_path / "k"), "--voice", "nobody"], 1, "1: no voice"),
+    ):  # fmt: skip
+        file.write_text("# nothing\n", encoding="utf-8")
+        (tmp_path / "some.txt").write_text("Hello there.\n", encoding="utf-8")
+        assert command_line(["phrases", *arguments]) == status, arguments
+        assert said in capsys.readouterr().err, arguments
+
+
+def test_private_is_for_the_whole_turn_and_its_first_message_decides() -> None:
+    async def main() -> None:
+        on = settings(phrases__enabled=True)
+        before = found()
+        catalog = app.build_catalog(on)
+        await catalog.start()
+        server = Server(app.transport_settings(on), catalog)
+        async with server.running(), connect(f"ws://127.0.0.1:{server.port}/v1/stream?audio=none") as socket:
+            for turn, private in (("a", True), ("b", False)):
+                for n, text in enumerate(("Your name is Smith. ", "Is that right?")):
+                    piece = {"type": "text", "turn": turn, "text": text, "last": n == 1, "private": private == (n == 0)}
+                    await socket.send(json.dumps(piece))
+                async for data in socket:
+                    if json.loads(data)["type"] == "done":
+                        break
+        await catalog.close()
+        got = {what: found()[what] - before[what] for what in before}
+        assert got == {"memory": 0, "disk": 0, "made": 2, "not_kept": 2}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_server_with_a_fallback_speaks_on_when_its_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(FakeEngine):
+        def __init__(self, **_: object) -> None:
+            super().__init__(name="espeak", fail_after_chunks=6)
+
+    monkeypatch.setattr(app, "EspeakEngine", lambda **_: Dying())
+    on = settings(engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=500)
+    (turn,) = asyncio.run(served(on, say("Thank you for calling, please hold the line.")))
+    audio, done = turn
+    assert done["type"] == "done" and done["engines"] == ["espeak", "fake"]
+    (plain,) = asyncio.run(served(settings(), say("Thank you for calling, please hold the line.")))
+    assert "engines" not in plain[1]
+    assert abs(len(audio) - len(plain[0])) <= 8 * 1000, "at most one word more or less a pause"

@@ -1,0 +1,79 @@
+"""SSML through the real server: in pieces, with breaks that are heard, marks, two voices, and heard text with tags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rig import Tones, decoded, rendering, run, serving, speech_settings, until
+
+pytestmark = pytest.mark.slow
+
+SSML = (
+    '<speak>Hello &amp; welcome.<mark name="greeted"/><break time="600ms"/> <voice name="low">Press '
+    '<say-as interpret-as="digits">12</say-as></voice>. <voice name="nobody">Bye</voice></speak>'
+)
+
+
+def quiet_ms(samples: np.ndarray) -> list[int]:
+    """The lengths of all silences of at least 100 ms."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], (np.abs(samples) < 40).astype(int), [0]))))
+    return [int(n) // 8 for n in edges[1::2] - edges[::2] if n >= 800]
+
+
+def test_a_streamed_turn_of_markup() -> None:
+    async def main() -> None:
+        async with serving(Tones(voice_names=("tone", "low"))) as rig, rig.bot(audio="binary") as bot:
+            for at in range(0, len(SSML), 7):
+                await bot.send({"type": "text", "turn": "a", "text": SSML[at : at + 7]})
+            await bot.send({"type": "end", "turn": "a"})
+            warning = await bot.event("warning")
+            assert warning["code"] == "unknown_voice" and "nobody" in warning["message"]
+            mark = await bot.event("mark")
+            done = await bot.event("done")
+            assert (mark["name"], mark["state"]) == ("greeted", "played")
+            assert done["chars"] == len(SSML)
+            sentences = [event["text"] for event in bot.events if event["type"] == "sentence"]
+            assert sentences == [
+                "<speak>Hello &amp; welcome.",
+                '<voice name="low">Press <say-as interpret-as="digits">12</say-as></voice>.',
+                '<voice name="nobody">Bye</voice></speak>',
+            ]
+            spoken = ["Hello and welcome.", "Press one two.", "Bye"]
+            assert rig.engine.spoken == spoken  # type: ignore[attr-defined]
+            heard = decoded(bot.frames)
+            assert abs(len(heard) - len(rendering(spoken)) - 4800) <= 3 * 160
+            (silence_ms,) = quiet_ms(heard[: -8 * 100])
+            assert 590 <= silence_ms <= 700, "the break, and the ends of the tones around it"
+
+    run(main)
+
+
+def test_a_clear_inside_markup() -> None:
+    async def main() -> None:
+        async with serving(speech=speech_settings(text_type="ssml")) as rig, rig.bot(audio="binary") as bot:
+            text = '<emphasis>One</emphasis> two <sub alias="three thousand">3k</sub> four five six seven eight nine.'
+            await bot.send({"type": "say", "turn": "a", "text": text})
+            await bot.frames_to(60)
+            await bot.send({"type": "clear"})
+            cleared = await bot.event("cleared")
+            assert cleared["heard_text"] + cleared["unheard_text"] == text
+            assert cleared["heard_text"].startswith("<emphasis>One</emphasis> two")
+            await bot.send({"type": "say", "turn": "b", "text": "<speak>a & b</speak>"})
+            assert (await bot.event("warning"))["code"] == "bad_markup"
+            await bot.event("done")
+
+    run(main)
+
+
+def test_the_address_says_what_the_bot_writes() -> None:
+    async def main() -> None:
+        async with serving() as rig, rig.bot(text_type="ssml") as bot:
+            await bot.say('One.<mark name="m"/>')
+            assert (await bot.event("mark"))["name"] == "m"
+            await bot.send({"type": "config", "text_type": "text"})
+            await bot.say('<speak>Two.<mark name="n"/></speak>')
+            await bot.event("done")
+            await until(lambda: [e["type"] for e in bot.events].count("done") == 2, "the second turn")
+            assert [event["name"] for event in bot.events if event["type"] == "mark"] == ["m"]
+
+    run(main)

@@ -1,0 +1,168 @@
+"""A real Chromium without a window, used as a person uses it. It is driven by its own protocol, DevTools.
+
+Debian's package is unpacked into `.peers/chromium` by the first test that needs it: 100 MB to fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import debian_packages
+from environment import PEERS
+from websockets.asyncio.client import ClientConnection, connect
+
+_PACKAGES = ("chromium-headless-shell",)
+_SUITE = "trixie"
+_START_S = 30.0
+_STEP_S = 10.0
+
+_HEAR = """
+// What the page plays, as int16. Whatever is connected to the loudspeaker is also connected to a recorder.
+window.heard = [];
+const connect = AudioNode.prototype.connect, recorders = new Map();
+AudioNode.prototype.connect = function (to, ...rest) {
+  if (to instanceof AudioDestinationNode) {
+    if (!recorders.has(to)) {
+      const recorder = to.context.createScriptProcessor(4096, 1, 1);
+      recorder.onaudioprocess = ({ inputBuffer }) => {
+        for (const sample of inputBuffer.getChannelData(0)) window.heard.push(Math.round(sample * 32768));
+      };
+      connect.call(recorder, to);
+      recorders.set(to, recorder);
+    }
+    connect.call(this, recorders.get(to));
+  }
+  return connect.call(this, to, ...rest);
+};
+"""
+
+
+@contextmanager
+def chromium() -> Iterator[str]:
+    """A running browser; the address of its DevTools. Raises debian_packages.PeerUnavailable."""
+    unpacked = debian_packages.install(PEERS / "chromium", _PACKAGES, _SUITE, megabytes=130)
+    program = _program(unpacked)
+    with tempfile.TemporaryDirectory(prefix="telephony-tts-chromium-") as home, open(f"{home}/log", "wb") as log:
+        running = subprocess.Popen(
+            # Root has no sandbox. The tests' pages are their own.
+            [program, "--no-sandbox", "--no-zygote", f"--browser-subprocess-path={program}", f"--user-data-dir={home}",
+             "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server", "--remote-debugging-port=0"],
+            stdout=log, stderr=log, start_new_session=True, env={**os.environ, "HOME": home},
+        )  # fmt: skip
+        try:
+            yield _address(running, Path(home))
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)  # its helpers too
+            running.wait()
+
+
+def _program(unpacked: debian_packages.Unpacked) -> Path:
+    """A script that starts the browser, and by which it starts its helpers.
+
+    Chromium looks for its files beside the program that runs, which is the loader. So the loader is copied there.
+    """
+    folder = unpacked.folder / "usr" / "lib" / "chromium"
+    loader = folder / "loader"
+    command = unpacked.command("usr/lib/chromium/chromium-headless-shell")
+    program = folder / "start"
+    if not program.exists():
+        shutil.copy(command[0], loader)
+        program.write_text(f'#!/bin/sh\nexec {" ".join([str(loader), *command[1:]])} "$@"\n')
+        program.chmod(0o755)
+    return program
+
+
+def _address(running: subprocess.Popen[bytes], home: Path) -> str:
+    end_s = time.monotonic() + _START_S
+    while time.monotonic() < end_s and running.poll() is None:
+        port, _, path = (home / "DevToolsActivePort").read_text().partition("\n") if _is_there(home) else ("", "", "")
+        if path:
+            return f"ws://127.0.0.1:{port}{path.strip()}"
+        time.sleep(0.05)
+    raise AssertionError(f"Chromium did not start:\n{(home / 'log').read_text(errors='replace')[-3000:]}")
+
+
+def _is_there(home: Path) -> bool:
+    return (home / "DevToolsActivePort").exists()
+
+
+class Page:
+    """A page in the browser, with what it plays."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._target = ""
+        self._session: dict[str, str] = {}
+        self._n_asked = 0
+
+    async def open(self, url: str) -> None:
+        self._target = (await self._ask("Target.createTarget", url="about:blank"))["targetId"]
+        attached = await self._ask("Target.attachToTarget", targetId=self._target, flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
+        await self._ask("Page.enable")
+        await self._ask("Page.addScriptToEvaluateOnNewDocument", source=_HEAR)
+        await self._ask("Page.navigate", url=url)
+        await self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
+
+    async def close(self) -> None:
+        self._session = {}
+        await self._ask("Target.closeTarget", targetId=self._target)
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression."""
+        answer = await self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, expression: str, within_s: float = _STEP_S) -> Any:
+        """The value of the expression, once it is true."""
+        async with asyncio.timeout(within_s):
+            while not (value := await self.evaluate(expression)):  # noqa: ASYNC110  it is in another process
+                await asyncio.sleep(0.02)
+            return value
+
+    async def click(self, selector: str) -> None:
+        """With the mouse: a page may make sound only after a click of its user."""
+        box = await self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
+        await self._ask("Input.dispatchMouseEvent", type="mousePressed", **at)
+        await self._ask("Input.dispatchMouseEvent", type="mouseReleased", **at)
+
+    async def heard(self) -> list[int]:
+        """All that the page has played, 16-bit samples."""
+        samples: list[int] = await self.evaluate("window.heard")
+        return samples
+
+    async def _ask(self, method: str, **parameters: object) -> dict[str, Any]:
+        self._n_asked += 1
+        asked = {"id": self._n_asked, "method": method, "params": parameters, **self._session}
+        await self._socket.send(json.dumps(asked))
+        async with asyncio.timeout(_STEP_S):
+            while (answer := json.loads(await self._socket.recv())).get("id") != self._n_asked:
+                pass  # an event
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+
+@asynccontextmanager
+async def page(devtools: str, url: str) -> AsyncIterator[Page]:
+    """A new page of the browser at `devtools`, when it is loaded."""
+    async with connect(devtools, proxy=None, max_size=None, compression=None) as socket:
+        opened = Page(socket)
+        await opened.open(url)
+        try:
+            yield opened
+        finally:
+            await opened.close()
