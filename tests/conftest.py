@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 # Before numpy is imported anywhere: OpenBLAS threads spin against onnxruntime's and double the time of a sentence.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -53,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run one pass: the tests marked `soak`, `alone` or `timed`, all others (beside), or all others but those "
         "marked `slow` (quick). Default: all tests but those marked `soak`",
     )
+    parser.addoption("--only-these", type=Path, help="run the tests that this file lists, one on a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,8 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = {only} if only is not None else {"beside", "timed", "alone"}
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    these = config.getoption("--only-these")
+    names = None if these is None else set(these.read_text(encoding="utf-8").splitlines())
     for item in items:
-        (left_out if wanted.isdisjoint(passes_of(item)) else chosen).append(item)
+        is_chosen = not wanted.isdisjoint(passes_of(item)) and (names is None or item.nodeid in names)
+        (chosen if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in chosen if item.get_closest_marker("slow") is not None}
     items[:] = chosen if only is None else sorted(chosen, key=lambda item: item.path not in slow)

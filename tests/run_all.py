@@ -5,6 +5,9 @@ Tests marked `alone` judge the clock or the machine and compute much; they run o
 Meanwhile the unmarked tests use what is left of the cores. They run in the scheduler's idle class, which gives way to
 every other process at once, so they do not make the others late.
 
+A timed test that failed beside the others runs once more at the end, when nothing else does, and that verdict counts:
+the passes take each other's CPU time, which no user's machine does. The report lists these tests.
+
 The passes do not overlap with `--processes 1`, on a machine that is busy with other work, or in a container with a CPU
 quota. Beside other work the idle class gets almost no time. Under a quota it uses up the time of the other passes.
 """
@@ -29,6 +32,8 @@ N_TIMED = 3
 """So many timed tests run at a time at most, on however many cores. They mostly wait."""
 MIN_IDLE_SHARE = 0.6
 """Of the cores' time, for a machine that counts as quiet."""
+MAX_AGAIN = 10
+"""With more timed tests that failed something is broken, and they are not run again."""
 
 
 @dataclass(slots=True)
@@ -57,36 +62,48 @@ def combined(statuses: Iterable[int]) -> int:
 
 def run(n_processes: int, options: Sequence[str]) -> int:
     """Run all passes; returns the exit status."""
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as retried, tempfile.TemporaryFile() as output:
-        options = [*options, f"--retried-to={retried.name}"]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        retried, failures = Path(folder, "retried"), Path(folder, "failures")
         passes: list[Pass] = []
-        statuses: list[int] = []
 
-        def begin(name: str, n_at_a_time: int, report: IO[bytes] | None = None) -> Pass:
-            passes.append(start(name, n_at_a_time, options, report))
+        def begin(name: str, n_at_a_time: int, *more: str, report: IO[bytes] | None = None) -> Pass:
+            passes.append(start(name, n_at_a_time, [*options, f"--retried-to={retried}", *more], report))
             return passes[-1]
+
+        def judge_the_clock() -> list[int]:
+            to = f"--failures-to={failures}"
+            return [begin("timed", min(n_processes, N_TIMED), to).wait(), begin("alone", 0, to).wait()]
 
         try:
             if n_processes < 2 or not is_quiet():
-                statuses.append(begin("beside", n_processes).wait())
-                statuses.append(begin("timed", min(n_processes, N_TIMED)).wait())
-                statuses.append(begin("alone", 0).wait())
+                first = begin("beside", n_processes).wait()
+                clocked = judge_the_clock()
             else:
-                beside = begin("beside", n_processes, output)
-                statuses.append(begin("timed", N_TIMED).wait())
-                statuses.append(begin("alone", 0).wait())
+                beside = begin("beside", n_processes, report=output)
+                clocked = judge_the_clock()
                 set_scheduler(beside.process.pid, os.SCHED_OTHER)
-                statuses.append(beside.wait())
+                first = beside.wait()
                 show(beside, output)
+            again = lines_of(failures)
+            if combined(clocked) == FAILED and len(again) <= MAX_AGAIN:
+                clocked = [begin("again", 0, f"--only-these={failures}").wait()]
         except BaseException:
             for each in passes:
                 each.process.terminate()
                 each.process.wait()
             raise
         print("\n==", ", ".join(f"{each.name} {each.seconds:.0f} s" for each in passes))
-        if lines := retried.read():
-            print(f"== these failed while the machine stalled and were run once more:\n{lines}", end="")
-    return combined(statuses)
+        if lines := lines_of(retried):
+            print("== these failed while the machine stalled and were run once more:", *lines, sep="\n")
+        if passes[-1].name == "again":
+            verdict = "passed" if clocked == [PASSED] else "did not all pass"
+            print(f"== these failed beside other tests, and {verdict} with nothing beside them:", *again, sep="\n")
+    return combined([first, *clocked])
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file that a pass wrote; none if it wrote nothing."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def is_quiet(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> bool:
@@ -129,7 +146,7 @@ def set_scheduler(pid: int, policy: int) -> None:
 
 def start(name: str, n_processes: int, options: Sequence[str], output: IO[bytes] | None = None) -> Pass:
     """Start a pass. With `output` its report goes there, and it gets only idle CPU time."""
-    command = [sys.executable, "-m", "pytest", f"--only={name}"]
+    command = [sys.executable, "-m", "pytest", *([] if name == "again" else [f"--only={name}"])]
     if n_processes:
         command += ["-n", str(n_processes), "--dist", "loadfile", "--no-loadscope-reorder"]
     print(f"== {name}{': in the background, its report follows' if output else ''}", flush=True)

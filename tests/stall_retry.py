@@ -1,4 +1,4 @@
-"""Run a timed test once more if it failed while the machine stalled.
+"""Run a timed test once more if it failed while the machine stalled, and list what failed.
 
 A virtual machine's core is sometimes taken away for tens of milliseconds. That is an audible gap in a telephone call,
 and the software on the machine neither causes it nor can prevent it. The rule applies only to tests marked `timed` or
@@ -27,6 +27,7 @@ _REPORTED = "telephony_retry"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--retried-to", type=Path, help="append the list of the tests that were run again to this file")
+    parser.addoption("--failures-to", type=Path, help="append the list of the tests that failed to this file")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,28 +60,37 @@ def _monitor(config: pytest.Config) -> Standstills:
     return config.stash[_MONITOR]
 
 
-class RetryList:
-    """Collects, in the process that prints the report, the tests that were run again."""
+class Lists:
+    """Collects, in the process that prints the report, the tests that were run again and those that failed."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._path: Path | None = config.getoption("--retried-to")
-        self._lines: list[str] = []
+        self._retried_to: Path | None = config.getoption("--retried-to")
+        self._failures_to: Path | None = config.getoption("--failures-to")
+        self._retried: list[str] = []
+        self._failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if line := getattr(report, _REPORTED, None):
-            self._lines.append(line)
+            self._retried.append(line)
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self._lines:
+        _append(self._failures_to, self._failed)
+        if not self._retried:
             return
-        terminalreporter.section(f"{len(self._lines)} run again after a stall of the machine")
-        for line in self._lines:
+        terminalreporter.section(f"{len(self._retried)} run again after a stall of the machine")
+        for line in self._retried:
             terminalreporter.write_line(line)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in self._lines)
+        _append(self._retried_to, self._retried)
+
+
+def _append(path: Path | None, lines: list[str]) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(RetryList(config))
+        config.pluginmanager.register(Lists(config))

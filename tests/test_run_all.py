@@ -116,7 +116,65 @@ def test_all_passes_run_and_one_failure_fails_the_run(
     assert done.returncode == int(not is_well), done.stdout
     passed = set(re.findall(r"PASSED test_it.py::test_(\w+)", done.stdout))
     assert passed == {"unmarked", "slow", "timed"} | ({"alone"} if is_well else set())
-    assert re.search(r"^== .*beside \d+ s.*alone \d+ s$", done.stdout, re.M)
+    assert re.search(r"^== .*beside \d+ s.*alone \d+ s(, again \d+ s)?$", done.stdout, re.M)
+
+
+FAILS_FIRST = """
+import pathlib, pytest
+
+def fails_until(n):
+    before = pathlib.Path("n_runs")
+    n_runs = int(before.read_text()) if before.exists() else 0
+    before.write_text(str(n_runs + 1))
+    assert n_runs >= n
+
+@pytest.mark.timed
+@pytest.mark.parametrize("n", [{n}])
+def test_timed(n):
+    fails_until(n)
+
+@pytest.mark.alone
+def test_alone():
+    pass
+
+def test_unmarked():
+    assert {is_well}
+"""
+
+
+@pytest.mark.parametrize(("n", "is_well", "status"), [(1, True, 0), (1, False, 1), (5, True, 1)])
+def test_a_timed_test_that_failed_runs_once_more_at_the_end(
+    tmp_path: Path, n: int, is_well: bool, status: int
+) -> None:
+    """Its second verdict counts, and no other test's failure is forgotten."""
+    project(tmp_path)
+    name = f"test_it.py::test_timed[{n}]"
+    (tmp_path / "test_it.py").write_text(FAILS_FIRST.format(n=n, is_well=is_well))
+    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    assert done.returncode == status, done.stdout
+    assert (tmp_path / "n_runs").read_text() == "2"
+    again = done.stdout.partition("== again\n")[2]
+    assert set(re.findall(r"(?:PASSED|FAILED) \S+", again)) == {f"{'PASSED' if n == 1 else 'FAILED'} {name}"}
+    outcome = "passed" if n == 1 else "did not all pass"
+    told = f"== these failed beside other tests, and {outcome} with nothing beside them:"
+    assert again.splitlines()[-2:] == [told, name]
+
+
+MANY_FAIL = """
+import pytest
+
+@pytest.mark.timed
+@pytest.mark.parametrize("n", range(11))
+def test_timed(n):
+    raise AssertionError
+"""
+
+
+def test_when_many_timed_tests_fail_they_do_not_run_again(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "test_it.py").write_text(MANY_FAIL)
+    done = run(tmp_path, "-c", OVERLAPPING.format(n_processes=2, is_quiet=True))
+    assert done.returncode == 1 and "== again" not in done.stdout and done.stdout.count("11 failed") == 1
 
 
 USES = """

@@ -40,7 +40,7 @@ from telephony_tts.transport.carrier_legs import ExotelLeg, PlivoLeg, SignalWire
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.freeswitch_leg import FreeSwitchLeg
 from telephony_tts.transport.genesys_leg import GenesysLeg
-from telephony_tts.transport.incoming import HttpSide, IncomingConnection
+from telephony_tts.transport.incoming import HttpSide, IncomingConnection, OnePerRound
 from telephony_tts.transport.jambonz_leg import JambonzLeg
 from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, VonageLeg, serve_media
 from telephony_tts.transport.registry import Registry
@@ -85,6 +85,7 @@ class Server:
         self._listener: WebSocketServer | None = None
         self._connections: WeakSet[CallConnection] = WeakSet()
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
+        self._begin_http = OnePerRound()
         self._drain_limit: asyncio.Timeout | None = None
         self._plivo_nonces: dict[str, None] = {}
         """The nonces of Plivo's last handshakes: one of them again is a replay."""
@@ -163,7 +164,7 @@ class Server:
         if self.http is None:
             return self._websocket(*args, **kwargs)
         websocket = partial(self._websocket, *args, **kwargs)
-        incoming = IncomingConnection(websocket, self.http, _OPEN_TIMEOUT_S, protocol=args[0])
+        incoming = IncomingConnection(websocket, self.http, self._begin_http, _OPEN_TIMEOUT_S, protocol=args[0])
         self._incoming.add(incoming)
         return incoming
 

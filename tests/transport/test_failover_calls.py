@@ -25,6 +25,8 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport.call import Call
 from telephony_tts.wire import messages as m
 
+pytestmark = pytest.mark.slow
+
 TEXT = "abc defg hij klmno pqr stuv wxyz"
 
 

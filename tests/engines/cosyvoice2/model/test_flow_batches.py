@@ -258,6 +258,7 @@ class Recorder:
         return counted
 
 
+@pytest.mark.slow
 def test_recorded_steps_equal_steps_that_are_not_recorded(
     pretence: Pretence, wanted: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
