@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from telephony_tts import app, config, offline
@@ -69,7 +70,7 @@ def examine(config_path: str | None, overrides: Mapping[str, object]) -> int:
     line(state, what, detail)
     failed = failed or (state == "broken" and settings.barge_in.enabled)
     try:
-        catalog = app.build_catalog(settings)
+        catalog = app.build_catalog(_without_phrases(settings))
         spoken_s = asyncio.run(_try_speech(catalog, app.session_settings(settings)))
         line("ok", "speech", f"{spoken_s:.1f} s of test speech from {catalog.engines[0].name}")
     except TelephonyTTSError as error:
@@ -94,7 +95,10 @@ def _server(settings: config.Config) -> tuple[str, str, str]:
 
 
 def _folders(settings: config.Config) -> Iterator[tuple[str, str, str]]:
-    """Whether the configured folders are there and can be used. Nothing is made: `serve` may run as another user."""
+    """Whether the configured folders are there and can be used. Nothing is made: `serve` may run as another user.
+
+    The configuration itself refuses a `sounds.folder` that is not there.
+    """
     for what, folder, is_used, mode in (
         ("phrases.folder", settings.phrases.folder, settings.phrases.enabled, os.R_OK | os.W_OK | os.X_OK),
         ("recordings.folder", settings.recordings.folder, settings.recordings.is_on, os.R_OK | os.W_OK | os.X_OK),
@@ -105,10 +109,15 @@ def _folders(settings: config.Config) -> Iterator[tuple[str, str, str]]:
         if os.path.isdir(folder):
             usable = os.access(folder, mode)
             yield ("ok", what, folder) if usable else ("broken", what, f"{folder}: this user may not use it")
-        elif os.path.exists(folder) or not mode & os.W_OK:
-            yield "broken", what, f"{folder}: there is no such folder"
+        elif os.path.exists(folder):
+            yield "broken", what, f"{folder} is not a folder"
         else:
             yield "missing", what, f"{folder}: serve makes it"
+
+
+def _without_phrases(settings: config.Config) -> config.Config:
+    """The test speech is not kept, so that no folder is made."""
+    return replace(settings, phrases=replace(settings.phrases, enabled=False))
 
 
 def _gpus(device: str) -> Iterator[tuple[str, str, str]]:

@@ -23,6 +23,11 @@ def tones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "installed", lambda engine: False)
 
 
+def line_of(capsys: pytest.CaptureFixture[str], part: str) -> str:
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == part]
+    return " ".join(line.split())
+
+
 def told(capsys: pytest.CaptureFixture[str]) -> str:
     """The line about the network."""
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "barge-in by voice" in line]
@@ -73,3 +78,54 @@ def test_the_detector_of_languages_is_listed_with_its_extra(
     monkeypatch.setattr(importlib.metadata, "version", without)
     line = line_of_detector()
     assert line.startswith("missing ") and "German" in line and "pip install -e '.[lang]'" in line
+
+
+# ------------------------------------------------------------ folders and small extras
+
+
+@pytest.mark.parametrize(
+    ("part", "flags"), [("phrases.folder", ["--set", "phrases.enabled=true"]), ("recordings.folder", [])]
+)
+def test_a_folder_that_is_missing_or_a_file(
+    part: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`serve` makes its folders, but not where a file is in the way. The doctor only looks."""
+
+    def examined(folder: Path) -> tuple[int, str]:
+        status = main([*FLAGS, f"{part}={folder}", *flags])
+        return status, line_of(capsys, part)
+
+    folder = tmp_path / "kept"
+    assert examined(folder) == (0, f"missing {part} {folder}: serve makes it")
+    assert not folder.exists(), "the doctor makes nothing"
+    folder.mkdir()
+    assert examined(folder) == (0, f"ok {part} {folder}")
+    assert not list(folder.iterdir())
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    assert examined(in_the_way) == (1, f"broken {part} {in_the_way} is not a folder")
+
+
+@pytest.mark.parametrize(
+    ("package", "use", "extra"),
+    [
+        ("diskcache", "phrases kept on disk", "phrases"),
+        ("google-re2", "patterns in lexicons", "lexicon"),
+        ("pypinyin", "polyphones: true in lexicons", "pinyin"),
+        ("av", "mp3, opus", "formats"),
+    ],
+)
+def test_a_small_extra_is_named_with_its_use(
+    package: str, use: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name == package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    assert main([*FLAGS, "speech.speed=1.0"]) == 0, "a server starts without it"
+    line = line_of(capsys, package)
+    assert line.startswith("missing ") and use in line and line.endswith(f"pip install -e '.[{extra}]' in the checkout")

@@ -22,6 +22,7 @@ from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.errors import AudioError, SoundError
 from telephony_tts.transport.settings import SoundSettings
 
+_MB = 1_000_000
 _N_THREADS = 4
 """One slow file must not hold up the sounds of other calls."""
 _MOST_WAITING = 256
@@ -119,7 +120,7 @@ class SoundStore:
         if version[3] < 0:
             return version, INCLUDED[name]()
         try:
-            return version, read_sound(version[0], self._settings.max_s, self._settings.max_mb << 20)
+            return version, read_sound(version[0], self._settings.max_s, self._settings.max_mb * _MB)
         except AudioError as error:
             raise SoundError(f"sound {name!r} cannot be played: {error.message}") from error
         except FileNotFoundError as error:
@@ -174,7 +175,7 @@ class SoundStore:
             replaced = self._kept.pop(key, None)
             self._n_kept_bytes += sound.pcm.nbytes - (replaced.pcm.nbytes if replaced else 0)
             self._kept[key] = sound
-            while self._n_kept_bytes > self._settings.memory_mb << 20 and len(self._kept) > 1:
+            while self._n_kept_bytes > self._settings.memory_mb * _MB and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
                 self._n_kept_bytes -= oldest.pcm.nbytes
 

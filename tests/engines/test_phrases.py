@@ -236,7 +236,7 @@ def records(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).rglob("*.val"))
 
 
-@pytest.mark.parametrize("fault", ["truncated", "garbage", "other version", "gone", "pickled"])
+@pytest.mark.parametrize("fault", ["truncated", "garbage", "other version", "gone", "pickled", "marked as text"])
 def test_a_damaged_phrase_is_removed_and_made_again(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,6 +253,10 @@ def test_a_damaged_phrase_is_removed_and_made_again(
 
             with diskcache.Cache(str(tmp_path / FOLDER)) as raw:
                 raw.set(key, {"evil": [1]})
+        if fault == "marked as text":
+            with sqlite3.connect(tmp_path / FOLDER / "cache.db") as index:
+                index.execute("UPDATE Cache SET mode = 3")  # diskcache.core.MODE_TEXT
+            index.close()
         for path in records(tmp_path):
             data = path.read_bytes()
             if fault == "truncated":

@@ -63,13 +63,19 @@ def test_a_failure_is_kept_and_reported_to_each_call(error: Exception) -> None:
     run(main)
 
 
-def test_a_server_that_is_to_listen_and_cannot_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("barge_in.enabled", True), ("caller.silent_ms", 5000), ("caller.answering_machine", True)],
+)
+def test_a_server_that_is_to_listen_and_cannot_does_not_start(
+    setting: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make() -> VoiceModel:
         raise AudioError("the voice model cannot be loaded (gone)")
 
     monkeypatch.setattr(app, "VOICE_MODEL", VoiceModelSource(make))
-    listening = {"barge_in.enabled": True, "engines.default": "fake", "server.port": 0}
-    with pytest.raises(ConfigError, match=r"barge_in\.enabled: .*\(gone\)"):
+    listening = {setting: value, "engines.default": "fake", "server.port": 0}
+    with pytest.raises(ConfigError, match=rf"{setting}: .*\(gone\)"):
         asyncio.run(app.serve(config.load(None, listening, environ={})))
 
 

@@ -1,0 +1,74 @@
+"""The composition root: what it closes, and what it keeps up, when a part fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from clean_run import until
+
+from telephony_tts import app, config
+from telephony_tts.engines.catalog import Catalog
+from telephony_tts.lexicon_files import LexiconFiles
+from telephony_tts.recording.live import Recordings
+
+pytestmark = pytest.mark.slow
+
+
+def test_recordings_are_closed_although_an_engine_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    async def cannot_close(catalog: Catalog) -> None:
+        closed.append("engines")
+        raise RuntimeError("the engine hangs")
+
+    close_recordings = Recordings.close
+
+    async def close(recordings: Recordings) -> None:
+        closed.append("recordings")
+        await close_recordings(recordings)
+
+    monkeypatch.setattr(app, "installed", lambda engine: False)
+    monkeypatch.setattr(Catalog, "close", cannot_close)
+    monkeypatch.setattr(Recordings, "close", close)
+    flags = {"engines.default": "fake", "server.port": 0, "recordings.folder": str(tmp_path / "kept")}
+    settings = config.load(None, flags, environ={})
+
+    def stop(served: app.Served) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(RuntimeError, match="the engine hangs"):
+        asyncio.run(asyncio.wait_for(app.serve(settings, stop), 20))
+    assert closed == ["engines", "recordings"]
+
+
+def test_lexicons_are_checked_again_after_a_check_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "brands.yaml"
+    file.write_text("SQL: sequel\n")
+    lexicons = LexiconFiles({"brands": str(file)})
+    reload = LexiconFiles.reload
+    n_checks = 0
+
+    def fails_first(files: LexiconFiles) -> None:
+        nonlocal n_checks
+        n_checks += 1
+        if n_checks == 1:
+            raise MemoryError("no memory for a moment")
+        reload(files)
+
+    monkeypatch.setattr(LexiconFiles, "reload", fails_first)
+
+    async def main() -> None:
+        watch = asyncio.create_task(app._watch_lexicons(lexicons, 0.01))
+        file.write_text("SQL: sequel\nGIF: jif\n")
+        await until(lambda: lexicons.shelf["brands"].n_entries == 2, "the file is read again")
+        assert not watch.done()
+        watch.cancel()
+
+    asyncio.run(main())
+    assert "lexicons_not_checked" in caplog.text
