@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 RUN = ("bench", "engine", "--random", "tiny", "--seconds", "1")
 FIGURES = (
-    "first_audio_ms_p50", "first_audio_ms_p95", "first_audio_ms_p99", "rtf", "audio_seconds_per_second", "c100",
+    "first_audio_ms_p50", "first_audio_ms_p95", "first_audio_ms_p99", "rtf", "audio_seconds_per_second",
 )  # fmt: skip
 
 
@@ -100,6 +100,8 @@ def test_the_result_has_its_documented_shape(done: tuple[Any, Path]) -> None:
         assert (row["first_gap_ms_max"] > 0) == bool(row["underruns"])
         assert row["audio_s"] == pytest.approx(1.6 * row["turns"]), "a turn is 1.6 s, the shortest speech above 1 s"
         assert all(row[name] > 0 for name in FIGURES), row
+        # On a busy machine each turn may have a long gap, so c100 is judged by the longest gap beside it.
+        assert 0 <= row["c100"] <= 1 and (row["c100"] == 1) == ((row["underrun_ms_max"] or 0) <= 100), row
         assert "left_in_engine" not in row and "interrupted" not in row
     assert not re.search(r"/(home|root|tmp|work|usr)/", json.dumps(document))
 
