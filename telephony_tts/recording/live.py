@@ -18,7 +18,7 @@ from telephony_tts.wire.messages import FromBot, FromMedia, RecordingChanged, To
 
 TAIL_S = 3
 """The last seconds are kept back: a peer may still report that it plays them later."""
-_PERIOD_S = 1.0
+_PERIOD_S = 2.0
 _STOP_WITHIN_S = 10.0
 _MB = 1_000_000
 _FAILURES = (DISK_FULL, WRITE_FAILED)

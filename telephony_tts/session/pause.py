@@ -93,7 +93,7 @@ class SpeechPause:
 
     def poll(self, now_ns: int) -> tuple[str, int | None]:
         """What a pause by voice comes to: "resume", "interrupt" or "" (wait), and when to ask again."""
-        if not self.is_on or self._reason != "barge_in":
+        if self._reason != "barge_in":
             return "", None
         settings, caller = self.settings, self._caller
         if caller.is_speaking:

@@ -193,7 +193,7 @@ class Sender:
                     turn.in_gap = False
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
-                self._remember(turn, payload)
+                turn.recent.append(payload)
                 if turn.fades_in:
                     turn.fades_in = False
                     payload = encoder.faded_in(payload)
@@ -266,15 +266,6 @@ class Sender:
                 return True
         turn.in_gap = True
         return False
-
-    def _remember(self, turn: Turn, payload: bytes) -> None:
-        """Keep the frames that the peer may not have played, because a clear of an earlier turn makes the peer drop
-        them, and those that may be repeated after a pause. A peer that keeps turns apart drops none."""
-        if turn.settings.separate_turns:
-            return
-        turn.recent.append(payload)
-        if len(turn.recent) > turn.n_kept_frames:
-            turn.recent.popleft()
 
     def dropped(self, kept: list[Turn], now_ns: int) -> None:
         """Turns were cleared whose frames the peer keeps apart from those of the turns `kept`."""

@@ -561,6 +561,8 @@ class Session:
 
     def _poll_pause(self, now_ns: int) -> int | None:
         """End a pause by the caller's voice, if it is time. Returns when to look again."""
+        if not self._pause.is_on:
+            return None
         outcome, at_ns = self._pause.poll(now_ns)
         if outcome == "resume":
             self._pause.end()

@@ -145,7 +145,8 @@ class Turn:
         self.heard_samples = 0
         """Heard before the peer lost its place, or before a pause. We never report less, though some audio may be heard
         again."""
-        self.recent: deque[bytes] = deque()
+        self.recent: deque[bytes] = deque(maxlen=self._n_kept_frames)
+        """The frames that were sent last."""
         self.again: deque[bytes] = deque()
         """Frames to send again, because a pause or a clear of an earlier turn emptied the peer's buffer."""
         self.fades_in = False
@@ -239,6 +240,7 @@ class Turn:
         """Do not pace the rest of the turn."""
         self.is_hurried = True
         self.playout.hurry()
+        self.recent = deque(self.recent, maxlen=self._n_kept_frames)
 
     def flush(self) -> None:
         """Speak the text received so far without waiting for the end of its sentence."""
@@ -503,6 +505,7 @@ class Turn:
         """Synthesise the whole turn again, with `settings`. None of it was sent, and its utterance was cancelled."""
         self.settings = settings
         self.encoder, self.playout = outlet(settings)
+        self.recent = deque(maxlen=self._n_kept_frames)
         self._n_beginnings += 1  # late audio of the cancelled utterance must not match the new one's id
         self.n_submitted = self.n_done = 0
         self._last_text = None
@@ -588,8 +591,12 @@ class Turn:
         self.marks.take_back(self.n_sent_samples)
 
     @property
-    def n_kept_frames(self) -> int:
-        """How many frames that were sent are kept."""
+    def _n_kept_frames(self) -> int:
+        """How many frames that were sent are kept: those that the peer may not have played, because a clear of an
+        earlier turn makes the peer drop them, and those that may be repeated after a pause. A peer that keeps turns
+        apart drops none."""
+        if self.settings.separate_turns:
+            return 0
         return (self.playout.lead_ns + STEP_BACK_NS) // self.playout.ptime_ns + 1
 
     @property

@@ -80,6 +80,7 @@ class Caller:
         """Whether the caller's voice interrupts, and the bot is told of it."""
         self.machine = AnsweringMachine(settings.caller.answering_machine, out)
         self.silence = CallerSilence(settings.caller.silent_ms if find_model is not None else 0, out)
+        self._note_listens()
         self._media: tuple[str, int] | None = None
         """The codec and the rate of the caller's audio, once there is a media leg."""
         self._spoken = ("ulaw", RATE_HZ)
@@ -111,10 +112,9 @@ class Caller:
 
     # ------------------------------------------------------------- settings
 
-    @property
-    def listens(self) -> bool:
-        """Whether the caller's audio is needed."""
-        return self.is_on or self.silence.after_ms > 0 or self.machine.is_on
+    def _note_listens(self) -> None:
+        self.listens = self.is_on or self.silence.after_ms > 0 or self.machine.is_on
+        """Whether the caller's audio is needed. Kept, because every frame asks for it."""
 
     def configure(self, message: Configure, now_ns: int) -> None:
         """Take the settings of barge-in and of the caller's silence from the message."""
@@ -132,6 +132,7 @@ class Caller:
             else:
                 self._start_listening()
                 self.is_on = True
+                self._note_listens()
                 self._spurt.is_speaking = False  # the bot was not told of speech that goes on
         if message.caller_silent_ms is not None:
             if message.caller_silent_ms and self._why_deaf:
@@ -146,6 +147,7 @@ class Caller:
         if message.answering_machine == "on" and not self.machine.is_on:
             self._start_listening()
             self.machine = AnsweringMachine(True, self._out)
+            self._note_listens()
         elif message.answering_machine == "off":
             self.machine.is_on = False
             self._stop_listening_if_off()
@@ -179,6 +181,7 @@ class Caller:
         self._stop_listening_if_off()
 
     def _stop_listening_if_off(self) -> None:
+        self._note_listens()
         if not self.listens:
             self._spurt.is_speaking = False
             self._activity = None
@@ -378,6 +381,8 @@ class Caller:
     def poll(self, turns: list[Turn], now_ns: int) -> int | None:
         """Do what is due by the clock: a peer may send nothing during silence. `turns` are those of the session.
         Returns when to ask again."""
+        if not self.listens:
+            return None
         wakes = [at_ns for at_ns in (self._poll_silence(turns, now_ns), self._end_beep(now_ns)) if at_ns is not None]
         return min(wakes, default=None)
 
