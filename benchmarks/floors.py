@@ -49,6 +49,8 @@ from telephony_tts.engines.cosyvoice2.model.config import (
 )
 from telephony_tts.engines.cosyvoice2.model.flow.int8_pages import Int8Pass
 from telephony_tts.engines.cosyvoice2.model.linear import Int8Linear, Linear
+from telephony_tts.engines.cosyvoice2.model.lm.int8_decoder import Int8Decoder
+from telephony_tts.engines.cosyvoice2.model.lm.weights import Int8Matrix
 from telephony_tts.engines.cosyvoice2.profile import FAST
 from telephony_tts.engines.cosyvoice2.settings import INT8, MIXED, Precision
 
@@ -228,12 +230,19 @@ def _kernels_seen(
     def windows(of: Int8Linear, x: Tensor, n_steps: int) -> None:
         on_map(of, x.shape[0] * (x.shape[1] - n_steps + 1))
 
+    def layers(of: Int8Decoder, x: Tensor, *_: object) -> None:
+        for layer, _bias in of._kept:
+            for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                assert isinstance(matrix, Int8Matrix)
+                on_map(matrix.linear, x.shape[0])
+
     def attention(run: Int8Pass, _: int, qkv: Tensor, *__: object) -> None:
         on_attention(run, qkv)
 
     with (
         _replaced(Int8Linear, "__call__", timed("maps", rows)),
         _replaced(Int8Linear, "of_windows", timed("maps", windows)),
+        _replaced(Int8Decoder, "__call__", timed("maps", layers)),
         _replaced(Int8Pass, "attend", timed("attention", attention)),
     ):
         yield

@@ -113,6 +113,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert all(speed > 0 for speed in results["speeds"].values())
         assert set(results["stages"]) == {"prompt", "language model", "flow", "vocoder"}
         assert all(0 < stage["floor_s"] < stage["measured_s"] for stage in results["stages"].values())
+        maps = {name: stage["giga_products"].get("int8 maps", 0) for name, stage in results["stages"].items()}
+        # 25 steps with one row each go through the same layers as the prompt's rows.
+        assert maps["prompt"] / 20 < maps["language model"] < maps["prompt"] * 20
     else:
         assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
 
