@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import os
 import signal
 import socket
@@ -63,7 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     catch_ignored_signals()
     if config.getoption("--only") == "quick":
+        find_fonts()
         sys.addaudithook(refuse_sockets_and_processes)
+
+
+def find_fonts() -> None:
+    """Where matplotlib was never used, its import starts a process that lists the fonts, which a quick test may not."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        importlib.import_module("matplotlib.font_manager")
 
 
 def refuse_sockets_and_processes(event: str, arguments: tuple[object, ...]) -> None:

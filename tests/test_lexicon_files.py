@@ -239,7 +239,9 @@ def test_a_server_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("SQL: sequel\n" + "[" * 200_000, "line 2: not YAML"),
-        ("[" * 200_000, "line 1: not YAML: nested too deeply"),
+        ("[" * 50 + "]" * 50, "line 1: not YAML: nested too deeply"),
+        # Newer versions of PyYAML's C parser have a limit of their own.
+        ("[" * 200_000, "line 1: not YAML: (nested too deeply|exceeded maximum nesting depth)"),
         ("options:\n  a: &a [x, x]\n  b: [*a, *a]\n", "line 3: not YAML: aliases"),
     ],
 )
