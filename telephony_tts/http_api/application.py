@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.http_api import openai_routes, responses
+from telephony_tts.http_api import openai_routes, responses, vendor_routes
 from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
 from telephony_tts.http_api.docs_page import docs_page
@@ -38,7 +38,8 @@ def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, 
         if not isinstance(error, ClientGone):
             why = error.message[:_LOGGED_CHARS]
             server.outside_log.info("refused", reason=error.code, path=path[:_LOGGED_CHARS], why=why)
-        return openai_routes.refusal(error) if openai_routes.owns(path) else responses.refusal(error)
+        told = openai_routes.refusal if openai_routes.owns(path) else vendor_routes.refusal(path)
+        return (told or responses.refusal)(error)
 
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
@@ -61,7 +62,10 @@ def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, 
         response.headers.update(error.headers or {})
         return response
 
-    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, voice_routes):
+    for routes in (
+        tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, vendor_routes.vendor_routes,
+        voice_routes,
+    ):  # fmt: skip
         app.include_router(routes(api))
     page = docs_page(app.openapi(), _SCHEMA_PATH)
 

@@ -18,9 +18,11 @@ from telephony_tts.http_api.custom_voice_routes import JambonzTts, VapiMessage
 from telephony_tts.http_api.docs_page import docs_page
 from telephony_tts.http_api.openai_routes import OpenAISpeech
 from telephony_tts.http_api.tts_routes import TtsRequest
+from telephony_tts.http_api.vendor_routes import CartesiaText, DeepgramText, ElevenLabsText
 from telephony_tts.transport.server import Server
 
-SPEAK = ("/tts/stream", "/v1/audio/speech", "/vapi/voice", "/jambonz/tts", *ROUTES)
+SPEAK = ("/tts/stream", "/v1/audio/speech", "/vapi/voice", "/jambonz/tts", "/v1/speak", "/tts/bytes",
+         "/v1/text-to-speech/{name}", "/v1/text-to-speech/{name}/stream", *ROUTES)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,9 @@ def test_the_fields_of_the_routes_of_cosyvoice(api: dict[str, Any], path: str) -
 
 @pytest.mark.parametrize(
     ("path", "model"),
-    [("/v1/audio/speech", OpenAISpeech), ("/vapi/voice", VapiMessage), ("/jambonz/tts", JambonzTts)],
-)
+    [("/v1/audio/speech", OpenAISpeech), ("/vapi/voice", VapiMessage), ("/jambonz/tts", JambonzTts),
+     ("/v1/speak", DeepgramText), ("/v1/text-to-speech/{name}/stream", ElevenLabsText), ("/tts/bytes", CartesiaText)],
+)  # fmt: skip
 def test_the_fields_of_routes_with_a_model(api: dict[str, Any], path: str, model: Any) -> None:
     (schema,) = bodies(api, path).values()
     assert list(schema["properties"]) == list(model.model_fields)

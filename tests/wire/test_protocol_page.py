@@ -56,7 +56,7 @@ _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
     "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
-_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices", "http-calls")
+_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices", "http-calls", "vendor-http")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
