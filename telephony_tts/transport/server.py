@@ -46,7 +46,15 @@ from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, Vo
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
-from telephony_tts.transport.vendor_leg import Vendor, keys_in, open_dialect, problem_of, serve_vendor, vendor_of
+from telephony_tts.transport.vendor_leg import (
+    MAX_MESSAGE_BYTES,
+    Vendor,
+    keys_in,
+    open_dialect,
+    problem_of,
+    serve_vendor,
+    vendor_of,
+)
 from telephony_tts.wire import plivo, telnyx, twilio, vonage
 from telephony_tts.wire.http_signature import SignatureVerifier
 from telephony_tts.wire.messages import Invalid
@@ -319,6 +327,7 @@ class Server:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
         connection.dialect = dialect
+        connection.protocol.max_message_size = max(MAX_MESSAGE_BYTES, self.settings.server.max_message_bytes)
         connection.lexicons = self.lexicons_for(request.path, request.headers)
         call = dialect.options.call
         refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)

@@ -44,6 +44,10 @@ from telephony_tts.wire.vendor import (
 _LOGGED_CHARS = 200
 _KEY_WITHIN_S = 10.0
 """How long a client whose handshake had no key may take to send one."""
+MAX_MESSAGE_BYTES = 1_310_720
+"""The longest message of these protocols, unless `server.max_message_bytes` is more. The longest text that one of them
+allows is 100,000 characters, and JSON may need 12 bytes for each. A text that is too long also has to arrive, because
+its refusal is the vendor's."""
 _MAX_TURN_CHARS = 200_000
 """These protocols have no limit of a turn that could be announced to their clients. Flow control is the socket's."""
 

@@ -353,7 +353,7 @@ def test_openais_voices_models_and_speed() -> None:
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "protocol"
 CURL = [
     line
-    for page in ("http", "openai", "cosyvoice", "custom-voices")
+    for page in ("http", "openai", "cosyvoice", "custom-voices", "vendor-http")
     for block in re.findall(r"^```sh curl\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
@@ -362,7 +362,7 @@ CURL = [
 def test_the_lines_for_curl_on_the_pages(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving() as rig:
-            assert len(CURL) == 13
+            assert len(CURL) == 16
             for line in CURL:
                 words = shlex.split(line.replace("127.0.0.1:8080", f"127.0.0.1:{rig.port}"))
                 curl = await asyncio.create_subprocess_exec(*words, "--noproxy", "*")
