@@ -110,6 +110,10 @@ class Session:
         self._intake.new_bot(self.settings)
         self._dirty = True
 
+    def bot_is_there(self, now_ns: int) -> None:
+        """The bot sent something that asks for nothing, such as a sign of life. The call is not idle."""
+        self._last_active_ns = now_ns
+
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Read turns that begin now with these lexicons of the server too. Names that it does not have say nothing."""
         self._intake.use_lexicons(names)

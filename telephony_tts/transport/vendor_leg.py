@@ -17,6 +17,7 @@ from websockets.datastructures import Headers
 from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
@@ -24,7 +25,7 @@ from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
-from telephony_tts.transport.stand_in import StandIn
+from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
 from telephony_tts.transport.stream_leg import new_call, ready
 from telephony_tts.wire import cartesia, dashscope, deepgram, deepgram_flux, elevenlabs, jambonz_tts
 from telephony_tts.wire import messages as m
@@ -44,6 +45,8 @@ from telephony_tts.wire.vendor import (
 _LOGGED_CHARS = 200
 _KEY_WITHIN_S = 10.0
 """How long a client whose handshake had no key may take to send one."""
+_REASSURE_S = 2.0
+"""So often a turn that waits behind another one gets some silence, if its client would otherwise ask for it again."""
 MAX_MESSAGE_BYTES = 1_310_720
 """The longest message of these protocols, unless `server.max_message_bytes` is more. The longest text that one of them
 allows is 100,000 characters, and JSON may need 12 bytes for each. A text that is too long also has to arrive, because
@@ -70,6 +73,8 @@ class Vendor:
     """A client may send its key in the first message."""
     turn_idle_s: int | None = None
     """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
+    repeats_silent_turns: bool = False
+    """A client asks again for a turn of which it has heard nothing for some seconds, on the same socket."""
 
 
 VENDORS = (
@@ -77,7 +82,7 @@ VENDORS = (
     Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), deepgram_flux.open_flux, deepgram.refuse, deepgram.OWN_VOICE),
     Vendor(
         "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
-        key_may_follow=True,
+        key_may_follow=True, repeats_silent_turns=True,
     ),
     Vendor(
         "cartesia", re.compile(r"/tts/websocket/?"), cartesia.open_contexts, cartesia.refuse, cartesia.OWN_VOICE
@@ -197,6 +202,7 @@ async def serve_vendor(
             call.expect("media", settings.limits.call_claim_s)
         await connection.left
     finally:
+        leg.close()
         reason = f"closed with {connection.protocol.close_code or 'no code'}"
         call.bot_left(leg, reason, back_within_s=settings.vendors.rejoin_s if joins else 0)
 
@@ -250,6 +256,8 @@ class VendorLeg:
         self._turn = ""
         """The turn of `_frames`."""
         self._stand_in = StandIn(self._send_silence)
+        self._waiting: dict[str, asyncio.TimerHandle] = {}
+        """For each turn that has had no audio: when it is to get some silence."""
         self._alignments: dict[str, Alignment] = {}
         self._n_samples: dict[str, int] = {}
         self._encoders: dict[str, StreamEncoder] = {}
@@ -373,6 +381,7 @@ class VendorLeg:
 
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
+        self._call.session.bot_is_there(monotonic_ns())  # many of these protocols have signs of life
         self._take(self._dialect.decode(payload, is_text))
 
     def _take(self, steps: Iterable[Step]) -> None:
@@ -395,6 +404,33 @@ class VendorLeg:
                     self._configure(step)
                 case _:
                     self._call.receive(step)
+                    if self._joined and self._vendor.repeats_silent_turns and isinstance(step, m.Text):
+                        self._reassure_later(step.turn)
+
+    def _reassure_later(self, turn: str | None) -> None:
+        if turn is not None and turn not in self._waiting and turn not in self._n_samples:
+            loop = asyncio.get_running_loop()
+            self._waiting[turn] = loop.call_later(_REASSURE_S, self._reassure, turn)
+
+    def _reassure(self, turn: str) -> None:
+        """A turn still waits behind another one of the call. The client gets a little silence for it."""
+        del self._waiting[turn]
+        if turn in self._n_samples or all(each.id != turn for each in self._call.session.turns):
+            return  # it is being spoken, or is over
+        options = self._dialect.options
+        n_samples = FRAMES_AT_ONCE * self._call.session.settings.ptime_ms * options.rate_hz // 1000
+        payload = CODECS[options.codec].silence * n_samples
+        if options.container:
+            payload = self._encoded(turn, payload, is_whole=False)
+        if payload:
+            self._send(self._dialect.audio(turn, payload, None))
+        self._reassure_later(turn)
+
+    def close(self) -> None:
+        """The socket is gone."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
 
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
