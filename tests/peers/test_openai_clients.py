@@ -190,7 +190,7 @@ def test_livekit(encoding: str) -> None:
 
 
 def test_livekit_with_opus() -> None:
-    """Its decoder reads Ogg with the least delay, and so loses the first packet of 20 ms, however the stream is cut into
+    """Its decoder reads Ogg with the least delay, and so loses the first packet of 20 ms, however the stream is cut in
     pages. Other decoders have all of it (test_the_sdk_gets_every_format)."""
 
     async def main() -> None:
