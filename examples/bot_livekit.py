@@ -4,7 +4,7 @@
     make run                                  # the server, in another terminal
     python examples/bot_livekit.py            # writes the speech to speech.wav
 
-With --call CA1 the speech goes to the carrier's leg of that call, and the agent gets no audio.
+With --call CA1 the speech goes to the carrier's leg of that call, and the agent gets silence of the same length.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     make run                                  # the server, in another terminal
     python examples/bot_pipecat.py            # writes what the pipeline got to speech.wav
 
-With --call CA1 the speech goes to the carrier's leg of that call, and the pipeline gets no audio.
+With --call CA1 the speech goes to the carrier's leg of that call, and the pipeline gets silence of the same length.
 """
 
 import argparse

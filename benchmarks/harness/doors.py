@@ -22,6 +22,7 @@ _SHORT = "Yes, one moment, please."
 _SHORT_S = 1.5
 _LONG = " ".join("x" * 9 for _ in range(60))
 _TURN_TIMEOUT_S = 30.0
+_SILENT_S = 0.1
 _SETTLE_S = 0.02
 """The server accepts a connection within this time."""
 
@@ -195,6 +196,31 @@ class DashScopeDoor(DoorPeer):
             self.on_stopped(at_ns)
 
 
+class JambonzDoor(DoorPeer):
+    """jambonz gets nothing at the end of a turn, so a turn has ended when no audio came for `_SILENT_S`."""
+
+    path = "/jambonz/tts?sampleRate=8000"
+    bytes_per_s = 16_000
+    acknowledges = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._silent: asyncio.TimerHandle | None = None
+
+    def say(self, text: str) -> None:
+        self.send({"type": "stream", "text": text})
+        self.send({"type": "flush"})
+
+    def interrupt(self) -> None:
+        self.send({"type": "clear"})
+
+    def on_binary(self, payload: bytes, at_ns: int) -> None:
+        super().on_binary(payload, at_ns)
+        if self._silent is not None:
+            self._silent.cancel()
+        self._silent = asyncio.get_running_loop().call_later(_SILENT_S, self.on_end, at_ns)
+
+
 DOORS: dict[str, type[DoorPeer]] = {
     "native": NativeDoor,
     "deepgram": DeepgramDoor,
@@ -202,6 +228,7 @@ DOORS: dict[str, type[DoorPeer]] = {
     "elevenlabs": ElevenLabsDoor,
     "cartesia": CartesiaDoor,
     "dashscope": DashScopeDoor,
+    "jambonz": JambonzDoor,
 }
 HTTP_DOORS = ("http", "openai")
 

@@ -7,14 +7,15 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from telephony_tts.errors import TelephonyTTSError
-from telephony_tts.http_api import openai_routes, responses
+from telephony_tts.http_api import openai_routes, responses, vendor_routes
 from telephony_tts.http_api.cosyvoice_routes import cosyvoice_routes
 from telephony_tts.http_api.custom_voice_routes import custom_voice_routes
+from telephony_tts.http_api.docs_page import docs_page
 from telephony_tts.http_api.gate import Gate
 from telephony_tts.http_api.responses import BadRequest, ClientGone, HttpApi
 from telephony_tts.http_api.tts_routes import tts_routes
@@ -22,13 +23,14 @@ from telephony_tts.http_api.voice_routes import voice_routes
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
 
+_DOCS_PATH, _SCHEMA_PATH = "/docs", "/openapi.json"
 _LOGGED_CHARS = 200
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, tuple[str, ...]]:
     """The ASGI application of `server`, and the paths that belong to it, each with all that lies below."""
-    app = FastAPI(title="Telephony TTS", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Telephony TTS", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.version = version("telephony-tts")
     api = HttpApi(server, voices)
 
@@ -36,7 +38,8 @@ def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, 
         if not isinstance(error, ClientGone):
             why = error.message[:_LOGGED_CHARS]
             server.outside_log.info("refused", reason=error.code, path=path[:_LOGGED_CHARS], why=why)
-        return openai_routes.refusal(error) if openai_routes.owns(path) else responses.refusal(error)
+        told = openai_routes.refusal if openai_routes.owns(path) else vendor_routes.refusal(path)
+        return (told or responses.refusal)(error)
 
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of clients' mistakes
 
@@ -59,7 +62,16 @@ def application(server: Server, voices: Voices | None = None) -> tuple[ASGIApp, 
         response.headers.update(error.headers or {})
         return response
 
-    for routes in (tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, voice_routes):
+    for routes in (
+        tts_routes, openai_routes.openai_routes, cosyvoice_routes, custom_voice_routes, vendor_routes.vendor_routes,
+        voice_routes,
+    ):  # fmt: skip
         app.include_router(routes(api))
-    paths = [*app.openapi()["paths"], app.docs_url, app.openapi_url]
-    return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths if path})
+    page = docs_page(app.openapi(), _SCHEMA_PATH)
+
+    @app.get(_DOCS_PATH, include_in_schema=False)
+    async def _docs() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    paths = [*app.openapi()["paths"], _DOCS_PATH, _SCHEMA_PATH]
+    return Gate(app, server, refuse), tuple({path.partition("{")[0].rstrip("/") for path in paths})

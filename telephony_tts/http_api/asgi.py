@@ -25,6 +25,7 @@ from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.incoming import TakeBack
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES
 from telephony_tts.transport.server import Server
+from telephony_tts.transport.vendor_leg import split_call
 
 _CLOSE_S = 5.0
 
@@ -51,6 +52,7 @@ class HttpServer:
         self._state.default_headers = self._config.encoded_headers
 
     def owns(self, path: str) -> bool:
+        _, path = split_call(path)
         return any(path == fixed or path.startswith(fixed + "/") for fixed in self._paths)
 
     def connection(self, take_back: TakeBack) -> asyncio.Protocol:

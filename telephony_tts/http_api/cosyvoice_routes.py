@@ -2,63 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from telephony_tts.http_api.api_schema import AUDIO, form
 from telephony_tts.http_api.responses import BadRequest, HttpApi
-from telephony_tts.http_api.speech import SpeechRequest
+from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.tts_routes import read_body
 
 _RATE_HZ = 24_000
 """What CosyVoice2 speaks. Upstream sends its model's rate without naming it."""
 
+_RECORDING = "prompt_wav"
+_MEANINGS = {
+    "tts_text": "what is spoken",
+    "spk_id": "a voice, or `default`",
+    "prompt_text": "the words of the recording",
+    "instruct_text": "how to speak",
+    _RECORDING: "3 to 30 s of speech: the voice is that of this recording",
+}
+ROUTES = {
+    "/inference_sft": (("tts_text", "spk_id"), "A stored voice."),
+    "/inference_zero_shot": (("tts_text", "prompt_text", _RECORDING), "The voice of a recording."),
+    "/inference_cross_lingual": (("tts_text", _RECORDING), "The voice of a recording, without its words."),
+    "/inference_instruct": (("tts_text", "spk_id", "instruct_text"), "A stored voice with an instruction."),
+    "/inference_instruct2": (
+        ("tts_text", "instruct_text", _RECORDING), "The voice of a recording with an instruction.",
+    ),
+}  # fmt: skip
+"""The fields of each path, all of which must be there, and what it does."""
+
 
 def cosyvoice_routes(api: HttpApi) -> APIRouter:
-    router = APIRouter(tags=["CosyVoice"])  # upstream's own client sends GET with a body
+    router = APIRouter(tags=["CosyVoice"])
 
-    async def speak(request: Request, *fields: str, recording: bool = False) -> Response:
-        values, audio = await read_body(request, "prompt_wav")
-        missing = [name for name in ("tts_text", *fields) if not values.get(name)]
-        if recording and audio is None:
-            missing.append("prompt_wav")
+    async def speak(request: Request, fields: tuple[str, ...]) -> Response:
+        values, recording = await read_body(request, _RECORDING)
+        missing = [name for name in fields if name != _RECORDING and not values.get(name)]
+        if _RECORDING in fields and recording is None:
+            missing.append(_RECORDING)
         if missing:
             raise BadRequest(f"missing form fields: {', '.join(missing)}")
-        voice = api.voice(values.get("spk_id")) if "spk_id" in fields else None
+        given = {name: values.get(name) for name in fields}
+        voice = api.voice(given.get("spk_id"))
         text = api.text(values["tts_text"])
-        if recording:
-            assert audio is not None
-            voice = await api.prompt(audio, values.get("prompt_text", "") if "prompt_text" in fields else "")
-        speech = SpeechRequest(text, voice, instruct=values.get("instruct_text") if "instruct_text" in fields else None)
+        if _RECORDING in fields:
+            assert recording is not None
+            voice = await api.prompt(recording, given.get("prompt_text") or "")
+        speech = SpeechRequest(text, voice, instruct=given.get("instruct_text"))
         return api.speak(speech, "pcm", _RATE_HZ, "application/octet-stream")
 
-    @router.get("/inference_sft", response_class=Response, include_in_schema=False)
-    @router.post("/inference_sft", response_class=Response)
-    async def inference_sft(request: Request) -> Response:
-        """A stored voice: `tts_text`, `spk_id`."""
-        return await speak(request, "spk_id")
+    def route(fields: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
+        async def speak_form(request: Request) -> Response:
+            return await speak(request, fields)
 
-    @router.get("/inference_zero_shot", response_class=Response, include_in_schema=False)
-    @router.post("/inference_zero_shot", response_class=Response)
-    async def inference_zero_shot(request: Request) -> Response:
-        """The voice of a recording: `tts_text`, `prompt_text`, `prompt_wav`."""
-        return await speak(request, "prompt_text", recording=True)
+        return speak_form
 
-    @router.get("/inference_cross_lingual", response_class=Response, include_in_schema=False)
-    @router.post("/inference_cross_lingual", response_class=Response)
-    async def inference_cross_lingual(request: Request) -> Response:
-        """The voice of a recording without its words: `tts_text`, `prompt_wav`."""
-        return await speak(request, recording=True)
-
-    @router.get("/inference_instruct", response_class=Response, include_in_schema=False)
-    @router.post("/inference_instruct", response_class=Response)
-    async def inference_instruct(request: Request) -> Response:
-        """A stored voice with an instruction: `tts_text`, `spk_id`, `instruct_text`."""
-        return await speak(request, "spk_id", "instruct_text")
-
-    @router.get("/inference_instruct2", response_class=Response, include_in_schema=False)
-    @router.post("/inference_instruct2", response_class=Response)
-    async def inference_instruct2(request: Request) -> Response:
-        """The voice of a recording with an instruction: `tts_text`, `instruct_text`, `prompt_wav`."""
-        return await speak(request, "instruct_text", recording=True)
-
+    for path, (fields, summary) in ROUTES.items():
+        texts = {name: _MEANINGS[name] for name in fields if name != _RECORDING}
+        files = {name: _MEANINGS[name] for name in fields if name == _RECORDING}
+        router.add_api_route(
+            path, route(fields), methods=["POST"], response_class=Response, responses=AUDIO, name=path[1:],
+            summary=summary, openapi_extra=form(texts, files),
+        )  # fmt: skip
+        # Upstream's own client sends GET with a form as its body, which OpenAPI cannot describe.
+        router.add_api_route(path, route(fields), methods=["GET"], response_class=Response, include_in_schema=False)
     return router

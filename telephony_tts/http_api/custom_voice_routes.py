@@ -9,8 +9,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from telephony_tts.audio.containers import rates_of
+from telephony_tts.http_api.api_schema import AUDIO, JOINS_CALL
 from telephony_tts.http_api.responses import BadRequest, HttpApi
-from telephony_tts.http_api.speech import SpeechRequest
+from telephony_tts.http_api.speech_request import SpeechRequest
 
 
 class VoiceRequest(BaseModel):
@@ -40,7 +41,7 @@ class JambonzTts(BaseModel):
 def custom_voice_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["custom voices"])
 
-    @router.post("/vapi/voice", response_class=Response)
+    @router.post("/vapi/voice", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
     async def vapi_voice(wanted: VapiMessage) -> Response:
         """Vapi: raw 16-bit PCM at the rate that the request names."""
         message = wanted.message
@@ -51,7 +52,7 @@ def custom_voice_routes(api: HttpApi) -> APIRouter:
         speech = SpeechRequest(api.text(message.text), api.voice(message.voiceId))
         return api.speak(speech, "pcm", message.sampleRate, "audio/raw")
 
-    @router.post("/jambonz/tts", response_class=Response)
+    @router.post("/jambonz/tts", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
     async def jambonz_tts(wanted: JambonzTts) -> Response:
         """jambonz: 16-bit PCM at 8 kHz, the rate of its calls. A text that begins with <speak> is SSML."""
         speech = SpeechRequest(api.text(wanted.text), api.voice(wanted.voice), wanted.language)

@@ -1,4 +1,5 @@
-"""What every HTTP request passes first: the page it comes from, its key, and its body's size and speed.
+"""What every HTTP request passes first: the call it joins, the page it comes from, its key, and its body's size and
+speed.
 
 A request that is refused here has its body unread. So nobody without a key makes the server store one.
 """
@@ -9,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from urllib.parse import unquote
 
 from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +20,8 @@ from telephony_tts import metrics
 from telephony_tts.errors import Busy, TelephonyTTSError
 from telephony_tts.http_api.responses import BadRequest, NotAllowed
 from telephony_tts.transport.server import Server
+from telephony_tts.transport.vendor_leg import split_call
+from telephony_tts.wire.vendor import query_of
 
 BODY_PIECE_S = 20.0
 """The longest time between two pieces of a body."""
@@ -33,7 +37,7 @@ _OPTIONS_BYTES = 65_536
 """Room for all that a body without a file has beside its text."""
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 """Other charsets than UTF-8 can take Python far longer than their size suggests."""
-_OPEN = ("/docs", "/docs/oauth2-redirect", "/openapi.json")
+_OPEN = ("/docs", "/openapi.json")
 """The description of the API, which is the same for every server."""
 
 
@@ -62,6 +66,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         held = bytearray()
+        scope = _without_call(scope)
         try:
             try:
                 is_open = scope["path"] in _OPEN
@@ -138,6 +143,16 @@ class Gate:
                 raise Busy("too many large bodies come at the same time", retry_after_ms=2_000)
             if not message.get("more_body", False):
                 return True
+
+
+def _without_call(scope: Scope) -> Scope:
+    """The request without `/calls/NAME` before its path. `state` has the call that it joins, which may also be in the
+    query, or None."""
+    target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("ascii")
+    call, rest = split_call(target)
+    state = {**scope["state"], "call": query_of(target).get("call") if call is None else call}
+    raw_path = rest.partition("?")[0]
+    return {**scope, "raw_path": raw_path.encode("ascii"), "path": unquote(raw_path), "state": state}
 
 
 def _headers(scope: Scope) -> Headers:

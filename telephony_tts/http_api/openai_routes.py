@@ -11,8 +11,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from telephony_tts.errors import TelephonyTTSError
+from telephony_tts.http_api.api_schema import AUDIO, JOINS_CALL
 from telephony_tts.http_api.responses import STATUS, Audio, HttpApi, refused
-from telephony_tts.http_api.speech import SpeechRequest
+from telephony_tts.http_api.speech_request import SpeechRequest
 
 VOICES = (
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
@@ -48,7 +49,7 @@ class OpenAISpeech(BaseModel):
 def openai_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
-    @router.post("/v1/audio/speech", response_class=Response)
+    @router.post("/v1/audio/speech", response_class=Response, responses=AUDIO, openapi_extra=JOINS_CALL)
     async def create_speech(wanted: OpenAISpeech) -> Response:
         """Speak a text. A speed beyond 0.5 and 2 is brought to that limit, which is what the engines can do."""
         voice = api.voice(wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id, VOICES)
@@ -70,7 +71,7 @@ def openai_routes(api: HttpApi) -> APIRouter:
     async def retrieve_model(model: str) -> dict[str, Any]:
         """One model."""
         if model not in names():
-            raise TelephonyTTSError(f"there is no model {model}", code="unknown_voice")
+            raise TelephonyTTSError(f"there is no model {model}", code="model_not_found")
         return _model(model)
 
     @router.get("/v1/audio/voices")

@@ -16,7 +16,8 @@ from telephony_tts import logs
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.engines.api import Voice
 from telephony_tts.errors import EngineUnavailable, TelephonyTTSError, UnknownVoice
-from telephony_tts.http_api.speech import SpeechRequest, SpeechStreams
+from telephony_tts.http_api.speech import SpeechStreams
+from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.http_api.voices import Voices
 from telephony_tts.transport.server import Server
 
@@ -53,19 +54,26 @@ STATUS = {
     "client_gone": 499,
     "bad_request": 400,
     "not_found": 404,
+    "no_media": 404,
+    "call_over": 404,
     "method_not_allowed": 405,
     "body_timeout": 408,
+    "call_taken": 409,
     "text_too_long": 413,
     "body_too_large": 413,
     "unknown_voice": 404,
+    "model_not_found": 404,
     "unsupported_text": 422,
     "bad_audio": 400,
     "bad_config": 400,
     "voice_exists": 409,
     "voice_fixed": 409,
+    "queue_full": 429,
+    "rate_limited": 429,
     "format_unavailable": 501,
     "engine_unavailable": 501,
     "busy": 503,
+    "closing": 503,
 }
 """The HTTP status of each code of our errors. All others are 500."""
 
@@ -156,8 +164,8 @@ class HttpApi:
             raise BadRequest("the text has half of a surrogate pair")
         encoder = make_encoder(format, rate_hz)
 
-        def speech(lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
-            return self._streams.open(replace(wanted, lexicons=lexicons), encoder.rate_hz)
+        def speech(call: str | None, lexicons: tuple[str, ...]) -> AbstractAsyncContextManager[Audio]:
+            return self._streams.open(replace(wanted, call=call, lexicons=lexicons), encoder.rate_hz)
 
         content_type = content_type or encoder.content_type
         return SpeechResponse(speech, encoder, wrap or (lambda audio: audio), content_type, self.server.outside_log)
@@ -183,12 +191,12 @@ class SpeechResponse(Response):
     """Speaks while it is sent, and streams the audio. The status goes out with the first audio, so an error before that
     is raised (TelephonyTTSError) and has a response of its own. A client that goes away ends the speech at once.
 
-    `speech` begins to speak with the lexicons of the request's token.
+    `speech` begins to speak: in the call that the request joins, with the lexicons of its token.
     """
 
     def __init__(
         self,
-        speech: Callable[[tuple[str, ...]], AbstractAsyncContextManager[Audio]],
+        speech: Callable[[str | None, tuple[str, ...]], AbstractAsyncContextManager[Audio]],
         encoder: StreamEncoder,
         wrap: Callable[[Audio], Audio],
         content_type: str,
@@ -231,7 +239,7 @@ class SpeechResponse(Response):
                 await send(message)
 
         async with (
-            self._speech(scope["state"]["lexicons"]) as audio,
+            self._speech(scope["state"]["call"], scope["state"]["lexicons"]) as audio,
             aclosing(_encoded(audio, self._encoder)) as encoded,
             aclosing(self._wrap(encoded)) as body,
         ):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 from telephony_tts.engines.api import Chunk, Engine, LangSource, Utterance, Voice
 from telephony_tts.errors import Busy, EngineError, TelephonyTTSError
+from telephony_tts.http_api.call_bot import join_call
+from telephony_tts.http_api.speech_request import SpeechRequest
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.call import Call, EngineCatalog, Wire
 from telephony_tts.transport.server import Server
@@ -30,19 +32,6 @@ _FIRST_AUDIO_TIMEOUT_MS = 600_000
 _ENDED = object()
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechRequest:
-    """What to speak, and how. None: the server decides. `lexicons` are those of the request's token, by name."""
-
-    text: str
-    voice: str | None = None
-    lang: str | None = None
-    speed: float | None = None
-    seed: int | None = None
-    instruct: str | None = None
-    lexicons: tuple[str, ...] = ()
-
-
 class SpeechStreams:
     """Speaks the HTTP requests of one server."""
 
@@ -51,12 +40,30 @@ class SpeechStreams:
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._turnstile = asyncio.Lock()
 
-    @asynccontextmanager
-    async def open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+    def open(self, request: SpeechRequest, rate_hz: int) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
         """The audio of `request`, 16-bit PCM at `rate_hz`, little-endian. Leaving the context cancels.
 
-        Raises Busy. The generator raises the engine's errors.
+        Entering it raises Busy, and for a request that joins a call other errors too. The generator raises the errors
+        of the engine and of the call.
         """
+        return self._open(request, rate_hz) if request.call is None else self._join(request.call, request, rate_hz)
+
+    @asynccontextmanager
+    async def _join(
+        self, call: str, request: SpeechRequest, rate_hz: int
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        bot, response = join_call(self._server, call), None
+        bot.enter()
+        try:
+            await bot.call.started.wait()
+            response = bot.speak(request, rate_hz)
+            async with aclosing(response.audio()) as audio:
+                yield audio
+        finally:
+            bot.leave(response)
+
+    @asynccontextmanager
+    async def _open(self, request: SpeechRequest, rate_hz: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         self._admit()
         settings = self._server.settings.speech
         limits = CallLimits(turn_chars=len(request.text) + 1, text_chars_per_s=0, idle_s=0, turn_idle_s=0)

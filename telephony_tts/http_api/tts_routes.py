@@ -9,23 +9,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import UploadFile
 
+from telephony_tts.http_api.api_schema import AUDIO, body_of_model, query_of_model
 from telephony_tts.http_api.responses import BadRequest, HttpApi
-from telephony_tts.http_api.speech import SpeechRequest
-
-_BODY = {
-    "requestBody": {
-        "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/TtsRequest"}},
-            "application/x-www-form-urlencoded": {"schema": {"$ref": "#/components/schemas/TtsRequest"}},
-            "multipart/form-data": {
-                "schema": {
-                    "allOf": [{"$ref": "#/components/schemas/TtsRequest"}],
-                    "properties": {"prompt_audio": {"type": "string", "format": "binary"}},
-                }
-            },
-        }
-    }
-}
+from telephony_tts.http_api.speech_request import SpeechRequest
 
 
 class TtsRequest(BaseModel):
@@ -45,12 +31,14 @@ class TtsRequest(BaseModel):
 def tts_routes(api: HttpApi) -> APIRouter:
     router = APIRouter(tags=["speech"])
 
-    @router.get("/tts/stream", response_class=Response)
+    @router.get("/tts/stream", response_class=Response, responses=AUDIO, openapi_extra=query_of_model(TtsRequest))
     async def tts_stream_get(request: Request) -> Response:
         """Speak a text. The options are in the query, as in the POST request's body."""
         return await speak(dict(request.query_params), None)
 
-    @router.post("/tts/stream", response_class=Response, openapi_extra=_BODY)
+    body = body_of_model(TtsRequest, prompt_audio="3 to 30 s of speech: the voice is that of this recording")
+
+    @router.post("/tts/stream", response_class=Response, responses=AUDIO, openapi_extra=body)
     async def tts_stream_post(request: Request) -> Response:
         """Speak a text, as JSON or a form. The response begins with the first audio."""
         values, recording = await read_body(request)

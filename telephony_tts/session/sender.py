@@ -53,6 +53,8 @@ class Sender:
         self.media_end_ns = 0
         """When the last turn that was fully sent has been heard."""
         self.listeners: list[PlayoutListener] = []
+        self.tells_sent = False
+        """`TurnSent` follows the last frame of each turn, also of turns that are not separate."""
         self.is_held = False
         """Speech is paused: its frames wait."""
         self.silence: bytes | None = None
@@ -226,7 +228,7 @@ class Sender:
 
     def _sent_all(self, turn: Turn) -> None:
         turn.sent_all = True
-        if turn.settings.separate_turns:
+        if turn.settings.separate_turns or self.tells_sent:
             self._out.append(TurnSent(turn.id))
 
     def _resumed(self, turn: Turn) -> None:

@@ -101,12 +101,18 @@ class Session:
         would wait until the bot ends the first one or `turn_idle_s` is over."""
         self._intake.gives_way = True
 
-    def new_bot(self, limits: CallLimits) -> None:
+    def new_bot(self, limits: CallLimits, *, tells_sent: bool = False) -> None:
         """Another bot speaks from now on, or the same one after it left: its turn ids and its voice settings begin
-        anew. `limits` are those of its protocol."""
+        anew. `limits` are those of its protocol. With `tells_sent` it learns by `TurnSent` when all frames of a turn
+        are on their way."""
+        self._sender.tells_sent = tells_sent
         self.settings = replace(self.settings, limits=limits)
         self._intake.new_bot(self.settings)
         self._dirty = True
+
+    def bot_is_there(self, now_ns: int) -> None:
+        """The bot sent something that asks for nothing, such as a sign of life. The call is not idle."""
+        self._last_active_ns = now_ns
 
     def use_lexicons(self, names: Sequence[str]) -> None:
         """Read turns that begin now with these lexicons of the server too. Names that it does not have say nothing."""

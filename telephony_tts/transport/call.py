@@ -182,6 +182,15 @@ class Call:
                 return
         self.finish(1000, "the bot has left")
 
+    def bot_rests(self, leg: Leg) -> None:
+        """The bot has no socket that stays: it asks by single requests, and none is under way. The call goes on, and
+        ends like one whose bot is silent. A call without a media leg ends now."""
+        if self.bot is not leg:
+            return
+        self.bot = self._encode_bot = self.on_frame = None
+        if self.media is None:
+            self.finish(1000, "the bot has left")
+
     def media_left(self, leg: Leg, reason: str) -> None:
         """The telephone side is gone."""
         if self.media is not leg:

@@ -30,6 +30,7 @@ class TelnyxLeg(MediaLeg):
 
 class PlivoLeg(MediaLeg):
     kind = "plivo"
+    sends_dtmf = True
 
     def __init__(self, connection: CallConnection) -> None:
         super().__init__(connection, PlivoCodec())

@@ -46,7 +46,15 @@ from telephony_tts.transport.media_leg import MediaLeg, NativeLeg, TwilioLeg, Vo
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
 from telephony_tts.transport.stream_leg import serve_stream, suited
-from telephony_tts.transport.vendor_leg import Vendor, keys_in, open_dialect, problem_of, serve_vendor, vendor_of
+from telephony_tts.transport.vendor_leg import (
+    MAX_MESSAGE_BYTES,
+    Vendor,
+    keys_in,
+    open_dialect,
+    problem_of,
+    serve_vendor,
+    vendor_of,
+)
 from telephony_tts.wire import plivo, telnyx, twilio, vonage
 from telephony_tts.wire.http_signature import SignatureVerifier
 from telephony_tts.wire.messages import Invalid
@@ -87,6 +95,8 @@ class Server:
         self._incoming: WeakSet[IncomingConnection] = WeakSet()
         self._begin_http = OnePerRound()
         self._drain_limit: asyncio.Timeout | None = None
+        secret = settings.vonage.signature_secret
+        self._vonage = vonage.TokenVerifier(secret) if secret is not None else None
         self._plivo_nonces: dict[str, None] = {}
         """The nonces of Plivo's last handshakes: one of them again is a replay."""
 
@@ -281,8 +291,10 @@ class Server:
             options = connection.options = parse_stream_query(request.path)
             if isinstance(options, Invalid):
                 return self._refuse("bad_request", HTTPStatus.BAD_REQUEST, f"{options.message}\n")
-        if path == "/media/vonage" and self.settings.vonage.signature_secret is not None:
-            flaw = self._flaw_of_vonage(self.settings.vonage.signature_secret, request)
+        token = (_bearer(request.headers) or b"").decode("latin-1")
+        verifier = self._vonage if path == "/media/vonage" else None
+        if verifier is not None:
+            flaw = verifier.flaw(token, unix_s())
         elif path == "/media/genesys" and self._genesys is not None:
             flaw = self._flaw_of_genesys(self._genesys, request)
         else:
@@ -291,13 +303,10 @@ class Server:
         if flaw is not None:
             return self._refuse("unauthorized", HTTPStatus.UNAUTHORIZED, f"{flaw}\n")
         connection.trusted = True
-        return self._admit(connection, self.registry.awaits_media)
-
-    def _flaw_of_vonage(self, secret: str, request: Request) -> str | None:
-        token = (_bearer(request.headers) or b"").decode("latin-1")
-        if vonage.verify(secret, token, unix_s()):
-            return None
-        return 'Authorization is no JWT that Vonage signed; set "authorization":{"type":"vonage"} in the NCCO'
+        refusal = self._admit(connection, self.registry.awaits_media)
+        if refusal is None and verifier is not None:
+            verifier.use(token, unix_s())  # only now: Vonage may send the same handshake again after a refusal
+        return refusal
 
     def _flaw_of_genesys(self, verifier: SignatureVerifier, request: Request) -> str | None:
         headers = {name.lower(): _only(request.headers, name) for name in request.headers}
@@ -318,6 +327,7 @@ class Server:
             message = "the API key is wrong or missing"
             return self._refuse_vendor("unauthorized", vendor.refuse(401, "INVALID_AUTH", message))
         connection.dialect = dialect
+        connection.protocol.max_message_size = max(MAX_MESSAGE_BYTES, self.settings.server.max_message_bytes)
         connection.lexicons = self.lexicons_for(request.path, request.headers)
         call = dialect.options.call
         refusal = self._admit(connection, call is not None and self.registry.find(call) is not None)
@@ -338,26 +348,29 @@ class Server:
             response.headers[name] = value
         return response
 
+    def no_room(self) -> tuple[str, str, int] | None:
+        """Why no call can begin now: a reason for the metrics, a text, and when to come back in ms. None if one can."""
+        if self.draining:
+            return "draining", "draining: no new calls", 5000
+        if not self.is_ready:
+            return "starting", "starting: no calls yet", self.catalog.retry_after_ms or 5000
+        try:
+            engines = self.catalog.stats().values()
+            n_queued = sum(stats.n_queued for stats in engines)
+            n_calls = self.registry.n_calls + self.registry.n_arriving
+            self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
+        except Busy as busy:
+            return "busy", f"busy: {busy.message}", busy.retry_after_ms
+        return None
+
     def _admit(self, connection: CallConnection, joins: bool) -> Response | None:
         """Check whether there is room for one more call. A connection that joins a call needs no room."""
-        if self.draining:
-            reason, why, retry_ms = "draining", "draining: no new calls\n", 5000
-        elif not self.is_ready:
-            reason, why, retry_ms = "starting", "starting: no calls yet\n", self.catalog.retry_after_ms or 5000
-        else:
-            try:
-                engines = self.catalog.stats().values()
-                n_queued = sum(stats.n_queued for stats in engines)
-                n_calls = self.registry.n_calls + self.registry.n_arriving
-                self.admission.check(n_calls, n_queued, monotonic_ns(), max(stats.load for stats in engines))
-            except Busy as busy:
-                reason, why, retry_ms = "busy", f"busy: {busy.message}\n", busy.retry_after_ms
-            else:
-                connection.may_begin = True
-                return None
-        if joins:
+        refusal = self.no_room()
+        connection.may_begin = refusal is None
+        if refusal is None or joins:
             return None
-        response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, why)
+        reason, why, retry_ms = refusal
+        response = self._refuse(reason, HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n")
         response.headers["Retry-After"] = str(-(-retry_ms // 1000))
         return response
 

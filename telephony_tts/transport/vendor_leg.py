@@ -17,6 +17,7 @@ from websockets.datastructures import Headers
 from telephony_tts import metrics
 from telephony_tts.audio.containers import StreamEncoder, make_encoder
 from telephony_tts.audio.encoder import CODECS
+from telephony_tts.clock import monotonic_ns
 from telephony_tts.errors import TelephonyTTSError
 from telephony_tts.session.alignment import Alignment
 from telephony_tts.session.settings import CallLimits
@@ -24,6 +25,7 @@ from telephony_tts.transport.call import Call, EngineCatalog
 from telephony_tts.transport.connection import CallConnection
 from telephony_tts.transport.registry import Registry
 from telephony_tts.transport.settings import TransportSettings
+from telephony_tts.transport.stand_in import FRAMES_AT_ONCE, StandIn
 from telephony_tts.transport.stream_leg import new_call, ready
 from telephony_tts.wire import cartesia, dashscope, deepgram, deepgram_flux, elevenlabs, jambonz_tts
 from telephony_tts.wire import messages as m
@@ -40,10 +42,15 @@ from telephony_tts.wire.vendor import (
     query_of,
 )
 
-_STAND_IN_FRAMES = 5
-"""So many frames of the media leg become one message of silence."""
+_LOGGED_CHARS = 200
 _KEY_WITHIN_S = 10.0
 """How long a client whose handshake had no key may take to send one."""
+_REASSURE_S = 2.0
+"""So often a turn that waits behind another one gets some silence, if its client would otherwise ask for it again."""
+MAX_MESSAGE_BYTES = 1_310_720
+"""The longest message of these protocols, unless `server.max_message_bytes` is more. The longest text that one of them
+allows is 100,000 characters, and JSON may need 12 bytes for each. A text that is too long also has to arrive, because
+its refusal is the vendor's."""
 _MAX_TURN_CHARS = 200_000
 """These protocols have no limit of a turn that could be announced to their clients. Flow control is the socket's."""
 
@@ -66,6 +73,8 @@ class Vendor:
     """A client may send its key in the first message."""
     turn_idle_s: int | None = None
     """The vendor's own limit of the time that a turn may wait for text. The shorter of it and the server's counts."""
+    repeats_silent_turns: bool = False
+    """A client asks again for a turn of which it has heard nothing for some seconds, on the same socket."""
 
 
 VENDORS = (
@@ -73,7 +82,7 @@ VENDORS = (
     Vendor("deepgram_flux", re.compile(r"/v2/speak/?"), deepgram_flux.open_flux, deepgram.refuse, deepgram.OWN_VOICE),
     Vendor(
         "elevenlabs", elevenlabs.PATH, elevenlabs.open_stream, elevenlabs.refuse, elevenlabs.OWN_VOICE,
-        key_may_follow=True,
+        key_may_follow=True, repeats_silent_turns=True,
     ),
     Vendor(
         "cartesia", re.compile(r"/tts/websocket/?"), cartesia.open_contexts, cartesia.refuse, cartesia.OWN_VOICE
@@ -193,6 +202,7 @@ async def serve_vendor(
             call.expect("media", settings.limits.call_claim_s)
         await connection.left
     finally:
+        leg.close()
         reason = f"closed with {connection.protocol.close_code or 'no code'}"
         call.bot_left(leg, reason, back_within_s=settings.vendors.rejoin_s if joins else 0)
 
@@ -245,8 +255,9 @@ class VendorLeg:
         self._frames: list[bytes] = []
         self._turn = ""
         """The turn of `_frames`."""
-        self._n_standing_in = 0
-        """Frames of `_turn` that went to the media leg, and for which the client has had no silence yet."""
+        self._stand_in = StandIn(self._send_silence)
+        self._waiting: dict[str, asyncio.TimerHandle] = {}
+        """For each turn that has had no audio: when it is to get some silence."""
         self._alignments: dict[str, Alignment] = {}
         self._n_samples: dict[str, int] = {}
         self._encoders: dict[str, StreamEncoder] = {}
@@ -261,7 +272,7 @@ class VendorLeg:
         call.session.use_lexicons(self._connection.lexicons)
         call.session.let_turns_give_way()
         if joins:
-            call.on_frame = self._stand_in
+            call.on_frame = self._stand_in.frame
         else:
             call.join_media(self, self._encode_media, self._send_gathered)
         for wire in self._dialect.greeting():
@@ -293,7 +304,7 @@ class VendorLeg:
             event = m.TurnSent(event.turn)  # its audio went to the media leg, which has played it
         if isinstance(event, m.Resumed):
             # Words that are repeated after a pause are not sent again.
-            self._send_stand_in()
+            self._stand_in.flush()
             if event.turn in self._n_samples:
                 self._n_samples[event.turn] = event.from_ms * self._call.session.settings.rate_hz // 1000
         if not isinstance(event, VendorEvent):
@@ -301,13 +312,13 @@ class VendorLeg:
         turn = event.turn
         if isinstance(event, m.TurnSent):
             self._send_gathered()
-            self._send_stand_in()
+            self._stand_in.flush()
             if self._dialect.needs_alignment or event.turn in self._encoders:
                 self._send_audio(event.turn, b"", 0, is_whole=True)
         if turn is not None and not isinstance(event, m.SentenceSpoken | m.WarningEvent):
             if self._turn == turn:
                 self._frames.clear()
-                self._n_standing_in = 0
+            self._stand_in.drop(turn)
             self._alignments.pop(turn, None)
             self._n_samples.pop(turn, None)
             if (encoder := self._encoders.pop(turn, None)) is not None:
@@ -331,27 +342,12 @@ class VendorLeg:
         if payload or (spoken is not None and spoken.text):
             self._send(self._dialect.audio(turn, payload, spoken))
 
-    def _stand_in(self, frame: m.Frame) -> None:
-        """A frame went to the media leg. The client gets silence instead, as it goes. Bot frameworks repeat a turn
-        without audio or give up on the service, and they take audio for the time of speech."""
-        if not frame.turn:
-            return  # a fade, or silence between turns
-        if frame.turn != self._turn:
-            self._send_stand_in()
-            self._turn = frame.turn
-        self._n_standing_in += 1
-        if self._n_standing_in >= _STAND_IN_FRAMES:
-            self._send_stand_in()
-
-    def _send_stand_in(self) -> None:
-        """Send the silence, and the characters, for the frames that went to the media leg."""
-        n_frames, self._n_standing_in = self._n_standing_in, 0
-        if not n_frames:
-            return
+    def _send_silence(self, turn: str, n_frames: int) -> None:
+        """Send silence, and the characters, for frames that went to the media leg."""
         speech, options = self._call.session.settings, self._dialect.options
         ms = n_frames * speech.ptime_ms
         silence = CODECS[options.codec].silence * (ms * options.rate_hz // 1000)
-        self._send_audio(self._turn, silence, ms * speech.rate_hz // 1000)
+        self._send_audio(turn, silence, ms * speech.rate_hz // 1000)
 
     def _spoken(self, turn: str, n_samples: int, *, is_whole: bool = False) -> m.SpokenText | None:
         """The text that the turn's audio up to `n_samples` speaks, from where the last call ended."""
@@ -385,6 +381,7 @@ class VendorLeg:
 
     def _on_message(self, payload: bytes, is_text: bool) -> None:
         metrics.RECEIVED_BYTES.labels(leg="bot").inc(len(payload))
+        self._call.session.bot_is_there(monotonic_ns())  # many of these protocols have signs of life
         self._take(self._dialect.decode(payload, is_text))
 
     def _take(self, steps: Iterable[Step]) -> None:
@@ -392,11 +389,11 @@ class VendorLeg:
             match step:
                 case Reply(wire, refused):
                     if refused:
-                        self._call.log.info("vendor_message_refused", vendor=self._vendor.name, why=refused)
+                        self._log_refusal(refused)
                     self._connection.send_now(*wire)
                 case CloseSocket(code, reason):
                     if code != 1000:
-                        self._call.log.info("vendor_message_refused", vendor=self._vendor.name, code=code, why=reason)
+                        self._log_refusal(reason, code)
                     self._connection.end(code, reason)
                     return
                 case Credential():
@@ -407,21 +404,57 @@ class VendorLeg:
                     self._configure(step)
                 case _:
                     self._call.receive(step)
+                    if self._joined and self._vendor.repeats_silent_turns and isinstance(step, m.Text):
+                        self._reassure_later(step.turn)
+
+    def _reassure_later(self, turn: str | None) -> None:
+        if turn is not None and turn not in self._waiting and turn not in self._n_samples:
+            loop = asyncio.get_running_loop()
+            self._waiting[turn] = loop.call_later(_REASSURE_S, self._reassure, turn)
+
+    def _reassure(self, turn: str) -> None:
+        """A turn still waits behind another one of the call. The client gets a little silence for it."""
+        del self._waiting[turn]
+        if turn in self._n_samples or all(each.id != turn for each in self._call.session.turns):
+            return  # it is being spoken, or is over
+        options = self._dialect.options
+        n_samples = FRAMES_AT_ONCE * self._call.session.settings.ptime_ms * options.rate_hz // 1000
+        payload = CODECS[options.codec].silence * n_samples
+        if options.container:
+            payload = self._encoded(turn, payload, is_whole=False)
+        if payload:
+            self._send(self._dialect.audio(turn, payload, None))
+        self._reassure_later(turn)
+
+    def close(self) -> None:
+        """The socket is gone."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
 
     def _configure(self, message: m.Configure) -> None:
         """Pass voice settings to the call, with our name of the voice."""
         try:
             voice = voice_for(message.voice, self._vendor, self._settings, self._catalog)
         except TelephonyTTSError as error:
-            self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+            self._refuse(error)
             return
         if voice is None and message.voice is not None:
             voice = ""  # the default one, whichever voice an earlier turn had
         self._call.receive(replace(message, voice=voice))
 
+    def _refuse(self, error: TelephonyTTSError) -> None:
+        """What the client asked for in a message cannot be."""
+        self._log_refusal(error.message)
+        self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+
+    def _log_refusal(self, why: str, code: int | None = None) -> None:
+        """A line for a message of the client that was refused. The call's log limits such lines."""
+        self._call.log.info("vendor_message_refused", vendor=self._vendor.name, code=code, why=why[:_LOGGED_CHARS])
+
     def _change_audio(self, wanted: ChangeAudio) -> None:
         if (error := _encoder_problem(wanted.container, wanted.rate_hz)) is not None:
-            self._send(self._dialect.event(m.ErrorEvent(error.code, error.message)))
+            self._refuse(error)
             return
         if not self._joined:
             self._call.session.change_format(wanted.codec, wanted.rate_hz)

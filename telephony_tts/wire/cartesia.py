@@ -169,12 +169,12 @@ class CartesiaContexts:
     def decode(self, data: bytes, is_text: bool) -> Iterable[Step]:
         message = _message(data, is_text)
         if isinstance(message, Invalid):
-            yield Reply(_error(None, 400, message.code, message.message))
+            yield _refusal(None, message.code, message.message)
             return
         try:
             context_id = message.name("context_id", MAX_ID_CHARS) or str(uuid.uuid4())
         except BadField as error:
-            yield Reply(_error(None, 400, error.invalid.code, error.invalid.message))
+            yield _refusal(None, error.invalid.code, error.invalid.message)
             return
         context = self._contexts.get(context_id)
         if context is None:
@@ -284,13 +284,13 @@ class CartesiaContexts:
         if request.text.strip() and context.end != "cancelled" and not context.has_warned:
             context.has_warned = True
             what = "the context is over; use a new context_id"
-            yield Reply(_error(context.id, 400, "context_closed", what))
+            yield _refusal(context.id, "context_closed", what)
 
     def _fail(self, context: SpeechContext, code: str, message: str) -> Iterable[Step]:
         """A message that cannot be served ends its context."""
         if context.end:
             return
-        yield Reply(_error(context.id, 400, code, message))
+        yield _refusal(context.id, code, message)
         yield from self._stop(context, "error")
 
     def _stop(self, context: SpeechContext, end: str) -> Iterable[Step]:
@@ -464,6 +464,11 @@ def _words(spoken: SpokenText, begins_s: float) -> Iterator[tuple[str, float, fl
 
 def _message_of(context: SpeechContext, kind: str, *, done: bool = False, **fields: Any) -> Wire:
     return to_wire({"type": kind, "context_id": context.id, "status_code": 206, "done": done, **fields})
+
+
+def _refusal(context_id: str | None, code: str, message: str) -> Reply:
+    """The answer to a message that cannot be used."""
+    return Reply(_error(context_id, 400, code, message), refused=message)
 
 
 def _error(context_id: str | None, status: int, code: str, message: str) -> Wire:

@@ -173,11 +173,11 @@ class DeepgramFlux:
         try:
             offset_ms = self._offset_ms(message)
         except BadField as error:
-            yield Reply(warning("INVALID_INTERRUPT_OFFSET", f"{error.invalid.message}; the Interrupt was ignored"))
+            yield _bad_offset(error.invalid.message)
             return
         if offset_ms is not None and offset_ms <= self._interrupted_ms:
             problem = f"playback_offset {offset_ms} is not beyond {self._interrupted_ms}, where the last Interrupt was"
-            yield Reply(warning("INVALID_INTERRUPT_OFFSET", f"{problem}; the Interrupt was ignored"))
+            yield _bad_offset(problem)
             return
         self._cleared, self._open = {}, None
         if offset_ms is None:
@@ -230,7 +230,8 @@ class DeepgramFlux:
                     to_wire(
                         {"type": "ConfigureFailure", "code": problem[0], "field": "speed", **value,
                          "description": problem[1]}
-                    )
+                    ),
+                    refused=problem[1],
                 )  # fmt: skip
                 return
             self._applied["speed"] = float(speed)
@@ -307,6 +308,10 @@ def _metadata(speech: Speech) -> dict[str, Any]:
         "billable_character_count": speech.n_billable,
         "controls_applied": {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0},
     }
+
+
+def _bad_offset(problem: str) -> Reply:
+    return Reply(warning("INVALID_INTERRUPT_OFFSET", f"{problem}; the Interrupt was ignored"), refused=problem)
 
 
 def _error(invalid: Invalid) -> Wire:

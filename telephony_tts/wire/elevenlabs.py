@@ -203,14 +203,14 @@ class ElevenLabsStream:
             if name in self._over and not begins:
                 if not self._over[name]:
                     self._over[name] = True
-                    yield Reply(self._closed(name))
+                    yield self._too_late(name)
                 return
             context = self._opened(name)
         if isinstance(settings, dict):
             context.speed = _speed(settings.get("speed"))
         if context.ended:
             if not is_blank:
-                yield Reply(self._closed(name))
+                yield self._too_late(name)
             return
         if not is_blank or (text and context.has_text):
             context.was_flushed = False
@@ -376,8 +376,9 @@ class ElevenLabsStream:
         message = {"contextId": context.id} if self._is_multi else {"audio": None}
         return to_wire({**message, "isFinal": True})
 
-    def _closed(self, name: str) -> Wire:
-        return self._error("context_closed", f"context {quote(name)} is closed; its text is not spoken", name)
+    def _too_late(self, name: str) -> Reply:
+        message = f"context {quote(name)} is closed; its text is not spoken"
+        return Reply(self._error("context_closed", message, name), refused=message)
 
     def _error(self, code: str, message: str, name: str | None = None) -> Wire:
         of_context = {"contextId": name} if name is not None and self._is_multi else {}

@@ -93,7 +93,7 @@ class JambonzVoice:
                     expected = "expected stream, flush, clear, stop or keepalive"
                     raise BadField(f"unknown type {quote(unknown)}; {expected}", "unknown_type")
         except BadField as error:
-            yield Reply(_error(error.invalid.message))
+            yield Reply(_error(error.invalid.message), refused=error.invalid.message)
 
     def _stream(self, text: str) -> Iterable[Step]:
         if not text.strip():

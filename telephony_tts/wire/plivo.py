@@ -10,9 +10,9 @@ import base64
 import hmac
 from typing import Any
 
-from telephony_tts.wire.fields import Fields, parse_object
+from telephony_tts.wire.fields import Fields, Wire, parse_object
 from telephony_tts.wire.media_stream import MediaStreamCodec, StreamKeys
-from telephony_tts.wire.messages import Invalid, MediaStart
+from telephony_tts.wire.messages import Invalid, MediaStart, MediaTones, ToMedia
 from telephony_tts.wire.twilio import spellings, utf8
 
 _HEADER_PREFIX = "X-PH-"
@@ -55,6 +55,11 @@ class PlivoCodec(MediaStreamCodec):
         self._media_head = f'{{"event":"playAudio",{head},"media":{{{form},"payload":"'.encode()
         self._mark_head, self._mark_tail = f'{{"event":"checkpoint",{head},"name":', "}"
         self._clear = f'{{"event":"clearAudio",{head}}}'.encode()
+
+    def encode(self, message: ToMedia) -> Wire:
+        if isinstance(message, MediaTones) and self.stream is not None:
+            return b'{"event":"sendDTMF","dtmf":"' + message.digits.encode() + b'"}', True
+        return super().encode(message)
 
 
 def signature_v3(auth_token: str, url: str, nonce: str) -> str:

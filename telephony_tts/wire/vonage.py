@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 import json
 import re
@@ -51,6 +52,9 @@ MAX_TOKEN_AGE_S = 300
 
 MAX_SKEW_S = 60
 """By how much Vonage's clock may be ahead of ours."""
+
+MAX_USED_TOKENS = 65_536
+"""So many tokens are remembered, the newest."""
 
 _STANDARD = frozenset({"event", "content-type"})
 _FORMAT = re.compile(r"audio/l16; *rate=([0-9]{4,5})", re.ASCII | re.IGNORECASE)
@@ -143,27 +147,63 @@ class VonageCodec:
 # -------------------------------------------------------------------- the signature
 
 
-def verify(secret: str, token: str, now_s: float) -> bool:
-    """Whether `token` is a JWT that Vonage signed with the account's signature secret, and is valid at `now_s`.
+class TokenVerifier:
+    """Checks the tokens of one account. It remembers each that was used, as long as it could be used again."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._used: dict[bytes, float] = {}
+        """Each used token, and until when it is valid. The oldest stands first."""
+
+    def flaw(self, token: str, now_s: float) -> str | None:
+        """What is wrong with a token; None if it is valid and was not used. `now_s` is in seconds since 1970."""
+        if verify(self._secret, token, now_s) is None:
+            return 'Authorization is no JWT that Vonage signed; set "authorization":{"type":"vonage"} in the NCCO'
+        if _identity(token) in self._used:
+            return "the JWT was used before: this request is a replay"
+        return None
+
+    def use(self, token: str, now_s: float) -> None:
+        """Remember a token that `flaw` found nothing wrong with."""
+        valid_until_s = verify(self._secret, token, now_s)
+        if valid_until_s is None:
+            return
+        if len(self._used) >= MAX_USED_TOKENS:
+            self._used = {used: until_s for used, until_s in self._used.items() if until_s >= now_s}
+        while len(self._used) >= MAX_USED_TOKENS:
+            del self._used[next(iter(self._used))]
+        self._used[_identity(token)] = valid_until_s
+
+
+def _identity(token: str) -> bytes:
+    """What names a signed token: its `jti`, or the whole of it if it has none."""
+    claims = _part(token.rpartition(".")[0].partition(".")[2]) or {}
+    name = claims.get("jti")
+    text = token if name is None else f"jti {_to_json(name)}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def verify(secret: str, token: str, now_s: float) -> float | None:
+    """Until when a JWT is valid that Vonage signed with the account's signature secret. None if it is not, at `now_s`.
 
     Only HS256 is accepted. A token must not be from the future, and not be past its `exp`. Without `exp`, which
-    Vonage leaves out, it may be `MAX_TOKEN_AGE_S` old. `now_s` is in seconds since 1970. Never raises.
+    Vonage leaves out, it may be `MAX_TOKEN_AGE_S` old. Times are in seconds since 1970. Never raises.
     """
     signed, dot, signature = token.rpartition(".")
     head, claims = _part(signed.partition(".")[0]), _part(signed.partition(".")[2])
     if not secret or not dot or head is None or claims is None or head.get("alg") != "HS256":
-        return False
+        return None
     digest = hmac.digest(secret.encode("utf-8", "surrogatepass"), signed.encode("utf-8", "surrogatepass"), "sha256")
     expected = base64.urlsafe_b64encode(digest).rstrip(b"=")
     if not hmac.compare_digest(expected, signature.encode("utf-8", "surrogatepass")):
-        return False
+        return None
     issued_s = _time(claims.get("iat"))
     if issued_s is None or issued_s > now_s + MAX_SKEW_S:
-        return False
+        return None
     if claims.get("exp") is None:
-        return issued_s >= now_s - MAX_TOKEN_AGE_S
+        return issued_s + MAX_TOKEN_AGE_S if issued_s >= now_s - MAX_TOKEN_AGE_S else None
     expires_s = _time(claims["exp"])
-    return expires_s is not None and expires_s > now_s
+    return expires_s if expires_s is not None and expires_s > now_s else None
 
 
 def _part(text: str) -> dict[str, Any] | None:

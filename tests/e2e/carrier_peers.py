@@ -105,7 +105,7 @@ class PlivoPeer(CarrierPeer):
 
     def read(self, message: dict[str, Any]) -> tuple[str, str]:
         message = dict(message)
-        assert message.pop("streamId") == self.stream
+        assert message.pop("streamId", self.stream if message["event"] == "sendDTMF" else None) == self.stream
         match message:
             case {"event": "playAudio", "media": media}:
                 form = {"contentType": self.encoding, "sampleRate": self.rate_hz}
@@ -114,6 +114,9 @@ class PlivoPeer(CarrierPeer):
             case {"event": "checkpoint", "name": name}:
                 assert message.keys() == {"event", "name"}
                 return "mark", name
+            case {"event": "sendDTMF", "dtmf": digits}:
+                assert message.keys() == {"event", "dtmf"}
+                return "dtmf", digits
         assert message == {"event": "clearAudio"}
         return "clear", ""
 

@@ -17,10 +17,10 @@ _alone: list[bytes] = []
 
 
 @asynccontextmanager
-async def neighbour(rig: Rig) -> AsyncIterator[Bot]:
+async def neighbour(rig: Rig, **options: Any) -> AsyncIterator[Bot]:
     """A bot that speaks over and over during the body. Each turn must be bit-exact, and every frame must be on time:
-    a player that starts with the first frame has no underrun."""
-    async with rig.bot(audio="binary", lead_ms=LEAD_MS) as bot:
+    a player that starts with the first frame has no underrun. `options` are added to its address."""
+    async with rig.bot(audio="binary", lead_ms=LEAD_MS, **options) as bot:
         if not _alone:
             _alone.extend((await _turn(bot, "alone"))[1])
         stop = asyncio.Event()

@@ -110,8 +110,8 @@ def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def jwt(secret: str, issued_s: float) -> str:
-    claims = {"iss": "Vonage", "iat": int(issued_s), "jti": "1", "application_id": "a"}
+def jwt(secret: str, issued_s: float, name: str = "1") -> str:
+    claims = {"iss": "Vonage", "iat": int(issued_s), "jti": name, "application_id": "a"}
     signed = f'{base64url(b"""{"alg":"HS256","typ":"JWT"}""")}.{base64url(json.dumps(claims).encode())}'
     return f"{signed}.{base64url(hmac.digest(secret.encode(), signed.encode(), 'sha256'))}"
 
@@ -125,6 +125,27 @@ def test_vonage_must_sign_if_its_secret_is_configured() -> None:
             await assert_refused(rig, "/media/vonage?token=opensesame", 401)
             url = rig.url("/media/vonage", call="c1")
             async with platform(VonagePeer, url, Authorization=f"Bearer {jwt('secret', now_s)}") as peer:
+                await peer.connected()
+                await until(lambda: len(rig.server.registry), "the call")
+                replayed = jwt("secret", now_s - 1)  # another token of the same name
+                await assert_refused(rig, "/media/vonage?call=c2", 401, Authorization=f"Bearer {replayed}")
+            async with platform(
+                VonagePeer, rig.url("/media/vonage", call="c2"), Authorization=f"Bearer {jwt('secret', now_s, '2')}"
+            ) as peer:
+                await peer.connected()
+                await until(lambda: rig.server.registry.find("c2") is not None, "the next call")
+
+    run(main)
+
+
+def test_a_handshake_that_vonage_was_told_to_repeat_is_no_replay() -> None:
+    async def main() -> None:
+        async with serving(vonage_signature_secret="secret") as rig:
+            bearer = f"Bearer {jwt('secret', time.time())}"
+            rig.server.ready = False
+            await assert_refused(rig, "/media/vonage?call=c1", 503, Authorization=bearer)
+            rig.server.ready = True
+            async with platform(VonagePeer, rig.url("/media/vonage", call="c1"), Authorization=bearer) as peer:
                 await peer.connected()
                 await until(lambda: len(rig.server.registry), "the call")
 

@@ -383,7 +383,9 @@ def test_a_bad_message_closes_with_the_vendors_code(path: str, message: str | by
             await bot.socket.send(message)
             code, reason = await bot.gone()
             assert code == close_code and reason
-            if path == "/v2/speak" and close_code != 1009:
+            if close_code == 1009:
+                assert reason.startswith("BIG-0000" if path == "/v2/speak" else "BIG-0001")
+            if path == "/v2/speak":
                 assert bot.events[-1]["type"] == "Error" and reason.startswith(bot.events[-1]["code"])
             await neighbour.event("Flushed")
             assert_speaks(neighbour.frames, LONG)

@@ -30,6 +30,7 @@ from telephony_tts.engines.api import Chunk, Utterance
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.errors import EngineError
 from telephony_tts.http_api import gate, responses
+from telephony_tts.http_api.cosyvoice_routes import ROUTES
 from telephony_tts.transport import incoming
 from telephony_tts.transport.settings import ServerSettings
 
@@ -341,7 +342,8 @@ def test_openais_voices_models_and_speed() -> None:
             models = (await ask(rig.port, "GET", "/v1/models")).json()
             assert models["object"] == "list" and {"fake", "gpt-4o-mini-tts"} <= {m["id"] for m in models["data"]}
             assert (await ask(rig.port, "GET", "/v1/models/tts-1")).json()["id"] == "tts-1"
-            assert (await ask(rig.port, "GET", "/v1/models/ghost")).status == 404
+            got = await ask(rig.port, "GET", "/v1/models/ghost")
+            assert (got.status, got.code) == (404, "model_not_found")
             voices = (await ask(rig.port, "GET", "/v1/audio/voices")).json()["voices"]
             assert {"tone", "other", "nova", "alloy"} <= {voice["id"] for voice in voices}
 
@@ -351,7 +353,7 @@ def test_openais_voices_models_and_speed() -> None:
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "protocol"
 CURL = [
     line
-    for page in ("http", "openai", "cosyvoice", "custom-voices")
+    for page in ("http", "openai", "cosyvoice", "custom-voices", "vendor-http")
     for block in re.findall(r"^```sh curl\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
@@ -360,7 +362,7 @@ CURL = [
 def test_the_lines_for_curl_on_the_pages(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving() as rig:
-            assert len(CURL) == 13
+            assert len(CURL) == 16
             for line in CURL:
                 words = shlex.split(line.replace("127.0.0.1:8080", f"127.0.0.1:{rig.port}"))
                 curl = await asyncio.create_subprocess_exec(*words, "--noproxy", "*")
@@ -1064,3 +1066,30 @@ def test_clients_that_vanish_at_any_moment_leave_nothing(caplog: pytest.LogCaptu
 
     run(main)
     assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_the_described_fields_are_those_that_are_demanded(path: str) -> None:
+    fields, _ = ROUTES[path]
+
+    async def main() -> None:
+        async with serving() as rig:
+            form = {"Content_Type": "application/x-www-form-urlencoded"}
+            got = await ask(rig.port, "POST", path, b"other=1", **form)
+            missing = got.json()["error"]["message"].removeprefix("missing form fields: ").split(", ")
+            assert (got.status, sorted(missing)) == (400, sorted(fields))
+            assert (await ask(rig.port, "GET", path, b"other=1", **form)).body == got.body
+
+    run(main)
+
+
+def test_the_description_and_its_page_are_served() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            got = await ask(rig.port, "GET", "/openapi.json")
+            assert got.status == 200 and set(ROUTES) < set(got.json()["paths"])
+            got = await ask(rig.port, "GET", "/docs")
+            assert got.status == 200 and got.headers["content-type"].startswith("text/html")
+            assert all(path.encode() in got.body for path in ROUTES)
+
+    run(main)

@@ -22,7 +22,7 @@ from rig import Rig, run, speech_settings, until
 from server_settings import transport_settings
 
 from telephony_tts import app
-from telephony_tts.engines.api import Engine, Voice
+from telephony_tts.engines.api import Engine, Utterance, Voice
 from telephony_tts.engines.catalog import Catalog
 from telephony_tts.engines.cosyvoice2.checkpoint.random_checkpoint import write_random_checkpoint
 from telephony_tts.engines.cosyvoice2.hosting.voice_maker import VoiceMaker
@@ -347,6 +347,49 @@ def test_a_recording_in_a_request_is_kept_by_its_content(model_dir: Path, tmp_pa
         async with voiced(model_dir, tmp_path, n_prompts=0) as place:
             with pytest.raises(EngineUnavailable, match="prompts is 0"):
                 await place.service.prompt(audios[0], SAID)
+
+    run(main, within_s=WITHIN_S)
+
+
+def test_the_routes_of_cosyvoice_with_a_recording(model_dir: Path, tmp_path: Path) -> None:
+    """Upstream's client sends GET with a form as its body, and takes raw samples."""
+    routes = {
+        "/inference_zero_shot": {"tts_text": "Yes.", "prompt_text": SAID},
+        "/inference_cross_lingual": {"tts_text": "Yes."},
+        "/inference_instruct2": {"tts_text": "Yes.", "instruct_text": "Softly."},
+    }
+
+    async def main() -> None:
+        async with voiced(model_dir, tmp_path) as place:
+            asked: list[Utterance] = []
+            speak = place.engine.synthesize  # type: ignore[attr-defined]
+
+            def witnessed(utterance: Utterance) -> Any:
+                asked.append(utterance)
+                return speak(utterance)
+
+            place.engine.synthesize = witnessed  # type: ignore[attr-defined]
+            kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+            for path, fields in routes.items():
+                body = form(GOOD, **fields).replace(b'"audio"', b'"prompt_wav"')
+                for method in ("POST", "GET"):
+                    spoken = await ask(place.rig, method, path, body, Content_Type=kind)
+                    assert spoken.status == 200, spoken.body
+                    assert spoken.headers["content-type"] == "application/octet-stream"
+                    pcm = np.frombuffer(spoken.body, "<i2")
+                    assert pcm.size > 5_000 and pcm.any()
+            zero_shot, cross_lingual = await place.service.prompt(GOOD, SAID), await place.service.prompt(GOOD, "")
+            kept = [f"{PROMPTS_FOLDER}/{each[1:]}.safetensors" for each in (zero_shot, cross_lingual)]
+            assert place.files() == sorted(kept)
+            assert [(each.voice, each.instruct) for each in asked[::2]] == [
+                (zero_shot, None), (cross_lingual, None), (cross_lingual, "Softly."),
+            ]  # fmt: skip
+            assert asked[1::2] and [each.voice for each in asked[1::2]] == [each.voice for each in asked[::2]]
+            for path, fields in routes.items():
+                bad = form(BAD["a PNG"][0], **fields).replace(b'"audio"', b'"prompt_wav"')
+                refused = await ask(place.rig, "POST", path, bad, Content_Type=kind)
+                assert refused.error == (400, "bad_audio")
+            assert len(place.files()) == 2
 
     run(main, within_s=WITHIN_S)
 

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import shutil
@@ -163,3 +164,30 @@ def test_wscat_takes_the_command_that_a_server_prints(wscat: Path, tmp_path: Pat
             assert person.read_until("done")["underruns"] == 0
         with typing(wscat, url, "-H", others[-1]) as careful, pytest.raises(AssertionError, match="self-signed"):
             careful.read_until("ready", within_s=5)
+
+
+def wscat_block() -> tuple[str, list[str]]:
+    """The address on the page of the examples, and the lines that it says to type."""
+    page = (Path(__file__).resolve().parents[2] / "examples" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```\n(npx wscat .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    command, *typed = block.splitlines()
+    program, name, flag, url = shlex.split(command)
+    assert (program, name, flag) == ("npx", "wscat", "-c")
+    return url, [line.removeprefix("> ") for line in typed]
+
+
+def test_the_lines_on_the_page_of_the_examples(wscat: Path) -> None:
+    url, typed = wscat_block()
+    assert len(typed) == 2
+    with (
+        process("--set", "engines.default=hibari") as (_, port),
+        typing(wscat, url.replace(":8080", f":{port}")) as person,
+    ):
+        person.read_until("ready")
+        text, clear = typed
+        person.type(text)
+        person.read_until("started", turn="t1")
+        person.type(clear)
+        cleared = person.read_until("cleared", turn="t1")
+        assert cleared["heard_text"] + cleared["unheard_text"] == text
+        assert not person.speech, "it shows events and not audio"

@@ -37,6 +37,8 @@ class TwilioPeer:
         self.stream = f"MZ{call[-30:]}"
         self.received: list[dict[str, Any]] = []
         self.payloads: list[bytes] = []
+        self.came_s: list[float] = []
+        """When each frame came."""
         self.played: list[bytes] = []
         self.dropped: list[bytes] = []
         self.n_clears = 0
@@ -108,6 +110,7 @@ class TwilioPeer:
                     assert len(payload) % self.frame_bytes == 0
                     for at in range(0, len(payload), self.frame_bytes):
                         self._buffer.append(payload[at : at + self.frame_bytes])
+                        self.came_s.append(time.monotonic())
                 elif kind == "mark":
                     self._buffer.append(value)
                 elif kind == "clear":

@@ -11,6 +11,8 @@ import pytest
 import soundfile
 from environment import drive
 from rig import Rig, Tones, correlation, rendering, run, serving, until
+from rig import decoded as decoded_frames
+from twilio_peer import TwilioPeer, calling
 
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.transport.settings import ServerSettings
@@ -29,8 +31,8 @@ TYPES = {
 Events = list[dict[str, Any]]
 
 
-async def driven(rig: Rig, script: str, *arguments: str) -> Events:
-    return await asyncio.to_thread(drive, script, f"http://127.0.0.1:{rig.port}", *arguments)
+async def driven(rig: Rig, script: str, *arguments: str, path: str = "") -> Events:
+    return await asyncio.to_thread(drive, script, f"http://127.0.0.1:{rig.port}{path}", *arguments)
 
 
 def audio_of(events: Events, **which: Any) -> bytes:
@@ -187,6 +189,23 @@ def test_livekit(encoding: str) -> None:
     run(main)
 
 
+def test_livekit_with_opus() -> None:
+    """Its decoder reads Ogg with the least delay, and so loses the first packet of 20 ms, however the stream is cut in
+    pages. Other decoders have all of it (test_the_sdk_gets_every_format)."""
+
+    async def main() -> None:
+        async with serving() as rig:
+            events = await driven(
+                rig, "livekit_turns.py", "--service", "openai", "--rate", "24000", "--encoding", "opus",
+                f"push:{TEXT}", "end", "wait:finished", "close",
+            )  # fmt: skip
+            assert "error" not in [event["event"] for event in events]
+            heard, wanted = np.frombuffer(audio_of(events, stream=1), "<i2"), rendering([TEXT], 24_000)[480:]
+            assert correlation(heard, wanted) > 0.97 and abs(len(heard) - len(wanted)) < 480
+
+    run(main)
+
+
 def test_livekit_interrupts() -> None:
     async def main() -> None:
         engine = Tones(speed=3.0)
@@ -214,5 +233,109 @@ def test_pipecat() -> None:
             assert_speaks(np.frombuffer(audio_of(events, turn=1), "<i2"), TEXT)
             last = max(event["turn"] for event in events if event["event"] == "audio")
             assert_speaks(np.frombuffer(audio_of(events, turn=last), "<i2"), OTHER)
+
+    run(main)
+
+
+# ------------------------------------------------------------------- in a carrier's call
+
+
+def assert_caller_hears_last(phone: TwilioPeer, texts: list[str]) -> None:
+    """The last that the caller hears is these sentences, each from its first sample to its last, without a gap."""
+    n_frames = [-(-len(rendering([text])) // 160) for text in texts]
+    played = phone.played[-sum(n_frames) :]
+    for text, n in zip(texts, n_frames, strict=True):
+        assert correlation(decoded_frames(played[:n]), rendering([text])) > 0.98, text
+        played = played[n:]
+
+
+@pytest.mark.parametrize(
+    "joining", [{"path": "/calls/CA1"}, {"query": "call=CA1"}], ids=["in the path", "in the query"]
+)
+@pytest.mark.parametrize("stream", ["audio", "sse"])
+def test_the_sdk_joins_a_carriers_call(joining: dict[str, str], stream: str) -> None:
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            how = ("--query", joining["query"]) if "query" in joining else ()
+            steps = (f"speak:{TEXT}", f"speak:{OTHER}", "models")
+            events = await driven(
+                rig, "openai_speech.py", *how, "--stream", stream, *steps, path=joining.get("path", "")
+            )
+            spoken = [audio_of(each) for each in requests_of(events)]
+            assert spoken == [bytes(2 * len(rendering([text], 24_000))) for text in (TEXT, OTHER)]
+            assert "tts-1" in only(events, "models")["ids"]
+            await until(lambda: not rig.server.registry.calls()[0].session.turns, "the end of the speech")
+            assert_caller_hears_last(phone, [TEXT, OTHER])
+
+    run(main)
+
+
+def test_the_sdk_interrupts_in_a_carriers_call() -> None:
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            events = await driven(
+                rig, "openai_speech.py", "--stop", "500", f"speak:{FIRST}", "set:stop=0", f"speak:{OTHER}",
+                path="/calls/CA1",
+            )  # fmt: skip
+            assert [e["event"] for e in events if e["event"] != "audio"] == ["headers", "stopped", "headers", "done"]
+            assert phone.n_clears == 1
+            await until(lambda: not rig.server.registry.calls()[0].session.turns, "the end of the speech")
+            assert_caller_hears_last(phone, [OTHER])
+            assert len(phone.played) * 160 < len(rendering([FIRST])), "the caller heard little of the first turn"
+
+    run(main)
+
+
+def test_the_sdk_is_told_that_the_call_has_a_bot() -> None:
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            async with rig.bot(call="CA1"):
+                failed = only(await driven(rig, "openai_speech.py", f"speak:{TEXT}", path="/calls/CA1"), "failed")
+                assert (failed["error"], failed["status"], failed["body"]["code"]) == (
+                    "ConflictError", 409, "call_taken",
+                )  # fmt: skip
+
+    run(main)
+
+
+def test_pipecat_joins_a_carriers_call() -> None:
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            steps = [f"turn:{FIRST}", "hear:600", "interrupt", "wait:silent"]
+            for turn in (TEXT, f"{OTHER} {TEXT}"):
+                steps += [f"turn:{turn}", "wait:silent"]
+            events = await driven(rig, "pipecat_turns.py", "--service", "openai", *steps, path="/calls/CA1")
+            assert "error" not in [event["event"] for event in events]
+            assert phone.n_clears == 1
+            assert only(events, "context")["said"][-2:] == [TEXT, f"{OTHER} {TEXT}"]
+            await until(lambda: not rig.server.registry.calls()[0].session.turns, "the end of the speech")
+            assert_caller_hears_last(phone, [TEXT, OTHER, TEXT])
+
+    run(main)
+
+
+@pytest.mark.parametrize("encoding", ["", "pcm", "opus"])
+def test_livekit_joins_a_carriers_call(encoding: str) -> None:
+    """Without any audio it would repeat each sentence."""
+
+    async def main() -> None:
+        async with serving() as rig, calling(rig.url("/media/twilio"), "CA1") as phone:
+            await phone.start()
+            how = ("--encoding", encoding) if encoding else ()
+            events = await driven(
+                rig, "livekit_turns.py", "--service", "openai", "--rate", "24000", "--retries", "2", *how,
+                f"push:{FIRST}", "end", "hear:500", "interrupt",
+                f"push:{TEXT} {OTHER}", "end", "wait:finished", "close",
+                path="/calls/CA1",
+            )  # fmt: skip
+            assert "error" not in [event["event"] for event in events]
+            assert phone.n_clears == 1
+            assert rig.engine.spoken[-2:] == [TEXT, OTHER]  # type: ignore[attr-defined]
+            await until(lambda: not rig.server.registry.calls()[0].session.turns, "the end of the speech")
+            assert_caller_hears_last(phone, [TEXT, OTHER])
 
     run(main)

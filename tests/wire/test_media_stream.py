@@ -331,6 +331,11 @@ def test_signalwire_sends_tones() -> None:
     assert json.loads(sent) == {"event": "dtmf", "streamSid": "s1", "dtmf": {"digit": "12#w"}} and is_text
 
 
+def test_plivo_sends_tones() -> None:
+    sent, is_text = started("plivo").encode(MediaTones("12#w"))
+    assert json.loads(sent) == {"event": "sendDTMF", "dtmf": "12#w"} and is_text
+
+
 # ------------------------------------------------------------------------- Telnyx
 
 

@@ -56,7 +56,7 @@ _DIALECTS = (
     "twilio", "native-media", "asterisk", "freeswitch", "telnyx", "plivo", "signalwire", "exotel", "vonage", "genesys",
     "jambonz", "deepgram", "elevenlabs", "cartesia", "dashscope", "jambonz-tts",
 )  # fmt: skip
-_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices")
+_HTTP_PAGES = ("http", "openai", "cosyvoice", "custom-voices", "http-calls", "vendor-http")
 _EVENT_CLASSES = {name: event for event, name in EVENT_TYPES.items()}
 _CLIENT_CLASSES = {
     "say": messages.Say,
@@ -262,7 +262,7 @@ def test_the_examples_of_other_carriers_are_read_and_written(carrier: str) -> No
     assert start in read and messages.MediaDtmf("5") in read and MediaMark("1.1") in read
     audio = next(message for message in read if isinstance(message, messages.MediaAudio))
     said: list[messages.ToMedia] = [Frame(audio.payload), MediaMark("1.1"), MediaClear()]
-    said += [messages.MediaTones("1w2")] if carrier == "signalwire" else []
+    said += [messages.MediaTones("1w2")] if carrier in ("signalwire", "plivo") else []
     assert [codec.encode(message) for message in said] == [
         (line.encode(), True) for line in examples(f"json {carrier}-out")
     ]

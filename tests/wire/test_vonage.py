@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telephony_tts.wire import messages as m
-from telephony_tts.wire.vonage import VonageCodec, verify
+from telephony_tts.wire import vonage
+from telephony_tts.wire.vonage import MAX_TOKEN_AGE_S, TokenVerifier, VonageCodec, verify
 
 CONNECTED = {
     "event": "websocket:connected", "content-type": "audio/l16;rate=16000", "call": "CON-7d1e",
@@ -178,6 +179,32 @@ def test_a_token_with_other_claims_is_refused() -> None:
     other = base64url(json.dumps(CLAIMS | {"application_id": "another"}).encode())
     assert not verify(SECRET, f"{head}.{other}.{signature}", NOW_S)
     assert not verify("", jwt(CLAIMS, ""), NOW_S), "an empty secret signs nothing"
+
+
+@pytest.mark.parametrize("named", [{"jti": "63f61863-4a51"}, {}])
+def test_a_token_is_used_once(named: dict[str, str]) -> None:
+    claims = {name: value for name, value in CLAIMS.items() if name != "jti"} | named
+    verifier, token, other = TokenVerifier(SECRET), jwt(claims), jwt(claims | {"iat": NOW_S - 1})
+    assert verifier.flaw(token, NOW_S) is None
+    assert verifier.flaw(token, NOW_S) is None, "it was not used: the server may have had no room"
+    verifier.use(token, NOW_S)
+    assert "replay" in (verifier.flaw(token, NOW_S + 1) or "")
+    assert ("replay" in (verifier.flaw(other, NOW_S) or "")) is bool(named), "the name counts, else the whole token"
+    verifier.use("a.b.c", NOW_S)
+    assert "Vonage signed" in (verifier.flaw("a.b.c", NOW_S) or ""), "a stranger's token says nothing about replays"
+
+
+def test_used_tokens_are_forgotten_when_they_are_no_longer_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vonage, "MAX_USED_TOKENS", 2)
+    verifier = TokenVerifier(SECRET)
+    tokens = [jwt(CLAIMS | {"jti": name, "iat": NOW_S + n}) for n, name in enumerate("abc")]
+    for token in tokens:
+        verifier.use(token, NOW_S)
+    assert verifier.flaw(tokens[0], NOW_S) is None, "the oldest makes room"
+    assert [verifier.flaw(token, NOW_S) is None for token in tokens[1:]] == [False, False]
+    late_s = NOW_S + MAX_TOKEN_AGE_S + 3
+    verifier.use(jwt(CLAIMS | {"jti": "d", "iat": late_s}), late_s)
+    assert len(verifier._used) == 1, "the others were not valid any more"
 
 
 @given(st.text(max_size=80))
