@@ -82,6 +82,8 @@ class Part:
     """Where its audio begins on the turn's timeline. None until it gave audio."""
     engine_pcm: tuple[int, int] = (0, 1)
     """(samples that it gave, their rate)."""
+    engine_estimates: bool = False
+    """Its timings of words are estimated."""
     engines: tuple[str, ...] = ()
     """The engines that spoke it, in order, if they are reported."""
     words: list[tuple[int, int]] = field(default_factory=list)
@@ -89,12 +91,13 @@ class Part:
     word_starts: list[tuple[int, int]] = field(default_factory=list)
     """The same for where each word begins."""
     estimates: bool = False
-    """The engine's timings of words are estimated."""
+    """The timings of some words are estimated."""
 
     def forget_audio(self) -> None:
         """It is spoken again from its beginning."""
         self.start_sample = self.end_sample = self.engine_sample = None
         self.engine_offset = 0
+        self.engine_estimates = False
         self.engines = ()
         self.words.clear()
         self.word_starts.clear()
@@ -536,6 +539,7 @@ class Turn:
         part.engine_pcm = part.engine_pcm[0] + len(chunk.pcm), chunk.sample_rate_hz
         for timing in chunk.timings:
             for offset, sample, known in (
+        part.engine_estimates |= chunk.estimates
                 (timing.start_char, timing.start_sample, part.word_starts),
                 (timing.end_char, timing.end_sample, part.words),
             ):
