@@ -388,6 +388,13 @@ class SpokenText:
     times_ms: tuple[float, ...]
 
 
+    ends_ms: tuple[float, ...] = ()
+    """When each character ends. (): where the next one begins."""
+
+    @property
+    def spans_ms(self) -> list[tuple[float, float]]:
+        """Begin and end of each character."""
+        return list(zip(self.times_ms, self.ends_ms or self.times_ms[1:], strict=False))
 @dataclass(frozen=True, slots=True)
 class TurnSent:
     """The last frame of the turn has been sent. Only for peers that play each turn separately."""
