@@ -152,8 +152,8 @@ class Turn:
         """The frames that were sent last."""
         self.again: deque[bytes] = deque()
         """Frames to send again, because a pause or a clear of an earlier turn emptied the peer's buffer."""
-        self.fades_in = False
-        """The next frame follows a pause."""
+        self.resumes_at: int | None = None
+        """The sample from which speech goes on after a pause. The frame that has it is silent before it."""
         self._pieces: list[str] = []
         self._text = ""
         self.n_chars = self._n_cut = 0
