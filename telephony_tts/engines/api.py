@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -258,6 +258,14 @@ class HasVersion(Protocol):
     def version(self, voice: str) -> str | None:
         """Another text if the model, its settings or this voice became others. None: do not keep it now. Takes
         microseconds."""
+
+
+@runtime_checkable
+class RecallsAudio(Protocol):
+    """An engine that has the audio of some utterances already."""
+
+    def recall(self, utterance: Utterance) -> Sequence[Chunk] | None:
+        """All audio of the utterance, which `check` accepts, if it can be had without waiting. Takes microseconds."""
 
 
 class Engine(Protocol):

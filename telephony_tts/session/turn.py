@@ -165,6 +165,8 @@ class Turn:
         self.n_submitted = 0
         self.n_done = 0
         self.n_skipped = 0
+        self.n_lexicon_readings = 0
+        """Words that a lexicon read."""
         self._open: Part | None = None
         self._n_spoken = 0
         """Text before this offset was spoken with an open part, though the segmenter still holds some of it."""
@@ -231,7 +233,7 @@ class Turn:
                     self.flush()
                     markup.begin_style(event, self.n_chars)
                 case MarkupEmphasis(is_on):
-                    markup.begin_emphasis(is_on, self.n_chars)
+                    markup.begin_emphasis(is_on, self.n_chars, self.settings.control_tokens)
                 case MarkupCut():
                     self.flush()
         if markup.is_plain:
@@ -434,6 +436,7 @@ class Turn:
         readings = [] if markup is None else markup.readings(text, sentence.start, lang)
         if lexicon is not None:
             found = lexicon.readings(text, lang if language is None else language[0], speaking.voice)
+            self.n_lexicon_readings += len(found)
             tagged = list(readings)
             readings += [each for each in found if all(each.end <= t.start or t.end <= each.start for t in tagged)]
         spans = spoken_spans(text, lang, control, readings)
@@ -536,10 +539,10 @@ class Turn:
             self.ready_since_ns = now_ns
         self.encoder.feed(chunk.pcm, chunk.sample_rate_hz)
         part.estimates |= chunk.estimates
+        part.engine_estimates |= chunk.estimates
         part.engine_pcm = part.engine_pcm[0] + len(chunk.pcm), chunk.sample_rate_hz
         for timing in chunk.timings:
             for offset, sample, known in (
-        part.engine_estimates |= chunk.estimates
                 (timing.start_char, timing.start_sample, part.word_starts),
                 (timing.end_char, timing.end_sample, part.words),
             ):
