@@ -124,7 +124,8 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         # 25 steps with one row each go through the same layers as the prompt's rows.
         assert maps["prompt"] / 20 < maps["language model"] < maps["prompt"] * 20
     else:
-        assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
+        parts = ("segmenter", "ssml_off_on", "encoder", "session")
+        assert all(figure > 0 for part in parts for figure in results[part].values())
 
 
 @pytest.mark.parametrize("name", _NAMES)
