@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -224,6 +224,14 @@ class Chunk:
     timings: tuple[Timing, ...] = ()
     queued_ns: int = 0
     estimates: bool = False
+
+
+def halves(chunk: Chunk, ms: int) -> list[Chunk]:
+    """The first `ms` of a chunk, with all its timings, and the rest, if there is a rest."""
+    n = chunk.sample_rate_hz * ms // 1000
+    if len(chunk.pcm) <= n:
+        return [chunk]
+    return [replace(chunk, pcm=chunk.pcm[:n]), replace(chunk, pcm=chunk.pcm[n:], timings=(), queued_ns=0)]
 
 
 @dataclass(frozen=True, slots=True)

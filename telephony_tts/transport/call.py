@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice
+from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
 from telephony_tts.recording.live import LiveRecording, Recordings
@@ -32,6 +32,8 @@ _log = logs.get(__name__)
 Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
+_FIRST_MS = 120
+"""How much kept audio is given at once. The resampler holds back 75 ms, and a whole chunk would delay the first frame."""
 _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
 _MOST_RECORDINGS = 20
@@ -434,8 +436,10 @@ class Call:
             return False
         voice, chunks = kept
         self._warn_of_language(utterance, voice)
-        self._give(run, voice, chunks[0])
-        run.task = self._group.create_task(self._speak_kept(run, voice, chunks), name=f"speak {utterance.id}")
+        first, *rest = halves(chunks[0], _FIRST_MS)
+        self._give(run, voice, first)
+        rest += chunks[1:]
+        run.task = self._group.create_task(self._speak_kept(run, voice, rest), name=f"speak {utterance.id}")
         return True
 
     def _give(self, run: UtteranceRun, voice: Voice, chunk: Chunk) -> None:
@@ -444,9 +448,9 @@ class Call:
         self.session.audio(run.utterance.id, chunk, monotonic_ns(), voice.gain_db, told)
 
     async def _speak_kept(self, run: UtteranceRun, voice: Voice, chunks: Sequence[Chunk]) -> None:
-        """Give the session the rest of an utterance, of which it has the first chunk, as it asks for it."""
+        """Give the session the rest of an utterance, of which it has the first audio, as it asks for it."""
         try:
-            for chunk in chunks[1:]:
+            for chunk in chunks:
                 await asyncio.sleep(0)  # as in `_speak`
                 await run.until_pulled()
                 self._drive(monotonic_ns(), self._give, run, voice, chunk)
