@@ -52,7 +52,10 @@ def main() -> None:
         "complete sentence to first frame in ms, as the server reports it",
         ("code", "calls", "phrases", "turns", "p50", "p95", "p99", "max", "found"),
         [
-            (w["code"], w["calls"], w["kept"], ms["n"], *(ms.get(k, "-") for k in ("p50", "p95", "p99", "max")), w["found"])
+            (
+                w["code"], w["calls"], w["kept"], ms["n"],
+                *(ms.get(k, "-") for k in ("p50", "p95", "p99", "max")), w["found"],
+            )
             for w in windows
             for ms in [w["ms"]]
         ],

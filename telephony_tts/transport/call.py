@@ -33,7 +33,7 @@ Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
 _FIRST_MS = 120
-"""How much kept audio is given at once. The resampler holds back 75 ms, and a whole chunk would delay the first frame."""
+"""How much kept audio is given at once. The resampler holds back 75 ms; a whole chunk would delay the first frame."""
 _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
 _MOST_RECORDINGS = 20
