@@ -48,6 +48,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 _EXAMPLES = """examples:
   python benchmarks/frontend.py
+  git worktree add --detach /tmp/older ad5cb21; python benchmarks/frontend.py --older /tmp/older
   python benchmarks/frontend.py --cases DIR \\
     --runner run_sentences.py,tests/text/sentences_adapter.py:Adapter,sentences.jsonl
 """
@@ -72,6 +73,8 @@ def main() -> None:
     flags = report.parser("frontend", __doc__.splitlines()[0], _EXAMPLES)
     flags.add_argument("--repeat", type=int, default=9, help="repeats of each measure (default %(default)s)")
     flags.add_argument("--cases", type=Path, metavar="DIR", help="folder of the case files")
+    flags.add_argument("--rounds", type=int, default=7, help="rounds of the SSML off/on ratios (default %(default)s)")
+    flags.add_argument("--older", type=Path, metavar="DIR", help="a checkout of older code, for one more ratio")
     flags.add_argument(
         "--runner",
         action="append",
@@ -86,6 +89,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "segmenter": _segmenter(chosen),
         "markup": _markup(chosen),
+        "ssml_off_on": _ssml_off_on(chosen),
         "normaliser": _normaliser(chosen),
         "encoder": _encoder(chosen),
         "wire_ns": _wire(chosen),
@@ -94,7 +98,7 @@ def main() -> None:
     results["cases"] = [_judge(chosen.cases, word) for word in chosen.runner]
     rows = [
         (f"{part}: {name}", value)
-        for part in ("segmenter", "markup", "normaliser", "encoder", "wire_ns", "session")
+        for part in ("segmenter", "markup", "ssml_off_on", "normaliser", "encoder", "wire_ns", "session")
         for name, value in results[part].items()
     ]
     report.table("front end (medians)", ("what", "figure"), rows)
@@ -151,6 +155,38 @@ def _markup(chosen: argparse.Namespace) -> dict[str, float]:
         f"SSML, pieces of {n}, us a sentence": round(_seconds(lambda n=n: feed(n), chosen, 20) / n_sentences * 1e6, 1)  # type: ignore[misc]
         for n in (4, 256)
     }
+
+
+def _ssml_off_on(chosen: argparse.Namespace) -> dict[str, float]:
+    """Plain text through the intake and the segmenter, in turn: where a turn may be SSML (`text_type` auto) against a
+    call of text alone, plain text in a turn that is SSML, and with `--older` the code of an older checkout."""
+    kinds = {"text": None, "auto": None, "ssml": None, **({"older": chosen.older} if chosen.older else {})}
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(1 if chosen.quick else chosen.rounds):
+        for kind, checkout in kinds.items():
+            speeds = _speeds("text" if checkout else kind, checkout, chosen)
+            for n, speed in speeds.items():
+                found.setdefault((kind, n), []).append(speed)
+    figures: dict[str, float] = {}
+    for n in ("4", "256"):
+        for name, kind, base in (
+            ("SSML possible / text alone", "auto", "text"), ("in a turn of SSML / text alone", "ssml", "text"),
+            ("SSML possible / older code", "auto", "older"),
+        ):  # fmt: skip
+            if (base, n) in found:
+                pairs = zip(found[kind, n], found[base, n], strict=True)
+                figures[f"{name}, pieces of {n}"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return figures
+
+
+def _speeds(text_type: str, checkout: Path | None, chosen: argparse.Namespace) -> dict[str, float]:
+    harness = Path(__file__).resolve().parent / "harness"
+    command = [sys.executable, str(harness / "turn_text.py"), "--text-type", text_type]
+    command += ["--repeat", "1" if chosen.quick else "25", _TEXT * 4]
+    environment = {**os.environ, "PYTHONPATH": str(checkout or _ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    speeds: dict[str, float] = json.loads(done.stdout)
+    return speeds
 
 
 def _normaliser(chosen: argparse.Namespace) -> dict[str, float]:

@@ -67,6 +67,7 @@ LEGS = ("bot", "media")
 MARK_STATES = ("played", "cleared")
 SPEECH_OUTCOMES = ("interrupted", "none")
 PAUSE_REASONS = ("bot", "barge_in")
+DTMF_WAYS = ("message", "tones")
 SOUND_OUTCOMES = ("played", "failed")
 RECORDING_ENDS = ("stopped", "call_ended", "max_s", "max_mb", "disk_full", "write_failed")
 REFUSALS = ("busy", "unauthorized", "origin", "starting", "draining", "bad_request", "call_taken", "unclaimed")
@@ -116,6 +117,18 @@ ANSWERING_MACHINES = Counter(
     registry=REGISTRY,
 )
 
+DTMF_SENT = Counter(
+    "telephony_tts_dtmf_sent_total",
+    "Digits given to the telephone side, by the platform's message or as tones in the audio.",
+    ["by"],
+    registry=REGISTRY,
+)
+BAD_MARKUP = Counter(
+    "telephony_tts_bad_markup_total", "Turns of SSML whose markup was partly wrong.", registry=REGISTRY
+)
+LEXICON_READINGS = Counter(
+    "telephony_tts_lexicon_readings_total", "Words of ended turns that a lexicon read.", registry=REGISTRY
+)
 PAUSES = Counter("telephony_tts_pauses_total", "Pauses of speech, by reason.", ["reason"], registry=REGISTRY)
 SOUNDS = Counter(
     "telephony_tts_sounds_total",
@@ -214,6 +227,7 @@ for _metric, _values in (
     (MARKS, MARK_STATES),
     (CALLER_SPEECH, SPEECH_OUTCOMES),
     (PAUSES, PAUSE_REASONS),
+    (DTMF_SENT, DTMF_WAYS),
     (ANSWERING_MACHINES, ("greeting", "beep")),
     (SOUNDS, SOUND_OUTCOMES),
     (RECORDINGS, RECORDING_ENDS),

@@ -16,7 +16,7 @@ import pytest
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
-    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording",
+    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover",
 )  # fmt: skip
 
 pytestmark = [
@@ -79,6 +79,13 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
     elif name == "phrases":
         assert [row["kept"] for row in results] == ["off", "memory", "disk"]
         assert all(row["found"] == {row["kept"]: row["ms"]["n"]} for row in results[1:])
+    elif name == "failover":
+        by_fault = {row["fault"]: row for row in results}
+        assert len(by_fault) == 7 and all(row["told_ms"]["n"] == 2 and row["words_lost"] == 0 for row in results)
+        assert by_fault["none"]["engines"] == "faulty" and by_fault["dead, circuit open"]["engines"] == "spare"
+        assert by_fault["dead"]["told_ms"]["p50"] >= 300 > by_fault["dead, circuit open"]["told_ms"]["p50"]
+        assert by_fault["fails in the middle"]["engines"] == "faulty+spare"
+        assert by_fault["fails in the middle, estimated"]["words_again"] > 0 == by_fault["none"]["words_again"]
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0
@@ -117,7 +124,8 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         # 25 steps with one row each go through the same layers as the prompt's rows.
         assert maps["prompt"] / 20 < maps["language model"] < maps["prompt"] * 20
     else:
-        assert all(figure > 0 for part in ("segmenter", "encoder", "session") for figure in results[part].values())
+        parts = ("segmenter", "ssml_off_on", "encoder", "session")
+        assert all(figure > 0 for part in parts for figure in results[part].values())
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -280,11 +280,18 @@ class Encoder:
         faded = self.codec.encode(to_pcm(speech * fade_in(n_fade)[::-1]))
         return faded + self.codec.silence * (self.n_frame_samples - n_fade)
 
-    def faded_in(self, frame: bytes) -> bytes:
-        """`frame` with its first `fade_ms` faded in."""
+    @property
+    def n_fade_samples(self) -> int:
+        return self.rate_hz * self.fade_ms // 1000
+
+    def faded_in(self, frame: bytes, begin: int = 0) -> bytes:
+        """`frame` with silence before its sample `begin`, and `fade_ms` faded in from there. `begin` is negative if the
+        fade began in the frame before."""
         pcm = self.codec.decode(frame).astype(np.float32)
-        ramp = fade_in(self.rate_hz * self.fade_ms // 1000)
-        pcm[: ramp.size] *= ramp
+        start = max(begin, 0)
+        ramp = fade_in(self.n_fade_samples)[start - begin :][: max(0, pcm.size - start)]
+        pcm[:start] = 0
+        pcm[start : start + ramp.size] *= ramp
         return self.codec.encode(to_pcm(pcm))
 
     def discard(self) -> None:

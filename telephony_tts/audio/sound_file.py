@@ -46,6 +46,11 @@ def read_sound(path: str, max_s: float, max_bytes: int) -> Sound:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise AudioError(f"the file has more than {max_bytes} bytes (sounds.max_mb)")
+    return decode_sound(content, max_s)
+
+
+def decode_sound(content: bytes, max_s: float) -> Sound:
+    """The sound in the content of a file. Raises AudioError and FormatUnavailable as `read_sound` does."""
     samples, rate_hz = _wav(content) if _is_wav(content) else _any(content, max_s)
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         raise AudioError(f"its sample rate is {rate_hz} Hz; {MIN_RATE_HZ} to {MAX_RATE_HZ} can be played")

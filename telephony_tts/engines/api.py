@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -226,6 +226,14 @@ class Chunk:
     estimates: bool = False
 
 
+def halves(chunk: Chunk, ms: int) -> list[Chunk]:
+    """The first `ms` of a chunk, with all its timings, and the rest, if there is a rest."""
+    n = chunk.sample_rate_hz * ms // 1000
+    if len(chunk.pcm) <= n:
+        return [chunk]
+    return [replace(chunk, pcm=chunk.pcm[:n]), replace(chunk, pcm=chunk.pcm[n:], timings=(), queued_ns=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot for metrics and admission.
@@ -258,6 +266,14 @@ class HasVersion(Protocol):
     def version(self, voice: str) -> str | None:
         """Another text if the model, its settings or this voice became others. None: do not keep it now. Takes
         microseconds."""
+
+
+@runtime_checkable
+class RecallsAudio(Protocol):
+    """An engine that has the audio of some utterances already."""
+
+    def recall(self, utterance: Utterance) -> Sequence[Chunk] | None:
+        """All audio of the utterance, which `check` accepts, if it can be had without waiting. Takes microseconds."""
 
 
 class Engine(Protocol):

@@ -9,10 +9,12 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from telephony_tts.engines.api import (
+    Chunk,
     Engine,
     EngineStats,
     FindsVoices,
     LangSource,
+    RecallsAudio,
     Utterance,
     Voice,
     has_language,
@@ -66,6 +68,7 @@ class Catalog:
         self._engines = {engine.name: engine for engine in engines}
         if len(self._engines) != len(engines):
             raise ConfigError(f"engine names must differ: {', '.join(engine.name for engine in engines)}")
+        self._recalls = {engine.name: engine.recall for engine in engines if isinstance(engine, RecallsAudio)}
         self._default = engines[0]
         self._inserts = InsertPlayer()
         self._absent = tuple(absent)
@@ -178,6 +181,18 @@ class Catalog:
         except UnsupportedText as refusal:
             raise UnsupportedText(f"{refusal.message}; {self._what_helps(utterance)}") from refusal
         return engine, voice
+
+    def recall(self, utterance: Utterance) -> tuple[Voice, Sequence[Chunk]] | None:
+        """The voice and all the audio of an utterance, if its engine has them without waiting."""
+        if not self._recalls or utterance.insert is not None or utterance.more is not None:
+            return None
+        try:
+            engine, voice = self.choose(utterance)
+        except (UnknownVoice, UnsupportedText):
+            return None
+        recall = self._recalls.get(engine.name)
+        chunks = None if recall is None else recall(replace(utterance, voice=voice.name))
+        return (voice, chunks) if chunks else None
 
     def mismatch(self, utterance: Utterance, voice: Voice) -> str | None:
         """The warning for Latin text in a language that `voice` does not have; None if there is no mismatch.

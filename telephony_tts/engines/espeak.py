@@ -15,16 +15,18 @@ import ctypes
 import shutil
 import tempfile
 import unicodedata
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from telephony_tts.engines.api import Chunk, EngineStats, Pcm, Timing, Utterance, Voice
+from telephony_tts.engines.espeak_phonemes import VoicePhonemes, ask
 from telephony_tts.engines.same_sound import with_same_sounds
 from telephony_tts.engines.speech import SpokenPiece, share_time, speak_pieces, trimmed
 from telephony_tts.engines.versions import package_version
@@ -88,6 +90,8 @@ _UNSPOKEN = frozenset({"So", "Cc", "Cs", "Co", "Cn"})
 _AUDIO_OUTPUT_SYNCHRONOUS = 2
 _INITIALIZE_DONT_EXIT = 0x8000
 _CHARS_UTF8 = 1
+_PHONEMES = 0x100
+_AS_NAMES, _AS_IPA = 0, 2
 _ENDPAUSE = 0x1000
 _RATE = 1
 _EVENT_LIST_TERMINATED, _EVENT_WORD = 0, 1
@@ -124,6 +128,9 @@ class _EspeakVoice(ctypes.Structure):
         ("spare", ctypes.c_void_p),
     )
 
+
+Sound = tuple[int, int, str]
+"""`[start, end)` of a text, and its phoneme input in double brackets."""
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
@@ -224,6 +231,19 @@ class _Installation:
 
     folder: tempfile.TemporaryDirectory[str]
     idle: deque[_Library]
+    phonemes: dict[str, VoicePhonemes] = field(default_factory=dict)
+    """Of the voices that had to speak IPA so far."""
+
+    def phonemes_of(self, voice: str) -> VoicePhonemes:
+        """The phonemes of a voice, in a worker. To ask for them takes some tens of milliseconds, once."""
+        found = self.phonemes.get(voice)
+        if found is None:
+            library = self.idle.popleft()
+            try:
+                found = self.phonemes[voice] = ask(library.reader(voice))
+            finally:
+                self.idle.append(library)
+        return found
 
     def close(self) -> None:
         while self.idle:
@@ -249,22 +269,45 @@ class _Library:
         self._lib.espeak_Terminate()
         _ctypes.dlclose(self._lib._handle)
 
-    def speak(self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled) -> SpokenPiece:
-        """Speak at most a few hundred characters. The piece is empty after a cancel."""
+    def speak(
+        self, text: str, voice: str, speed: float, seed: int, cancelled: Cancelled, sounds: Sequence[Sound] = ()
+    ) -> SpokenPiece:
+        """Speak at most a few hundred characters. The piece is empty after a cancel. `sounds` are parts of the text in
+        phoneme input, in order."""
         if self._lib.espeak_SetVoiceByName(voice.encode()) != 0:
             raise EngineError(f"espeak-ng could not load the voice {voice!r}")
         self._lib.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._lib.espeak_SetParameter(_RATE, round(WORDS_PER_MINUTE * speed), 0)
         self._parts, self._words = [], []
         self._cancelled = cancelled
-        encoded = _plain(text).encode("utf-8", "replace") + b"\0"
-        error = self._lib.espeak_Synth(encoded, len(encoded), 0, 1, 0, _CHARS_UTF8 | _ENDPAUSE, None, None)
+        written, places = _with_phonemes(_plain(text), sounds)
+        encoded = written.encode("utf-8", "replace") + b"\0"
+        flags = _CHARS_UTF8 | _ENDPAUSE | (_PHONEMES if sounds else 0)
+        error = self._lib.espeak_Synth(encoded, len(encoded), 0, 1, 0, flags, None, None)
         if error != 0 and not cancelled():
             raise EngineError(f"espeak_Synth answered {error}")
         if not self._parts or cancelled():
             return SpokenPiece(np.zeros(0, np.int16), SAMPLE_RATE_HZ)
         pcm = np.concatenate(self._parts)
-        return SpokenPiece(pcm, SAMPLE_RATE_HZ, _timings(text, self._words, len(pcm)))
+        events = [(_origin(position, places), ms) for position, ms in self._words] if places else self._words
+        return SpokenPiece(pcm, SAMPLE_RATE_HZ, _timings(text, events, len(pcm)))
+
+    def reader(self, voice: str) -> Callable[[str, bool], str]:
+        """What tells the phonemes of a text in brackets: as names, or as IPA."""
+        self.speak("a", voice, 1.0, 0, bool, [(0, 1, "[[a]]")])  # from now on the library takes phonemes
+        to_phonemes = self._lib.espeak_TextToPhonemes
+        to_phonemes.restype = ctypes.c_char_p
+
+        def read(text: str, as_ipa: bool) -> str:
+            encoded = ctypes.create_string_buffer(text.encode())
+            rest = ctypes.c_void_p(ctypes.addressof(encoded))
+            clauses = []
+            while rest.value:
+                clause = to_phonemes(ctypes.byref(rest), _CHARS_UTF8, _AS_IPA if as_ipa else _AS_NAMES)
+                clauses.append((clause or b"").decode("utf-8", "replace"))
+            return " ".join(clauses)
+
+        return read
 
     def voice_files(self) -> dict[str, str]:
         """Each language to its file below `lang/`. Of several files the first is used, which is the plain one."""
@@ -329,18 +372,57 @@ def _copy_data(data: Path, own: Path, files: Mapping[str, str]) -> Path:
 
 def _speak(installation: _Installation, utterance: Utterance, voice: str, cancelled: Cancelled) -> Iterator[Chunk]:
     speed = min(MAX_SPEED, max(MIN_SPEED, utterance.speed))
+    phonemes = _phonemes(installation, utterance, voice)
+    n_before = 0
 
     def speak(text: str, index: int, trail_ms: float) -> SpokenPiece:
+        nonlocal n_before
+        first, last = n_before, n_before + len(text)
+        n_before = last  # the pieces cover the text
+        sounds = [(start - first, end - first, said) for start, end, said in phonemes if first <= start and end <= last]
         library = installation.idle.popleft()  # one for each worker; a worker keeps none between pieces
         try:
-            speech = library.speak(text, voice, speed, abs(utterance.seed or 0) + index, cancelled)
+            speech = library.speak(text, voice, speed, abs(utterance.seed or 0) + index, cancelled, sounds)
         finally:
             installation.idle.append(library)
         return trimmed(speech, _SILENCE_DBFS, trail_ms)
 
-    # Only Mandarin is written in pinyin. Espeak reads no phonemes of other alphabets than its own.
+    # Only Mandarin is written in pinyin.
     sounds = utterance.pronunciations if voice == _MANDARIN else ()
     return speak_pieces(with_same_sounds(utterance.text, sounds), speak, cancelled)
+
+
+def _phonemes(installation: _Installation, utterance: Utterance, voice: str) -> list[Sound]:
+    """The IPA of an utterance in the voice's own names. What the voice cannot say is left out."""
+    wanted = [each for each in utterance.pronunciations if each.alphabet == "ipa"]
+    if not wanted:
+        return []
+    known = installation.phonemes_of(voice)
+    found = ((each, known.written(each.value)) for each in wanted)
+    return [(each.start, each.end, said) for each, said in found if said is not None]
+
+
+def _with_phonemes(text: str, sounds: Sequence[Sound]) -> tuple[str, list[tuple[int, int, int]]]:
+    """(`text` with `sounds` in place, the stretches of that: its begin, where that is in `text`, and whether it is a
+    stretch of the text (1) or a sound (0))."""
+    if not sounds:
+        return text, []
+    parts: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    n_chars = done = 0
+    for start, end, said in (*sounds, (len(text), len(text), "")):
+        for part, origin, is_text in ((text[done:start].replace("[[", "  "), done, 1), (said, start, 0)):
+            places.append((n_chars, origin, is_text))
+            parts.append(part)
+            n_chars += len(part)
+        done = end
+    return "".join(parts), places
+
+
+def _origin(position: int, places: Sequence[tuple[int, int, int]]) -> int:
+    """The place in the text of `position` in the text with sounds: of a sound, where its word begins."""
+    at, origin, is_text = places[max(0, bisect_right(places, (position, len(places), 2)) - 1)]
+    return origin + (position - at) * is_text
 
 
 def _unavailable(failure: Exception) -> EngineUnavailable:

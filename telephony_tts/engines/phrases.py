@@ -70,6 +70,11 @@ class PhraseKeeper:
     def check(self, utterance: Utterance) -> None:
         self.inner.check(utterance)
 
+    def recall(self, utterance: Utterance) -> tuple[Chunk, ...] | None:
+        """The phrase of the utterance, if it is in memory."""
+        key = self.key(utterance) if self._is_open else None
+        return None if key is None else self._store.recall(key)
+
     async def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
         self.inner.check(utterance)
         key = self.key(utterance) if self._is_open else None

@@ -188,6 +188,9 @@ class Throttled:
     ) -> tuple[Engine, Voice]:
         return self._catalog.resolve(voice, lang, text, lang_source)
 
+    def recall(self, utterance: Utterance) -> None:
+        """Kept audio goes through the turnstile as any other."""
+
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]:
         engine, voice = self._catalog.choose(utterance)
         return cast(Engine, ThrottledEngine(engine, self)), voice

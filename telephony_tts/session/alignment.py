@@ -1,8 +1,8 @@
 """When each character of a turn is heard, as its audio is sent.
 
-Some protocols send the characters or words of a turn with its audio. At the engine's timings of words the times are
-exact; between them the characters are spread evenly. Without timings the characters of a sentence are spread evenly
-over its audio.
+Some protocols send the characters or words of a turn with its audio. A word begins and ends when the event `words` says
+that it does, by the engine's timings. The characters of a word are spread evenly over it, and blanks over the silence
+between two words. Without timings the characters of a sentence are spread evenly over its audio.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from telephony_tts.session.heard import ATTACHED, heard_offset, mark_sample, stands_alone
+from telephony_tts.session.heard import ATTACHED, heard_offset, mark_sample, source_offset, stands_alone
 from telephony_tts.session.turn import Part, Turn
 from telephony_tts.wire.messages import SpokenText
 
@@ -36,9 +36,13 @@ class Alignment:
         """
         text, start = self._turn.text, self._offset
         known = [(start, self._sample)]
-        for offset, sample in self._places():
+        for offset, sample, is_begin in self._places():
             last_offset, last_sample = known[-1]
             if offset <= last_offset:
+                if is_begin and offset == last_offset and last_sample < sample:
+                    if sample > n_samples and not is_whole:
+                        break
+                    known.append((offset, max(last_sample, min(sample, n_samples))))
                 continue
             if sample > n_samples and not is_whole:
                 n_spoken = (offset - last_offset) * (n_samples - last_sample) // (sample - last_sample)
@@ -59,28 +63,37 @@ class Alignment:
                 known.pop()
         end, self._sample = known[-1]
         self._offset = end
-        return SpokenText(text[start:end], start, tuple(self._ms(sample) for sample in _spread(known)))
+        begins, ends = _spread(known)
+        times = tuple(self._ms(sample) for sample in [*begins, ends[-1] if ends else self._sample])
+        return SpokenText(text[start:end], start, times, tuple(self._ms(sample) for sample in ends))
 
-    def _places(self) -> Iterator[tuple[int, int]]:
-        """Offsets in the text, and the samples by which the text before them is spoken, as far as they are known."""
+    def _places(self) -> Iterator[tuple[int, int, bool]]:
+        """(an offset in the text, the sample by which the text before it is spoken, False), or (the offset of a word,
+        the sample at which it begins, True), as far as they are known."""
         turn = self._turn
         for part in turn.parts[self._n_parts :]:
             if part.start_sample is None:
                 return
             sentence = part.sentence
-            yield sentence.start, part.start_sample
-            for end_char, sample in part.words:
-                offset = _source_end(part, end_char)
-                if offset is not None:
-                    yield offset, sample
-                    yield _behind_attached(turn.text, offset, sentence.end), sample
+            yield sentence.start, part.start_sample, True
+            done, begun = sentence.start, -1
+            for (start_char, begin), (end_char, sample) in zip(part.word_starts, part.words, strict=True):
+                offset = _before_opening(turn.text, sentence.start + source_offset(part, start_char), done)
+                if offset > begun:  # a number that is read begins with its first word
+                    yield offset, begin, True
+                    begun = offset
+                end = _source_end(part, end_char)
+                if end is not None:
+                    yield end, sample, False
+                    done = _behind_attached(turn.text, end, sentence.end)
+                    yield done, sample, False
             if part.end_sample is None:
                 return
             if not part.words:
                 for offset in range(sentence.start + 1, sentence.end):
                     if turn.text[offset].isspace() and (at := mark_sample(turn, offset)) is not None:
-                        yield offset, at
-            yield sentence.end, part.end_sample
+                        yield offset, at, False
+            yield sentence.end, part.end_sample, False
             if self._offset >= sentence.end:
                 self._n_parts += 1
 
@@ -107,6 +120,13 @@ def _behind_attached(text: str, offset: int, end: int) -> int:
     return offset
 
 
+def _before_opening(text: str, offset: int, done: int) -> int:
+    """The offset before the signs that open the word at `offset`, no further back than `done`."""
+    while offset > done and not text[offset - 1].isspace() and not text[offset - 1].isalnum():
+        offset -= 1
+    return offset
+
+
 def _ends_word(text: str, offset: int) -> bool:
     """Whether a word ends at `offset`."""
     if text[offset - 1].isspace():
@@ -114,9 +134,12 @@ def _ends_word(text: str, offset: int) -> bool:
     return offset == len(text) or text[offset].isspace() or stands_alone(text[offset - 1]) or stands_alone(text[offset])
 
 
-def _spread(known: list[tuple[int, int]]) -> list[float]:
-    """The sample at each offset, evenly between those that are known."""
-    samples: list[float] = [known[0][1]]
+def _spread(known: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
+    """The samples at which each character begins and ends, evenly between the offsets that are known."""
+    begins: list[float] = []
+    ends: list[float] = []
     for (begin, first), (end, last) in pairwise(known):
-        samples += [first + (last - first) * n / (end - begin) for n in range(1, end - begin + 1)]
-    return samples
+        samples = [first + (last - first) * n / max(1, end - begin) for n in range(end - begin + 1)]
+        begins += samples[:-1]
+        ends += samples[1:]
+    return begins, ends

@@ -1,11 +1,12 @@
 """An engine failed in the middle of a sentence: where the next engine goes on.
 
-Nothing is said twice and nothing is lost, as far as the first engine told when its words end:
+Nothing is lost, and as little as possible is said twice:
 
 * none of the sentence was sent: the next engine speaks all of it;
-* else it goes on behind the last word that is complete. What was not sent of a broken word is dropped. If a part of the
-  broken word was sent already, the word is said again;
-* without timings all audio is kept, and the number of words in it is estimated from its length.
+* the engine knew when its words end: the next one goes on behind the last word that is complete. What was not sent of a
+  broken word is dropped. If a part of the broken word was sent already, the word is said again;
+* the engine estimated its words, or told nothing of them: all audio is kept. The engine may have been slower than was
+  estimated, so the next one goes on behind the words that are sure, and some words are said twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from dataclasses import replace
 from telephony_tts.engines.api import TextFeed, Utterance
 from telephony_tts.session.heard import joins, typical_s
 from telephony_tts.session.turn import Part, Turn
+
+_SLOWEST = 0.5
+"""Speech is at least this fast, compared with an estimate of its words. Slow voices speak at 0.6 times the usual rate,
+and some begin with silence."""
 
 
 def hand_over(turn: Turn, part: Part) -> Utterance:
@@ -49,13 +54,18 @@ def _cut(turn: Turn, part: Part, text: str) -> None:
         turn.marks.cut(part.start_sample)
         part.forget_audio()
         return
-    n_known = bisect_right(part.words, given_end, key=lambda word: word[1])
+    # Of estimated words only those are sure that would be over if the engine was as slow as an engine can be.
+    is_exact = bool(part.words) and not part.engine_estimates
+    sure_end = given_end if is_exact else part.engine_sample + int((given_end - part.engine_sample) * _SLOWEST)
+    n_known = bisect_right(part.words, sure_end, key=lambda word: word[1])
+    sample = given_end
     if n_known < len(part.words):
-        offset, sample = part.word_starts[n_known]  # the word that was broken off
+        offset, begin = part.word_starts[n_known]  # the word that was broken off, or the first that is not sure
+        sample = begin if is_exact else given_end
     elif part.words and part.words[-1][0] > part.engine_offset:
-        offset, sample = part.words[-1][0], given_end
+        offset = part.words[-1][0]
     else:
-        offset, sample = part.engine_offset + _estimate(turn, part, text[part.engine_offset :]), given_end
+        offset = part.engine_offset + _estimate(turn, part, text[part.engine_offset :])
     end = encoder.cut(sample)
     turn.marks.cut(end)
     del part.words[n_known:], part.word_starts[n_known:]
@@ -65,6 +75,7 @@ def _cut(turn: Turn, part: Part, text: str) -> None:
         part.word_starts.append((offset, end))
     part.engine_offset = _next_word(text, offset)
     part.engine_sample = None
+    part.engine_estimates = False
 
 
 def _given_end(turn: Turn, part: Part) -> int:
@@ -75,9 +86,9 @@ def _given_end(turn: Turn, part: Part) -> int:
 
 
 def _estimate(turn: Turn, part: Part, text: str) -> int:
-    """About how many characters of `text` the audio without timings has spoken. It ends at a word, rather too early."""
+    """The least characters of `text` that the audio without timings has spoken. They end at a word."""
     n_samples, rate_hz = part.engine_pcm
-    whole_s = typical_s(text) / turn.speaking.speed
+    whole_s = typical_s(text) / turn.speaking.speed / _SLOWEST
     n_spoken = min(len(text) - 1, int(len(text) * n_samples / rate_hz / max(whole_s, 1e-9)))
     while n_spoken > 0 and joins(text[n_spoken - 1], text[n_spoken]):
         n_spoken -= 1

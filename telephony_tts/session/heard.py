@@ -93,7 +93,7 @@ def start_of(part: Part, offset: int) -> int:
     assert part.start_sample is not None and part.end_sample is not None
     if not part.words:
         return _even_sample(part, offset)
-    return next((at for n, at in part.word_starts if _to_source(part, n) >= offset), part.end_sample)
+    return next((at for n, at in part.word_starts if source_offset(part, n) >= offset), part.end_sample)
 
 
 def end_of(part: Part, offset: int) -> int:
@@ -121,9 +121,9 @@ def _offset_in_part(part: Part, position: int, rate_hz: int) -> int:
             if end_sample > position:
                 break
             n_spoken = end_char
-        return _to_source(part, n_spoken)
+        return source_offset(part, n_spoken)
     fraction = (position - part.start_sample) / max(1, _n_samples(part, rate_hz))
-    return _to_source(part, min(len(spoken), int(fraction * len(spoken))))
+    return source_offset(part, min(len(spoken), int(fraction * len(spoken))))
 
 
 def _n_samples(part: Part, rate_hz: int) -> int:
@@ -142,13 +142,27 @@ def typical_s(spoken: str) -> float:
 
 def _sample_in_part(part: Part, offset: int) -> int | None:
     """The sample at which the sentence is spoken up to source `offset`. None until the timing of its word is known."""
-    wanted = offset - part.sentence.start
+    wanted = _without_signs(part, offset - part.sentence.start)
+    if wanted == 0:
+        return part.start_sample
     for end_char, end_sample in part.words:
-        if _to_source(part, end_char) >= wanted:
+        if source_offset(part, end_char) >= wanted:
             return end_sample
     if part.words or part.end_sample is None or part.start_sample is None or part.utterance is None:
         return part.end_sample
     return _even_sample(part, wanted)
+
+
+def _without_signs(part: Part, offset: int) -> int:
+    """`offset` of a sentence, without the signs and blanks before it that are not spoken. They belong to no word of the
+    engine."""
+    text = part.sentence.text
+    while offset > 0 and not text[offset - 1].isalnum():
+        span = next((span for span in part.spans if span.start < offset <= span.end), None)
+        if span is not None and span.spoken and not span.is_written:
+            break  # it is read as a word
+        offset -= 1
+    return offset
 
 
 def _even_sample(part: Part, offset: int) -> int:
@@ -158,7 +172,7 @@ def _even_sample(part: Part, offset: int) -> int:
     return part.start_sample + n_samples * _to_spoken(part, offset) // max(1, len(part.utterance.text))
 
 
-def _to_source(part: Part, n_spoken: int) -> int:
+def source_offset(part: Part, n_spoken: int) -> int:
     """Offset in the sentence of spoken character `n_spoken`. Inside a number that is read out: the number's start."""
     at = 0
     for span in part.spans:

@@ -48,6 +48,7 @@ class TurnMarkup:
         """(code, message) of warnings that the bot was not told yet."""
         self._has_warned = False
         self._has_warned_of_voice = False
+        self._has_warned_of_emphasis = False
 
     @property
     def source(self) -> str:
@@ -145,7 +146,7 @@ class TurnMarkup:
         self, spans: list[SpokenSpan], start: int, end: int, control: Collection[str]
     ) -> list[SpokenSpan]:
         """The spans of the sentence at `start` to `end`, with the tokens of emphasis if they are among `control`."""
-        if not self._emphases or not all(token in control for token in _EMPHASIS):
+        if not self._emphases or not _can_emphasise(control):
             return spans
         is_on = False
         places: list[tuple[int, str]] = []
@@ -167,8 +168,14 @@ class TurnMarkup:
             spans = _with_token(spans, at, token)
         return spans
 
-    def begin_emphasis(self, is_on: bool, offset: int) -> None:
+    def begin_emphasis(self, is_on: bool, offset: int, control: Collection[str]) -> None:
+        """The text from `offset` on is emphasised, or is not any more. Only the tokens of `control` can do that."""
         self._emphases.append((offset, is_on))
+        if not self._has_warned_of_emphasis and not _can_emphasise(control):
+            self._has_warned_of_emphasis = True
+            needed = " and ".join(_EMPHASIS)
+            message = f"<emphasis> has no effect: engines.cosyvoice2.control_tokens lacks {needed}"
+            self.warnings.append(("no_emphasis", message))
 
     def _overlapping(self, start: int, end: int) -> list[tuple[int, int, MarkupReading]]:
         """The readings that have text between `start` and `end`. They lie in order, one behind the other."""
@@ -190,6 +197,10 @@ class TurnMarkup:
     def begin(self, n_chars: int) -> int:
         """Where the character behind the first `n_chars` of the turn's text is in what the bot wrote."""
         return self._reader.map.begin(n_chars)
+
+
+def _can_emphasise(control: Collection[str]) -> bool:
+    return all(token in control for token in _EMPHASIS)
 
 
 def _reading(reading: MarkupReading, start: int, end: int, text: str, lang: str) -> Reading | None:

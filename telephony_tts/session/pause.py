@@ -66,26 +66,27 @@ class SpeechPause:
             position, basis = min(heard_ms * first.settings.rate_hz // 1000, first.n_sent_samples), "client"
         if not self.is_on:
             heard_samples = {turn: position for turn, (position, _) in positions.items()} | {first: position}
-            n_frames = {turn: self._next_frame(turn, heard) for turn, heard in heard_samples.items()}
-            self._sender.hold(heard_samples, n_frames, now_ns)
+            places = {turn: self._place(turn, heard) for turn, heard in heard_samples.items()}
+            self._sender.hold(heard_samples, places, now_ns)
         self._reason = reason
         offset = first.in_source(heard_offset(first, position))
         heard_at_ms = position * 1000 // first.settings.rate_hz
         self._out.append(Paused(first.id, first.source[:offset], offset, heard_at_ms, basis, reason))
 
-    def _next_frame(self, turn: Turn, heard: int) -> int:
-        """The number of the frame from which a turn goes on."""
+    def _place(self, turn: Turn, heard: int) -> int:
+        """The sample from which a turn goes on."""
         if heard >= turn.n_sent_samples and turn.sent_all:
-            return turn.playout.n_sent  # heard to its end
+            return turn.n_sent_samples  # heard to its end
         step_back = 0 if is_in_insert(turn, heard) else self.settings.step_back_ms * turn.settings.rate_hz // 1000
-        return max(0, boundary_sample(turn, heard) - step_back) // turn.frame_samples
+        return max(0, boundary_sample(turn, heard) - step_back)
 
     def end(self) -> None:
         """Speech goes on."""
         self._sender.release()
         turn = next((turn for turn in self._turns if not turn.sent_all), None)
         if turn is not None:
-            self._out.append(Resumed(turn.id, turn.n_sent_samples * 1000 // turn.settings.rate_hz))
+            place = max(turn.n_sent_samples, turn.resumes_at or 0)
+            self._out.append(Resumed(turn.id, place * 1000 // turn.settings.rate_hz))
 
     def drop(self) -> None:
         """The turns that were paused were cleared."""

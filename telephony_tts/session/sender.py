@@ -196,9 +196,10 @@ class Sender:
                 payload = again.popleft() if again else encoder.take_frame()
                 assert payload is not None
                 turn.recent.append(payload)
-                if turn.fades_in:
-                    turn.fades_in = False
-                    payload = encoder.faded_in(payload)
+                if turn.resumes_at is not None:
+                    begin = turn.resumes_at - turn.n_sent_samples
+                    if -encoder.n_fade_samples < begin < encoder.n_frame_samples:
+                        payload = encoder.faded_in(payload, begin)
                 if self.bed is not None:
                     payload = self._under(payload)
                 self._out.append(Frame(payload, max(0, now_ns - max(send_ns, turn.ready_since_ns)), turn.id))
@@ -331,14 +332,14 @@ class Sender:
             lost[0].ready_since_ns = now_ns
         self._begin_anew(heard_samples, now_ns)
 
-    def hold(self, heard_samples: dict[Turn, int], n_frames: dict[Turn, int], now_ns: int) -> None:
-        """Send nothing until `release`. The peer's buffer was emptied. Each turn goes on from its frame of `n_frames`,
+    def hold(self, heard_samples: dict[Turn, int], places: dict[Turn, int], now_ns: int) -> None:
+        """Send nothing until `release`. The peer's buffer was emptied. Each turn goes on from its sample of `places`,
         if it has sent more than that."""
         self.is_held = True
-        for turn, n in n_frames.items():
-            if n < turn.playout.n_sent:
-                turn.take_back(n)
-                turn.fades_in = True
+        for turn, place in places.items():
+            if place < turn.n_sent_samples:
+                turn.take_back(place // turn.frame_samples)
+                turn.resumes_at = max(place, turn.n_sent_samples)
             elif not turn.sent_all and turn.playout.t0_ns is not None:
                 # All that was sent was heard. The schedule must not go on meanwhile.
                 turn.playout.stop(turn.playout.n_sent)

@@ -93,6 +93,8 @@ class Session:
         self._text_ns: int | None = None
         """When the intake has to look at the text again."""
         self.n_underruns = 0
+        self.n_lexicon_readings = 0
+        """Words of turns that are over, which lexicons read."""
         if settings.separate_turns:
             self.let_turns_give_way()
 
@@ -627,6 +629,7 @@ class Session:
 
     def _forget(self, turn: Turn, outcome: str) -> None:
         self.n_underruns += turn.underruns
+        self.n_lexicon_readings += turn.n_lexicon_readings
         self._intake.forget(turn, outcome)
         self._sounds.turn_ended(turn.id)
 

@@ -45,18 +45,19 @@ class Sounds:
 
     def play(self, message: m.Play, settings: SessionSettings, now_ns: int) -> None:
         """Play a sound, or end sounds."""
+        name = message.name or message.url
         if message.stop:
             self._stop(message.turn)
-        elif self._find is None or message.name is None:
+        elif self._find is None or name is None:
             self._refuse(message, "unknown_sound", "this call has no sounds")
         elif message.under:
-            self._begin_bed(message, self._find, message.name, settings)
+            self._begin_bed(message, self._find, name, settings)
         elif len(self._inserts) >= MOST_SOUNDS:
             self._refuse(message, "queue_full", f"{len(self._inserts)} sounds are waiting, the limit is {MOST_SOUNDS}")
         else:
             until_speech = message.loop == m.UNTIL_SPEECH
             insert = SoundInsert(
-                self._find(message.name), lambda: self._intake.settings.rate_hz, message.gain_db or 0.0,
+                self._find(name), lambda: self._intake.settings.rate_hz, message.gain_db or 0.0,
                 loop=bool(message.loop), until_speech=until_speech,
             )  # fmt: skip
             turn = self._intake.insert(insert, message.turn, now_ns)

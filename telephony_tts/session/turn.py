@@ -82,6 +82,8 @@ class Part:
     """Where its audio begins on the turn's timeline. None until it gave audio."""
     engine_pcm: tuple[int, int] = (0, 1)
     """(samples that it gave, their rate)."""
+    engine_estimates: bool = False
+    """Its timings of words are estimated."""
     engines: tuple[str, ...] = ()
     """The engines that spoke it, in order, if they are reported."""
     words: list[tuple[int, int]] = field(default_factory=list)
@@ -89,12 +91,13 @@ class Part:
     word_starts: list[tuple[int, int]] = field(default_factory=list)
     """The same for where each word begins."""
     estimates: bool = False
-    """The engine's timings of words are estimated."""
+    """The timings of some words are estimated."""
 
     def forget_audio(self) -> None:
         """It is spoken again from its beginning."""
         self.start_sample = self.end_sample = self.engine_sample = None
         self.engine_offset = 0
+        self.engine_estimates = False
         self.engines = ()
         self.words.clear()
         self.word_starts.clear()
@@ -149,8 +152,8 @@ class Turn:
         """The frames that were sent last."""
         self.again: deque[bytes] = deque()
         """Frames to send again, because a pause or a clear of an earlier turn emptied the peer's buffer."""
-        self.fades_in = False
-        """The next frame follows a pause."""
+        self.resumes_at: int | None = None
+        """The sample from which speech goes on after a pause. The frame that has it is silent before it."""
         self._pieces: list[str] = []
         self._text = ""
         self.n_chars = self._n_cut = 0
@@ -162,6 +165,8 @@ class Turn:
         self.n_submitted = 0
         self.n_done = 0
         self.n_skipped = 0
+        self.n_lexicon_readings = 0
+        """Words that a lexicon read."""
         self._open: Part | None = None
         self._n_spoken = 0
         """Text before this offset was spoken with an open part, though the segmenter still holds some of it."""
@@ -228,7 +233,7 @@ class Turn:
                     self.flush()
                     markup.begin_style(event, self.n_chars)
                 case MarkupEmphasis(is_on):
-                    markup.begin_emphasis(is_on, self.n_chars)
+                    markup.begin_emphasis(is_on, self.n_chars, self.settings.control_tokens)
                 case MarkupCut():
                     self.flush()
         if markup.is_plain:
@@ -431,6 +436,7 @@ class Turn:
         readings = [] if markup is None else markup.readings(text, sentence.start, lang)
         if lexicon is not None:
             found = lexicon.readings(text, lang if language is None else language[0], speaking.voice)
+            self.n_lexicon_readings += len(found)
             tagged = list(readings)
             readings += [each for each in found if all(each.end <= t.start or t.end <= each.start for t in tagged)]
         spans = spoken_spans(text, lang, control, readings)
@@ -533,6 +539,7 @@ class Turn:
             self.ready_since_ns = now_ns
         self.encoder.feed(chunk.pcm, chunk.sample_rate_hz)
         part.estimates |= chunk.estimates
+        part.engine_estimates |= chunk.estimates
         part.engine_pcm = part.engine_pcm[0] + len(chunk.pcm), chunk.sample_rate_hz
         for timing in chunk.timings:
             for offset, sample, known in (

@@ -177,16 +177,25 @@ class Lexicon:
 
     def _literals_in(self, sentence: Sentence) -> Iterator[tuple[int, int, Entry]]:
         plain, lowered, all_lengths, literals = sentence.plain, sentence.lowered, self._lengths, self._literals
-        for start, word in sentence.places():
-            for length in all_lengths.get(word, ()):
+        find, behind = lowered.find, 0
+        for word in sentence.words:
+            start = find(word, behind)
+            behind = start + len(word)
+            if word not in all_lengths:
+                continue
+            for length in all_lengths[word]:
                 end = start + length
                 same = literals.get(lowered[start:end])
                 if same is None or end > len(plain) or (end < len(plain) and _joins(plain[end - 1], plain[end])):
                     continue
-                found = next((each for each in same if each.any_case or each.written == plain[start:end]), None)
-                if found is not None:
-                    yield start, end, found
-                    break
+                written = plain[start:end]
+                for each in same:
+                    if each.any_case or each.written == written:
+                        yield start, end, each
+                        break
+                else:
+                    continue
+                break
 
     def may_begin(self, sentence: Sentence) -> int:
         """Where in an unfinished sentence the first match begins, or may begin when more text follows."""

@@ -45,7 +45,80 @@ def spoken_spans(
         return normalize_spans(text, lang, control)
     lang = lang or detect_lang(text)
     rewritten = _Rewritten(text, kept)
-    spans = _SourceSpans(len(text))
+    if not any(reading.verbatim for reading in kept):
+        return _mapped_back(len(text), rewritten, normalize_spans(rewritten.text, lang, control))
+    return _pieces_mapped_back(len(text), rewritten, lang, control)
+
+
+def _mapped_back(n_chars: int, rewritten: _Rewritten, read: list[SpokenSpan]) -> list[SpokenSpan]:
+    """The spans of the rewritten text as spans of the bot's text. It does what `_pieces_mapped_back` does for a text
+    without verbatim readings, in half the time."""
+    stretches, text = rewritten.stretches, rewritten.text
+    last, n = len(stretches) - 1, 0
+    spans: list[SpokenSpan] = []
+    done = 0
+    at, first, _, reading = stretches[0]
+    until = stretches[1][0] if last else len(text)
+    for span in read:
+        begin, stop, spoken = span.start, span.end, span.spoken
+        while n < last and until <= begin:
+            n += 1
+            at, first, _, reading = stretches[n]
+            until = stretches[n + 1][0] if n < last else len(text)
+        if reading is None and (stop <= until or n == last):
+            begin += first - at
+            if begin > done:
+                spans.append(SpokenSpan(done, begin, ""))
+            spans.append(span if begin == span.start else SpokenSpan(begin, stop + first - at, spoken))
+            done = stop + first - at
+            continue
+        n_added = len(spoken) - (stop - begin)  # 1 with a space that separates words
+        if n_added not in (0, 1) or not rewritten.is_written(begin, stop, spoken[n_added:]):
+            source_start, source_end = rewritten.source(begin, stop)
+            touched = rewritten.reading_in(begin, stop)
+            done = _add(spans, done, source_start, source_end, spoken, touched)
+            continue
+        said = 0
+        for each_at, start, finish, by in stretches[n:]:
+            if each_at >= stop:
+                break
+            length = finish - start if by is None else len(by.text)
+            left, right = max(begin, each_at), min(stop, each_at + length)
+            if left >= right:
+                continue  # a reading that says nothing
+            if by is None:
+                start, finish = start + left - each_at, start + right - each_at
+            part = spoken[said : said + right - left + n_added]
+            said, n_added = said + right - left + n_added, 0
+            done = _add(spans, done, start, finish, part, by)
+    if n_chars > done:
+        spans.append(SpokenSpan(done, n_chars, ""))
+    return spans
+
+
+def _add(spans: list[SpokenSpan], done: int, start: int, end: int, spoken: str, reading: Reading | None) -> int:
+    """Add what is said for `[start, end)` of the bot's text, which is covered up to `done`. Returns the new `done`."""
+    if start < done:
+        before = spans.pop()
+        spans.append(SpokenSpan(before.start, max(before.end, end), before.spoken + spoken, True))
+        return max(done, end)
+    if start > done:
+        spans.append(SpokenSpan(done, start, ""))
+    if reading is None:
+        spans.append(SpokenSpan(start, end, spoken))
+        return end
+    sounds = reading.pronunciation
+    if sounds is not None and (start, end, spoken.lstrip(" ")) != (reading.start, reading.end, reading.text):
+        sounds = None
+    spans.append(SpokenSpan(start, end, spoken, True, sounds))
+    return end
+
+
+def _pieces_mapped_back(
+    n_chars: int, rewritten: _Rewritten, lang: str, control: Collection[str]
+) -> list[SpokenSpan]:
+    """The spoken form of each piece of the rewritten text, as spans of the bot's text."""
+    spans = _SourceSpans(n_chars)
     for start, end, reading in rewritten.pieces():
         piece = rewritten.text[start:end]
         if reading is not None:
@@ -96,28 +169,28 @@ class _Rewritten:
 
     def __init__(self, text: str, readings: list[Reading]) -> None:
         pieces: list[str] = []
-        self._stretches: list[_Stretch] = []
+        self.stretches: list[_Stretch] = []
         n_chars = done = 0
         for reading in readings:
             for start, end, spoken, by in (
                 (done, reading.start, text[done : reading.start], None),
                 (reading.start, reading.end, reading.text, reading),
             ):
-                self._stretches.append(_Stretch(n_chars, start, end, by))
+                self.stretches.append(_Stretch(n_chars, start, end, by))
                 pieces.append(spoken)
                 n_chars += len(spoken)
             done = reading.end
-        self._stretches.append(_Stretch(n_chars, done, len(text), None))
+        self.stretches.append(_Stretch(n_chars, done, len(text), None))
         pieces.append(text[done:])
         self.text = "".join(pieces)
-        self._starts = [stretch.at for stretch in self._stretches]
+        self._starts = [stretch.at for stretch in self.stretches]
         self._n_passed = 0
         """Stretches that end before the last `begin` of `plain_offset`."""
 
     def pieces(self) -> Iterator[tuple[int, int, Reading | None]]:
         """`[start, end)` of each verbatim reading, and of the text between them, which is read together."""
         at = 0
-        for stretch in self._stretches:
+        for stretch in self.stretches:
             reading = stretch.reading
             if reading is None or not reading.verbatim or not reading.text:
                 continue
@@ -134,7 +207,7 @@ class _Rewritten:
         while n + 1 < len(starts) and starts[n + 1] <= begin:
             n += 1
         self._n_passed = n
-        stretch = self._stretches[n]
+        stretch = self.stretches[n]
         if stretch.reading is not None or (n + 1 < len(starts) and stop > starts[n + 1]):
             return None
         return stretch.start - stretch.at
@@ -149,9 +222,9 @@ class _Rewritten:
 
         `begin` is that of the last `plain_offset`. A reading has all its characters of the bot.
         """
-        n_all = len(self._stretches)
+        n_all = len(self.stretches)
         for n in range(self._n_passed, n_all):
-            at, start, end, reading = self._stretches[n]
+            at, start, end, reading = self.stretches[n]
             if at >= stop:
                 return
             last = self._starts[n + 1] if n + 1 < n_all else len(self.text)
@@ -164,8 +237,8 @@ class _Rewritten:
 
     def source(self, start: int, end: int) -> tuple[int, int]:
         """The bot's characters for `[start, end)`, which is not empty: all of a reading that it touches."""
-        first = self._stretches[bisect_right(self._starts, start) - 1]
-        last = self._stretches[bisect_right(self._starts, end - 1) - 1]
+        first = self.stretches[bisect_right(self._starts, start) - 1]
+        last = self.stretches[bisect_right(self._starts, end - 1) - 1]
         return (
             first.start + start - first.at if first.reading is None else first.start,
             last.start + end - last.at if last.reading is None else last.end,
@@ -173,7 +246,7 @@ class _Rewritten:
 
     def reading_in(self, start: int, end: int) -> Reading | None:
         """A reading that `[start, end)` touches. One that says nothing counts only inside it."""
-        for stretch in self._stretches:
+        for stretch in self.stretches:
             if stretch.reading is not None and stretch.at < end and start < stretch.at + len(stretch.reading.text):
                 return stretch.reading
         return None

@@ -47,6 +47,12 @@ _DATES = {
 }
 _DATES["ja"] = _DATES["zh"]
 _CLOCK = re.compile(r"([0-2]?[0-9])(?:[:.h时点]?)([0-5][0-9])(?:[:.m分]?([0-5][0-9])[s秒]?)?\s?([ap]\.?m\.?)?", re.I)
+_DURATION = re.compile(r"(?=[0-9])(?:([0-9]{1,3})['′’])?\s?(?:([0-9]{1,2})(?:[\"″”]|''|’’))?")
+"""Minutes and seconds: 1'30", or one of them."""
+_DURATIONS = {
+    "en": ("{n} minute{s}", " ", "{n} second{s}"), "zh": ("{n}分钟", "", "{n}秒"), "ja": ("{n}分", "", "{n}秒"),
+    "ko": ("{n}분", " ", "{n}초"),
+}  # fmt: skip
 _EXTENSION = re.compile(r"[\s,;]*(?:x|ext\.?|extension|转|分机)\s*(?=[0-9]+$)", re.I)
 _ORDINAL = re.compile(r"第?\s?([0-9]{1,15})(?:st|nd|rd|th)?", re.I)
 _AMOUNT = re.compile(rf"-?{NUMBER}")
@@ -140,7 +146,7 @@ def _date(text: str, form: str, lang: str) -> str | None:
     if written is None:
         return en.year(int(parts["y"])) if lang == "en" and order == "y" else None
     year, month, day = (int(parts.get(part, 1)) for part in "ymd")
-    if len(parts.get("y", "")) == 2:
+    if "y" in parts and len(parts["y"]) <= 2:
         year += 2000 if year < 70 else 1900
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
@@ -148,12 +154,27 @@ def _date(text: str, form: str, lang: str) -> str | None:
 
 
 def _time(text: str, lang: str) -> str | None:
+    if (duration := _DURATION.fullmatch(text)) is not None:
+        return _duration(duration[1], duration[2], lang)
     clock = _CLOCK.fullmatch(text)
     if clock is None or int(clock[1]) > 24:
         return _rules(text, lang)
     second = f":{clock[3]}" if clock[3] else ""
     meridiem = clock[4].replace(".", "") if clock[4] else ""
     return _rules(f"{int(clock[1])}:{clock[2]}{second}{meridiem}", lang)
+
+
+def _duration(minutes: str | None, seconds: str | None, lang: str) -> str | None:
+    words = _DURATIONS.get(lang)
+    if words is None:
+        return None
+    minute, blank, second = words
+    said = [
+        form.format(n=int(number), s="" if int(number) == 1 else "s")
+        for form, number in ((minute, minutes), (second, seconds))
+        if number is not None
+    ]
+    return _rules(blank.join(said), lang)
 
 
 def _telephone(text: str, lang: str) -> str | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from telephony_tts import logs, metrics
 from telephony_tts.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from telephony_tts.engines.api import Engine, EngineStats, LangSource, Utterance, Voice
+from telephony_tts.engines.api import Chunk, Engine, EngineStats, LangSource, Utterance, Voice, halves
 from telephony_tts.engines.failover import Failover, Reason
 from telephony_tts.errors import EngineError, SoundError, TelephonyTTSError, UnknownVoice, UnsupportedText
 from telephony_tts.recording.live import LiveRecording, Recordings
 from telephony_tts.session.bed import Bed
+from telephony_tts.session.digits import Digits
 from telephony_tts.session.effects import CancelSynthesis, FeedText, Finish, LoadBed, Pull, Synthesize
 from telephony_tts.session.session import Session
 from telephony_tts.transport.journal import Journal
@@ -31,6 +32,8 @@ _log = logs.get(__name__)
 Wire = tuple[bytes, bool]
 EncodeMedia = Callable[[m.ToMedia], Wire | None]
 _SENT = {leg: metrics.SENT_BYTES.labels(leg=leg) for leg in metrics.LEGS}
+_FIRST_MS = 120
+"""How much kept audio is given at once. The resampler holds back 75 ms; a whole chunk would delay the first frame."""
 _MISSED_EVENTS = 64
 """How many call events are kept for a bot that has not joined yet."""
 _MOST_RECORDINGS = 20
@@ -52,6 +55,7 @@ class EngineCatalog(Protocol):
         self, voice: str | None, lang: str | None, text: str, lang_source: LangSource = "bot"
     ) -> tuple[Engine, Voice]: ...
     def choose(self, utterance: Utterance) -> tuple[Engine, Voice]: ...
+    def recall(self, utterance: Utterance) -> tuple[Voice, Sequence[Chunk]] | None: ...
     def mismatch(self, utterance: Utterance, voice: Voice) -> str | None: ...
     def detect_language(self, sentence: str) -> str | None: ...
     def has_voice(self, voice: str | None, language: str) -> bool: ...
@@ -100,7 +104,7 @@ class Call:
         self.recording: LiveRecording | None = None
         self._n_recordings = 0
         self._missed: deque[m.ToBot] = deque(maxlen=_MISSED_EVENTS)
-        self._journal = Journal(self.log)
+        self._journal = Journal(session, self.log)
         self._has_warned_of_language = False
 
     # ---------------------------------------------------------------- legs
@@ -353,36 +357,44 @@ class Call:
         group = self._group
         if group is None:
             return  # legs may join before `run` has begun; their messages wait in the session
-        for effect in self.session.poll(now_ns):
-            match effect:
-                case m.Frame():
-                    metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
-                    self._to_media(effect)
-                    if self.on_frame is not None:
-                        self.on_frame(effect)
-                case m.InboundAudio():
-                    self._to_bot(effect)
-                case Synthesize(utterance):
-                    self._start(UtteranceRun(utterance))
-                # An utterance that is over has no run, so a late pull or late text is dropped.
-                case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
-                    found.pull()
-                case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
-                    found.feed(text, last)
-                    self._watch(found)
-                case CancelSynthesis(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
-                    found.cancel()
-                case Pull() | FeedText() | CancelSynthesis():
-                    pass
-                case LoadBed(bed, rate_hz):
-                    self.spawn(self._load_bed(bed, rate_hz), "load bed")
-                case Finish(code, reason):
-                    self._loop.call_soon(self.finish, code, reason)
-                case m.MediaMark() | m.MediaClear() | m.MediaTones():
-                    self._to_media(effect)
-                case _:
-                    self._journal.note(effect, self.session.n_underruns)
-                    self._to_bot(effect)
+        has_audio = True
+        while has_audio:
+            has_audio = False
+            for effect in self.session.poll(now_ns):
+                match effect:
+                    case m.Frame():
+                        metrics.FRAME_LATENESS_MS.observe(effect.late_ns / NS_PER_MS)
+                        self._to_media(effect)
+                        if self.on_frame is not None:
+                            self.on_frame(effect)
+                    case m.InboundAudio():
+                        self._to_bot(effect)
+                    case Synthesize(utterance):
+                        has_audio = self._start(UtteranceRun(utterance))
+                    # An utterance that is over has no run, so a late pull or late text is dropped.
+                    case Pull(utterance_id) if (found := self._runs.get(utterance_id)) is not None:
+                        found.pull()
+                    case FeedText(utterance_id, text, last) if (found := self._runs.get(utterance_id)) is not None:
+                        found.feed(text, last)
+                        self._watch(found)
+                    case CancelSynthesis(utterance_id) if (found := self._runs.pop(utterance_id, None)) is not None:
+                        found.cancel()
+                    case Pull() | FeedText() | CancelSynthesis():
+                        pass
+                    case LoadBed(bed, rate_hz):
+                        self.spawn(self._load_bed(bed, rate_hz), "load bed")
+                    case Finish(code, reason):
+                        self._loop.call_soon(self.finish, code, reason)
+                    case m.MediaMark() | m.MediaClear():
+                        self._to_media(effect)
+                    case m.MediaTones(digits):
+                        self._journal.note_tones(digits, "message")
+                        self._to_media(effect)
+                    case _:
+                        self._journal.note(effect)
+                        self._to_bot(effect)
+            if has_audio:
+                now_ns = monotonic_ns()
         if self._send_gathered is not None:
             self._send_gathered()
         deadline_ns = self.session.deadline_ns()
@@ -419,10 +431,45 @@ class Call:
 
     # --------------------------------------------------------------- engine
 
-    def _start(self, run: UtteranceRun) -> None:
+    def _start(self, run: UtteranceRun) -> bool:
+        """Let an engine speak an utterance. True if the session has its first audio already: what an engine has kept
+        must not wait for a task."""
         assert self._group is not None
-        self._runs[run.utterance.id] = run
-        run.task = self._group.create_task(self._speak(run), name=f"speak {run.utterance.id}")
+        utterance = run.utterance
+        self._runs[utterance.id] = run
+        if isinstance(utterance.insert, Digits) and not utterance.insert.by_message:
+            self._journal.note_tones(utterance.insert.digits, "tones")
+        kept = self._catalog.recall(utterance) if run.given is None else None
+        if kept is None:
+            run.task = self._group.create_task(self._speak(run), name=f"speak {utterance.id}")
+            return False
+        voice, chunks = kept
+        self._warn_of_language(utterance, voice)
+        first, *rest = halves(chunks[0], _FIRST_MS)
+        self._give(run, voice, first)
+        rest += chunks[1:]
+        run.task = self._group.create_task(self._speak_kept(run, voice, rest), name=f"speak {utterance.id}")
+        return True
+
+    def _give(self, run: UtteranceRun, voice: Voice, chunk: Chunk) -> None:
+        """Give the session audio of an utterance."""
+        told = voice.engine if self._catalog.failover is not None else None
+        self.session.audio(run.utterance.id, chunk, monotonic_ns(), voice.gain_db, told)
+
+    async def _speak_kept(self, run: UtteranceRun, voice: Voice, chunks: Sequence[Chunk]) -> None:
+        """Give the session the rest of an utterance, of which it has the first audio, as it asks for it."""
+        try:
+            for chunk in chunks:
+                await asyncio.sleep(0)  # as in `_speak`
+                await run.until_pulled()
+                self._drive(monotonic_ns(), self._give, run, voice, chunk)
+            await asyncio.sleep(0)
+            await run.until_pulled()
+            now_ns = monotonic_ns()
+            self._drive(now_ns, self.session.audio_ended, run.utterance.id, now_ns)
+        finally:
+            if self._runs.get(run.utterance.id) is run:
+                del self._runs[run.utterance.id]
 
     async def _speak(self, run: UtteranceRun) -> None:
         """Pull one utterance from its engine: one chunk each time the session asks for one."""
@@ -478,7 +525,7 @@ class Call:
         except SoundError as error:
             # The turn goes on without the sound.
             event = m.ErrorEvent(error.code, error.message, about=utterance.turn)
-            self._journal.note(event, session.n_underruns)
+            self._journal.note(event)
             self._to_bot(event)
             now_ns = monotonic_ns()
             self._drive(now_ns, session.audio_ended, utterance.id, now_ns)
@@ -559,7 +606,7 @@ class Call:
         if message is not None:
             self._has_warned_of_language = True
             warning = m.WarningEvent("language_mismatch", message, utterance.turn)
-            self._journal.note(warning, self.session.n_underruns)
+            self._journal.note(warning)
             self._to_bot(warning)
 
     def _failed(self, run: UtteranceRun, error: TelephonyTTSError) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from telephony_tts import logs, metrics
+from telephony_tts.session.session import Session
 from telephony_tts.wire import messages as m
 
 
 class Journal:
     """The journal of one call. `log` has the call's id and limits its lines. The metrics count every event."""
 
-    def __init__(self, log: logs.EventLogger) -> None:
+    def __init__(self, session: Session, log: logs.EventLogger) -> None:
+        self._session = session
         self._log = log
-        self._n_underruns = 0
+        self._n_underruns = self._n_lexicon_readings = 0
 
-    def note(self, event: m.ToBot, n_underruns: int) -> None:
-        """Record an event that goes to the bot. `n_underruns` is the call's sum so far."""
+    def note_tones(self, digits: str, by: str) -> None:
+        """Count digits that go to the telephone side. `w` is a pause between them."""
+        metrics.DTMF_SENT.labels(by=by).inc(len(digits) - digits.count("w"))
+
+    def note(self, event: m.ToBot) -> None:
+        """Record an event that goes to the bot, and what the session has counted."""
         match event:
             case m.Started():
                 metrics.FIRST_AUDIO_MS.observe(event.first_audio_ms)
@@ -57,9 +63,15 @@ class Journal:
                     "answering_machine", cause=event.cause, greeting_ms=event.greeting_ms, beep_hz=event.beep_hz
                 )
             case m.WarningEvent():
+                if event.code == "bad_markup":
+                    metrics.BAD_MARKUP.inc()
                 self._log.info("warning", turn=event.turn, code=event.code)
             case m.SentenceSpoken():
                 self._log.debug("sentence", turn=event.turn, index=event.index, said=logs.speech(event.text))
-        if n_underruns != self._n_underruns:
-            metrics.UNDERRUNS.inc(n_underruns - self._n_underruns)
-            self._n_underruns = n_underruns
+        session = self._session
+        if session.n_underruns != self._n_underruns:
+            metrics.UNDERRUNS.inc(session.n_underruns - self._n_underruns)
+            self._n_underruns = session.n_underruns
+        if session.n_lexicon_readings != self._n_lexicon_readings:
+            metrics.LEXICON_READINGS.inc(session.n_lexicon_readings - self._n_lexicon_readings)
+            self._n_lexicon_readings = session.n_lexicon_readings

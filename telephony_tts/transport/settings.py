@@ -28,6 +28,9 @@ ORIGIN = Spelt(
 )
 
 
+_SOUND_URL = Url(("http", "https"))
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files; both or neither. The first line of `passphrase_file` is the passphrase of an encrypted key."""
@@ -205,13 +208,21 @@ class SoundSettings:
     """The section `sounds`: what `play` can play, beside the sounds that are included.
 
     A sound is a file in `folder` of at most `max_mb` and `max_s`. At most `memory_mb` of sounds are kept in memory, at
-    the rates that calls asked for.
+    the rates that calls asked for. A bot may also name an address that begins with one of `urls`; it is fetched within
+    `fetch_s`.
     """
 
     folder: str | None = None
     max_s: Annotated[float, Between(0.01, 3_600)] = 600.0
     max_mb: Annotated[int, Between(1, 1_000)] = 32
     memory_mb: Annotated[int, Between(1, 100_000)] = 128
+    urls: tuple[str, ...] = ()
+    fetch_s: Annotated[float, Between(0.1, 60)] = 5.0
+
+    def conflicts(self) -> Iterator[str]:
+        for url in self.urls:
+            if not _SOUND_URL.accepts(url):
+                yield f"urls: {show(url)} is wrong; expected the beginning of addresses: https://example.com/sounds/"
 
 
 @dataclass(frozen=True, slots=True)

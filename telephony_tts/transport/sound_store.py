@@ -1,7 +1,8 @@
-"""The sounds that bots can play: files of a folder, and those that are included.
+"""The sounds that bots can play: files of a folder, those that are included, and addresses that the operator allows.
 
 Files are looked up, read and resampled in threads, never on the event loop, and kept in memory at the rates that calls
-asked for. The folder is looked at for each `play`, so a file that is added, replaced or removed needs no restart.
+asked for. The folder is looked at for each `play`, so a file that is added, replaced or removed needs no restart. What
+an address has is fetched once, and again when it has left the memory.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from difflib import get_close_matches
 from telephony_tts import metrics
 from telephony_tts.audio.included_sounds import INCLUDED
 from telephony_tts.audio.sound import Sound
-from telephony_tts.audio.sound_file import read_sound
+from telephony_tts.audio.sound_file import decode_sound, read_sound
 from telephony_tts.daemon_pool import DaemonPool
 from telephony_tts.errors import AudioError, SoundError
 from telephony_tts.transport.settings import SoundSettings
+from telephony_tts.transport.sound_fetch import fetch_sound
 
 _MB = 1_000_000
 _N_THREADS = 4
-"""One slow file must not hold up the sounds of other calls."""
+"""One slow file must not hold up the sounds of other calls. Addresses have as many threads of their own."""
 _MOST_WAITING = 256
 """The most sounds that may be loaded at once."""
 _MOST_NAMED = 3
@@ -37,7 +39,8 @@ _ENDINGS = (
 _PLAYED, _FAILED = (metrics.SOUNDS.labels(outcome=outcome) for outcome in ("played", "failed"))
 
 _Version = tuple[str, int, int, int]
-"""A file's path, its inode, when it was changed, and its size. An included sound has its name and the size -1."""
+"""A file's path, its inode, when it was changed, and its size. An included sound has its name and the size -1, and an
+address that and the size -2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,10 @@ class SoundStore:
         self._loading: dict[tuple[str, int], asyncio.Task[Sound]] = {}
         """What is being loaded, so that calls that ask for the same sound at once load it once."""
         self._threads: DaemonPool | None = None
+        self._fetchers: DaemonPool | None = None
 
     def find(self, name: str) -> StoredSound:
-        """The sound of this name, whether it is there or not. Does no I/O."""
+        """The sound of this name or address, whether it is there or not. Does no I/O."""
         return StoredSound(self, name)
 
     async def load(self, name: str, rate_hz: int) -> Sound:
@@ -85,8 +89,11 @@ class SoundStore:
     async def _load_in_thread(self, name: str, rate_hz: int) -> Sound:
         if self._threads is None:
             self._threads = DaemonPool(_N_THREADS, "sounds")
+        threads = self._threads
+        if _is_url(name):
+            threads = self._fetchers = self._fetchers or DaemonPool(_N_THREADS, "sound addresses")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._load, name, rate_hz)
+            return await asyncio.get_running_loop().run_in_executor(threads, self._load, name, rate_hz)
         finally:
             del self._loading[name, rate_hz]
 
@@ -117,10 +124,17 @@ class SoundStore:
 
     def _read(self, name: str) -> tuple[_Version, Sound]:
         version = self._version(name)
-        if version[3] < 0:
+        if version[3] == -1:
             return version, INCLUDED[name]()
+        settings = self._settings
         try:
-            return version, read_sound(version[0], self._settings.max_s, self._settings.max_mb * _MB)
+            if version[3] == -2:
+                content = fetch_sound(name, settings.urls, settings.max_mb * _MB, settings.fetch_s)
+                name = name.partition("?")[0]
+                return version, decode_sound(content, settings.max_s)
+            return version, read_sound(version[0], settings.max_s, settings.max_mb * _MB)
+        except SoundError:
+            raise
         except AudioError as error:
             raise SoundError(f"sound {name!r} cannot be played: {error.message}") from error
         except FileNotFoundError as error:
@@ -131,6 +145,8 @@ class SoundStore:
             raise SoundError(f"sound {name!r} cannot be played: {type(error).__name__}") from error
 
     def _version(self, name: str) -> _Version:
+        if _is_url(name):
+            return name, 0, 0, -2
         found = next((file for file in self._files() if file.name == name or os.path.basename(file.path) == name), None)
         if found is None:
             if name in INCLUDED:
@@ -178,6 +194,11 @@ class SoundStore:
             while self._n_kept_bytes > self._settings.memory_mb * _MB and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
                 self._n_kept_bytes -= oldest.pcm.nbytes
+
+
+def _is_url(name: str) -> bool:
+    """Whether an address. A file of the folder has no slash in its name."""
+    return name.startswith(("http://", "https://"))
 
 
 def _take_error(loading: asyncio.Task[Sound]) -> None:

@@ -457,8 +457,9 @@ def _changed_field(first: ContextRequest | None, later: ContextRequest) -> str |
 
 def _words(spoken: SpokenText, begins_s: float) -> Iterator[tuple[str, float, float]]:
     """Each word with the seconds of its beginning and its end."""
+    spans_ms = spoken.spans_ms
     for word in _NEXT_WORD.finditer(spoken.text):
-        start_ms, end_ms = spoken.times_ms[word.start()], spoken.times_ms[word.end()]
+        start_ms, end_ms = spans_ms[word.start()][0], spans_ms[word.end() - 1][1]
         yield word[0], round(begins_s + start_ms / 1000, 4), round(begins_s + end_ms / 1000, 4)
 
 

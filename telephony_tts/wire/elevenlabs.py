@@ -11,7 +11,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
@@ -309,10 +308,10 @@ class ElevenLabsStream:
             return
         alignment = None
         if spoken is not None and spoken.text:
-            times_ms = [round(context.base_ms + time_ms) for time_ms in spoken.times_ms]
-            context.end_ms = context.base_ms + spoken.times_ms[-1]
-            from_ms = 0 if self._keeps_time else times_ms[0]
-            alignment = _alignment(spoken.text, [time_ms - from_ms for time_ms in times_ms])
+            from_ms = 0 if self._keeps_time else round(context.end_ms)
+            before_ms, context.end_ms = context.base_ms, context.base_ms + spoken.times_ms[-1]
+            spans_ms = [(round(before_ms + begin), round(before_ms + end)) for begin, end in spoken.spans_ms]
+            alignment = _alignment(spoken.text, [(begin - from_ms, end - from_ms) for begin, end in spans_ms])
         message: dict[str, Any] = {
             "audio": base64.b64encode(payload).decode(),
             "alignment": alignment,
@@ -385,10 +384,10 @@ class ElevenLabsStream:
         return to_wire({"message": message, "error": code, "code": _POLICY_VIOLATION, **of_context})
 
 
-def _alignment(text: str, times_ms: list[int]) -> dict[str, Any]:
+def _alignment(text: str, spans_ms: list[tuple[int, int]]) -> dict[str, Any]:
     """Characters and times, under the names of each published form."""
-    starts_ms = times_ms[:-1]
-    durations_ms = [end - start for start, end in pairwise(times_ms)]
+    starts_ms = [start for start, _ in spans_ms]
+    durations_ms = [end - start for start, end in spans_ms]
     return {
         "chars": list(text),
         "charStartTimesMs": starts_ms,

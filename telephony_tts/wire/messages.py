@@ -141,6 +141,7 @@ UNTIL_SPEECH = "until_speech"
 @dataclass(frozen=True, slots=True)
 class Play:
     """Play the sound `name` behind the text so far, or under the speech; `stop` ends sounds instead.
+    `url` is an address in place of the name.
 
     `loop` is whether it begins again at its end, or `UNTIL_SPEECH`. None of `loop` and `gain_db`: as is usual there.
     """
@@ -151,6 +152,7 @@ class Play:
     loop: bool | str | None = None
     gain_db: float | None = None
     stop: bool = False
+    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,13 +381,20 @@ class Cleared:
 class SpokenText:
     """A piece of a turn's text, as the bot wrote it, and the audio that speaks it.
 
-    `start` is its offset in the turn's text. Character n is heard from `times_ms[n]` to `times_ms[n + 1]`, in
+    `start` is its offset in the turn's text. `times_ms` has when each character begins and when the last one ends, in
     milliseconds of the turn's audio, so there is one time more than there are characters.
     """
 
     text: str
     start: int
     times_ms: tuple[float, ...]
+    ends_ms: tuple[float, ...] = ()
+    """When each character ends. (): where the next one begins."""
+
+    @property
+    def spans_ms(self) -> list[tuple[float, float]]:
+        """Begin and end of each character."""
+        return list(zip(self.times_ms, self.ends_ms or self.times_ms[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ CALLER_SILENT_MS = (100, 600_000)
 DTMF_WAYS = ("auto", "message", "tones")
 RECORD_ACTIONS = ("start", "stop")
 MAX_DTMF_CHARS = 64
+MAX_URL_CHARS = 2048
 MIN_GAIN_DB, MAX_GAIN_DB = -60.0, 12.0
 MAX_LEXICON_ENTRIES = 64
 MAX_LEXICON_CHARS = 300
@@ -314,16 +315,19 @@ def _tones(f: Fields) -> str:
 
 
 def _play(f: Fields) -> Play:
-    if f.get("url") is not None:
-        raise BadField('"url" is not supported: put the file into the server\'s folder of sounds and send its "name"')
     loop = f.get("loop")
     if not (loop is None or isinstance(loop, bool) or loop == UNTIL_SPEECH):
         raise BadField(f'"loop" must be true, false or "{UNTIL_SPEECH}", got {quote(loop)}')
     gain_db = f.number("gain_db", MIN_GAIN_DB, MAX_GAIN_DB)
-    play = Play(f.name("name"), f.name("turn"), f.flag("under"), loop, gain_db, f.flag("stop"))
-    if play.name is None and not play.stop:
-        raise BadField('"name" is missing; expected the name of a sound, or "stop": true')
-    if play.name is not None and play.stop:
+    name, url = f.name("name"), f.name("url", MAX_URL_CHARS)
+    if name is not None and url is not None:
+        raise BadField('"name" and "url" do not go together: a sound has one or the other')
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise BadField(f'"url" must begin with http:// or https://, got {quote(url)}')
+    play = Play(name, f.name("turn"), f.flag("under"), loop, gain_db, f.flag("stop"), url)
+    if (name or url) is None and not play.stop:
+        raise BadField('"name" is missing; expected the name of a sound, its "url", or "stop": true')
+    if (name or url) is not None and play.stop:
         raise BadField('"name" and "stop" do not go together: "stop" ends every sound')
     return play
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
 from dtmf_reader import heard_keys
 from media_peer import START, leg
 from rig import run, serving, until
+from test_voice_barge_in import frames_of, voice
 
 from telephony_tts.audio.g711 import decode_ulaw, encode_ulaw
 
@@ -52,6 +54,32 @@ def test_a_bot_is_told_of_a_beep() -> None:
             event = await bot.event("answering_machine")
             assert event["cause"] == "beep" and abs(event["beep_hz"] - 1000) < 5
             assert abs(event["beep_at_ms"] - 600) <= 32 and abs(event["beep_ms"] - 400) <= 24
+
+    run(main)
+
+
+@pytest.mark.parametrize("n_frames", [60, 150])
+def test_a_greeting_without_a_pause_is_a_hint(n_frames: int) -> None:
+    """A voice that goes on for 3 s, and one that says hello and waits."""
+
+    async def main() -> None:
+        said = frames_of(np.tile(voice(8000), 3), "ulaw", 8000)[:n_frames]
+        async with (
+            serving() as rig, leg(rig, "/media/native") as peer, rig.bot(call="c1", answering_machine="on") as bot
+        ):  # fmt: skip
+            await peer.tell(START)
+            await bot.event("call")
+            begun_s = time.monotonic()
+            for n, frame in enumerate([*said, *[QUIET] * 20]):
+                await asyncio.sleep(max(0, begun_s + n * 0.02 - time.monotonic()))
+                await peer.socket.send(frame)
+            if n_frames == 150:
+                hint = await bot.event("answering_machine")
+                assert hint["cause"] == "greeting" and 2_500 <= hint["greeting_ms"] <= 2_620
+            await bot.send({"type": "ping", "id": "1"})
+            await bot.event("pong")
+            hints = [event for event in bot.events if event["type"] == "answering_machine"]
+            assert len(hints) == (n_frames == 150)
 
     run(main)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from websockets.asyncio.client import connect
 
 from telephony_tts import app, config, metrics
 from telephony_tts.cli import main as command_line
+from telephony_tts.engines.api import Chunk, EngineStats, Utterance
 from telephony_tts.engines.fake import FakeEngine
 from telephony_tts.transport.server import Server
 
@@ -125,6 +128,61 @@ def test_private_is_for_the_whole_turn_and_its_first_message_decides() -> None:
         assert got == {"memory": 0, "disk": 0, "made": 2, "not_kept": 2}
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Faulty(FakeEngine):
+    """The engine "espeak", with a fault: it is silent for ever, has too much work, or fails at once."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(name="espeak", hangs=fault == "hangs", fail_after_chunks=0 if fault == "fails" else None)
+        self.fault = fault
+        self.n_asked = 0
+        self.load = 0.0
+
+    def check(self, utterance: Utterance) -> None:
+        super().check(utterance)
+        if self.fault == "overloaded":
+            self.load = 2.0  # only now, or the server would take no call
+
+    def stats(self) -> EngineStats:
+        return EngineStats(load=self.load)
+
+    def synthesize(self, utterance: Utterance) -> AsyncGenerator[Chunk, None]:
+        self.n_asked += 1
+        return super().synthesize(utterance)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reasons", "n_asked"),
+    [("hangs", ["timeout", "timeout", "open"], 2), ("fails", ["failed", "failed", "open"], 2),
+     ("overloaded", ["overloaded"] * 3, 0)],
+)  # fmt: skip
+def test_a_server_replaces_an_engine_that_is_late_overloaded_or_left_out(
+    monkeypatch: pytest.MonkeyPatch, fault: str, reasons: list[str], n_asked: int
+) -> None:
+    """The third turn does not wait for the engine that failed twice: its circuit is open."""
+    faulty = Faulty(fault)
+    monkeypatch.setattr(app, "EspeakEngine", lambda **_: faulty)
+    on = settings(
+        engines__default="espeak", engines__fallback=["fake"], engines__first_audio_timeout_ms=200,
+        engines__fallback_after=2,
+    )  # fmt: skip
+    before = {reason: n_failovers(reason) for reason in set(reasons)}
+    turns = asyncio.run(served(on, *[say("Thank you for calling.")] * 3))
+    assert [done["engines"] for _, done in turns] == [["fake"]] * 3
+    assert len({audio for audio, _ in turns}) == 1 and len(turns[0][0]) > 8_000
+    assert {reason: n_failovers(reason) - n for reason, n in before.items()} == dict(Counter(reasons))
+    assert faulty.n_asked == n_asked
+    first_ms = [done["latency"]["first_audio_ms"] for _, done in turns]
+    if fault == "hangs":
+        assert min(first_ms[:2]) >= 200 > first_ms[2]
+
+
+def n_failovers(reason: str) -> float:
+    try:
+        return metrics.value("telephony_tts_failovers_total", engine="espeak", reason=reason)
+    except KeyError:  # no server of this process had a fallback yet
+        return 0
 
 
 def test_a_server_with_a_fallback_speaks_on_when_its_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:

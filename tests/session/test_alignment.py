@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World
 
+from telephony_tts.engines.api import Chunk, Timing
+from telephony_tts.engines.words import words as engine_words
+from telephony_tts.session.heard import mark_sample
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
@@ -18,10 +20,11 @@ Timed = list[tuple[str, float, float]]
 
 
 def aligned(
-    text: str, *, step_ms: float = 100, splits_words: bool = False, timings: bool = True
+    text: str, *, step_ms: float = 100, splits_words: bool = False, timings: bool = True, world: World | None = None
 ) -> list[tuple[float, m.SpokenText]]:
     """What comes with the audio of a turn, which is looked at each `step_ms`: with the audio sent so far, in ms."""
-    world = World(SPEECH, timings=timings)
+    world = world or World(SPEECH, timings=timings)
+    world.send(m.Configure(words="on"))
     world.send(m.Text(text, "a"))
     (turn,) = world.session.turns
     alignment = world.session.alignment("a", splits_words=splits_words)
@@ -42,8 +45,9 @@ def characters(steps: list[tuple[float, m.SpokenText]]) -> Timed:
     for _, spoken in steps:
         assert spoken.start == len(found)
         assert len(spoken.times_ms) == len(spoken.text) + 1
-        assert spoken.times_ms[0] == (found[-1][2] if found else 0)
-        found += [(char, begin, end) for char, (begin, end) in zip(spoken.text, pairwise(spoken.times_ms), strict=True)]
+        assert spoken.times_ms[0] >= (found[-1][2] if found else 0)
+        assert spoken.times_ms[-1] == (spoken.spans_ms[-1][1] if spoken.text else spoken.times_ms[0])
+        found += [(char, begin, end) for char, (begin, end) in zip(spoken.text, spoken.spans_ms, strict=True)]
     return found
 
 
@@ -65,6 +69,52 @@ def test_words_end_exactly_where_the_engine_says(step_ms: float, splits_words: b
     """However the audio is cut."""
     found = characters(aligned(HELLO, step_ms=step_ms, splits_words=splits_words))
     assert dict(words(found)) == pytest.approx(dict(HELLO_ENDS))
+
+
+class GappyWorld(World):
+    """An engine that is silent for 300 ms before each word, and tells so."""
+
+    def _chunks(self, text: str, number: int, n_before: int) -> list[Chunk]:
+        n_gap, n_char = 24 * 300, 24 * 50
+        timings, at = [], 0
+        for start, end in engine_words(text):
+            begin = at + n_gap
+            at = begin + (end - start) * n_char
+            timings.append(Timing(start, end, begin, at))
+        pcm = np.full(at + n_gap, 1500 * number, np.int16)
+        return [
+            Chunk(pcm[n : n + 2400], 24_000, tuple(t for t in timings if n <= t.start_sample < n + 2400))
+            for n in range(0, len(pcm), 2400)
+        ]
+
+
+@pytest.mark.parametrize("splits_words", [False, True])
+@pytest.mark.parametrize("step_ms", [20, 330])
+@pytest.mark.parametrize(
+    "text", [HELLO, 'He said: "Well (almost) done," and left.', "It is $42.50 today, sir.", "您好，请稍等。我马上来。"]
+)
+def test_words_begin_and_end_where_the_event_words_says(text: str, step_ms: float, splits_words: bool) -> None:
+    steps = aligned(text, step_ms=step_ms, splits_words=splits_words, world=(world := GappyWorld(SPEECH)))
+    found = characters(steps)
+    told = [word for event in world.of(m.WordsSpoken) for word in event.words]
+    assert "".join(word["text"] for word in told) == "".join(text.split())
+    last_ms = 0
+    for word in told:
+        begin, end = found[word["from"]][1], found[word["to"] - 1][2]
+        assert (int(begin), int(end)) == (word["start_ms"], word["end_ms"]), word
+        assert begin >= last_ms + 299, "the silence belongs to no word"
+        last_ms = end
+
+
+def test_a_mark_behind_a_sign_stands_at_the_end_of_its_word() -> None:
+    """The engine's words end before the comma."""
+    world = GappyWorld(SPEECH)
+    world.say(HELLO, "a")
+    world.run(1_000)
+    (turn,) = world.session.turns
+    for offset in (5, 6, 7):
+        assert mark_sample(turn, offset) == 550 * 8
+    assert mark_sample(turn, 8) == mark_sample(turn, 11) == (550 + 500) * 8
 
 
 def test_words_are_whole_unless_they_may_be_split() -> None:

@@ -31,10 +31,14 @@ SETTINGS = SessionSettings(codec="pcm", first_clause_chars=0, lead_ms=200, ahead
 class Rig:
     """A session whose engines are played by the test: it gives their audio chunk by chunk."""
 
-    def __init__(self, settings: SessionSettings = SETTINGS, *, timings: bool = True, ms_per_char: int = 60) -> None:
+    def __init__(
+        self, settings: SessionSettings = SETTINGS, *, timings: bool = True, ms_per_char: int = 60,
+        estimated: float | None = None,
+    ) -> None:
+        """`estimated`: the engines estimate the times of words, which are the true ones times this."""
         self.now_ns = 10**9
         self.session = Session(settings, self.now_ns)
-        self.timings, self.ms_per_char = timings, ms_per_char
+        self.timings, self.ms_per_char, self.estimated = timings, ms_per_char, estimated
         self.asked: list[Utterance] = []
         self.fed: list[FeedText] = []
         self.events: list[Any] = []
@@ -70,11 +74,13 @@ class Rig:
     def chunks(self, text: str, rate_hz: int = RATE_HZ) -> list[Chunk]:
         pcm = render(text, sample_rate_hz=rate_hz, ms_per_char=self.ms_per_char)
         n_char, n_chunk = self.ms_per_char * rate_hz // 1000, rate_hz // 10
-        timings = [Timing(start, end, start * n_char, end * n_char) for start, end in words(text)]
+        n_told = n_char if self.estimated is None else round(n_char * self.estimated)
+        timings = [Timing(start, end, start * n_told, end * n_told) for start, end in words(text)]
         return [
             Chunk(
                 pcm[at : at + n_chunk], rate_hz,
                 tuple(t for t in timings if at <= t.start_sample < at + n_chunk) if self.timings else (),
+                estimates=self.estimated is not None,
             )
             for at in range(0, len(pcm), n_chunk)
         ]  # fmt: skip
@@ -216,6 +222,62 @@ def test_without_timings_audio_is_kept_and_no_word_is_lost() -> None:
         assert TEXT.endswith(rest.text) and (n_said == 0 or TEXT[n_said - 1] == " ")
         assert "".join(rig.heard.split()).endswith("".join(rest.text.split()))
         assert n_said * 60 <= n_chunks * 100, "a word that was not said is lost"
+
+
+@pytest.mark.parametrize("scale", [0.6, 0.8, 1.0, 1.6])
+@pytest.mark.parametrize("pause_ms", [0, 90])
+def test_with_estimated_times_nothing_is_lost_and_the_repetition_is_bounded(scale: float, pause_ms: int) -> None:
+    letters = TEXT.replace(" ", "")
+    for n_chunks in range(1, 20):
+        rig = Rig(estimated=scale)
+        rig.send(m.Say(TEXT, "t"))
+        rig.give(rig.chunks(TEXT)[:n_chunks], "one", pause_ms)
+        rig.run(50)
+        rest = rig.hand_over()
+        rig.give(rig.chunks(rest.text), "two")
+        rig.end()
+        rig.run(10_000)
+        heard, again = rig.heard.replace(" ", ""), rest.text.replace(" ", "")
+        assert letters.endswith(again) and heard.endswith(again)
+        n_said, n_first = len(heard) - len(again), len(letters) - len(again)
+        assert heard[:n_said] == letters[:n_said], "all audio of the first engine is kept"
+        assert n_first <= n_said, f"{letters[n_said:n_first]!r} is lost"
+        if n_first:
+            assert TEXT[len(TEXT) - len(rest.text) - 1] == " ", "the second engine begins with a word"
+        n_sure = n_said * 0.5 / scale
+        assert n_first >= n_sure - len("klmno") - 1, "more is said again than the estimate may be wrong by"
+
+
+def test_three_engines_with_estimated_times_lose_nothing() -> None:
+    """Each engine begins no later than where the one before it was broken off. Each letter is in the text once."""
+    letters = TEXT.replace(" ", "")
+    for n_chunks in ((4, 3), (9, 5), (12, 12), (19, 1)):
+        rig = Rig(estimated=0.6)
+        rig.send(m.Say(TEXT, "t"))
+        rest = TEXT
+        for n in n_chunks:
+            rig.give(rig.chunks(rest)[:n], "engine")
+            rig.run(2_000)
+            last_heard = rig.heard[-1]
+            rest = rig.hand_over().text
+            begin = len(letters) - len(rest.replace(" ", ""))
+            assert begin <= letters.index(last_heard) + 1
+        rig.give(rig.chunks(rest), "engine")
+        rig.end()
+        rig.run(10_000)
+        assert set(letters) <= set(rig.heard) and rig.heard.replace(" ", "").endswith(rest.replace(" ", ""))
+
+
+def test_estimated_times_of_the_first_engine_do_not_make_those_of_the_second_uncertain() -> None:
+    rig = Rig(estimated=1.0)
+    rig.send(m.Say(TEXT, "t"))
+    rig.give(rig.chunks(TEXT)[:10], "one")
+    rig.run(900)
+    rest = rig.hand_over()
+    assert rest.text == "hij klmno pqr stuv wxyz"
+    rig.estimated = None
+    rig.give(rig.chunks(rest.text)[:10], "two")  # 16 characters and two thirds: in the middle of "stuv"
+    assert rig.hand_over().text == "stuv wxyz"
 
 
 def test_marks_and_heard_text_follow_the_second_engine() -> None:

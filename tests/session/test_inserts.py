@@ -108,7 +108,7 @@ def test_a_pause_inside_an_insert_goes_on_at_that_place() -> None:
     world.send(m.PauseSpeech())
     world.run(500)
     world.send(m.ResumeSpeech())
-    assert world.of(m.Resumed) == [m.Resumed("t1", 1_000)]
+    assert world.of(m.Resumed) == [m.Resumed("t1", 1_010)]
     world.run(1_500)
     assert world.of(m.Done)[0].audio_ms == 2_000
 

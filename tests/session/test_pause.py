@@ -18,7 +18,8 @@ from telephony_tts.session.settings import SessionSettings
 from telephony_tts.wire import messages as m
 
 RATE_HZ = 8_000
-MS_PER_CHAR = 20
+MS_PER_CHAR = 23
+"""No word ends where a frame does."""
 TEXT = "One two three four. Five six, seven eight nine. Ten."
 
 
@@ -72,10 +73,12 @@ def boundaries(text: str) -> list[int]:
 
 
 def place_of(heard_ms: int, text: str = TEXT, step_back_ms: int = 0) -> int:
-    """Where speech must go on, in ms: the last boundary that was heard, the step back, down to a frame."""
-    heard = heard_ms * RATE_HZ // 1000
-    sample = max(end for end in boundaries(text) if end <= heard) - step_back_ms * RATE_HZ // 1000
-    return max(0, sample) // 160 * 20
+    """Where speech must go on, in ms: the step back before the last boundary that was heard. In the silence that fills
+    the last frame of a turn it is the step back before the pause."""
+    heard, ends = heard_ms * RATE_HZ // 1000, boundaries(text)
+    sample = heard if heard > max(ends) else max(end for end in ends if end <= heard)
+    sample -= step_back_ms * RATE_HZ // 1000
+    return max(0, sample) * 1000 // RATE_HZ
 
 
 # ----------------------------------------------------------------- by the bot
@@ -98,8 +101,10 @@ def test_speech_goes_on_from_the_last_word_that_was_heard() -> None:
     assert resumed == m.Resumed("a", place_of(530)) and 300 < resumed.from_ms <= 530
     world.run(10_000)
     again = world.samples(n_frames)
-    n_all = world.n_made["a"]
-    np.testing.assert_array_equal(again[: n_all - resumed.from_ms * 8], np.arange(resumed.from_ms * 8, n_all) + 1)
+    n_all, n_silent = world.n_made["a"], resumed.from_ms * 8 % 160
+    assert n_silent > 0 == again[:n_silent].max(), "nothing before the place is repeated"
+    said = again[n_silent:][: n_all - resumed.from_ms * 8]
+    np.testing.assert_array_equal(said, np.arange(resumed.from_ms * 8, n_all) + 1)
     (done,) = world.of(m.Done)
     assert done.audio_ms == -(-n_all // 160) * 20
 
@@ -108,10 +113,13 @@ def test_speech_goes_on_from_the_last_word_that_was_heard() -> None:
 @pytest.mark.parametrize(("peer", "lead_ms"), [(False, 200), (True, 200), (True, 1000), (False, 20)])
 @pytest.mark.parametrize("step_back_ms", [0, 250])
 def test_random_pauses_lose_and_repeat_nothing(timings: bool, peer: bool, lead_ms: int, step_back_ms: int) -> None:
-    """All samples between a resumed place and the next pause come once, in order; the place is the right one."""
+    """All samples between a resumed place and the next pause come once, in order; the place is the right one. Together
+    the cases of this test have more than 2,000 pauses."""
     random.seed(f"{timings} {peer} {lead_ms} {step_back_ms}")
-    for _ in range(12):
-        pause_at_random(random.randrange(2**32), timings, peer, lead_ms, step_back_ms)
+    n_pauses = 0
+    for _ in range(40):
+        n_pauses += pause_at_random(random.randrange(2**32), timings, peer, lead_ms, step_back_ms)
+    assert n_pauses > 2_000 / 16
 
 
 @pytest.mark.soak
@@ -154,11 +162,14 @@ def pause_at_random(seed: int, timings: bool, peer: bool, lead_ms: int, step_bac
 
 
 def assert_each_sample_once(world: CountingWorld, played: dict[str, list[int]]) -> None:
-    """Between two pauses the frames of a turn follow each other without a gap, and the turn ends with its last."""
+    """Between two pauses the frames of a turn follow each other without a gap, and the turn ends with its last sample.
+    The frame in which speech goes on is silent before the place, which `resumed` tells in whole milliseconds."""
     expected = {turn: 0 for turn in played}
+    places: dict[str, int] = {}
     for event in world.log:
         if isinstance(event, m.Resumed):
-            expected[event.turn] = event.from_ms * 8
+            places[event.turn] = event.from_ms * 8
+            expected[event.turn] = event.from_ms * 8 // 160 * 160
         elif isinstance(event, m.Paused):
             later = [turn for turn in expected if turn > event.turn]
             expected |= dict.fromkeys(later, 0)
@@ -167,7 +178,12 @@ def assert_each_sample_once(world: CountingWorld, played: dict[str, list[int]]) 
             first = expected[event.turn]
             n_all = world.n_made[event.turn]
             count = np.arange(first, first + 160)
-            np.testing.assert_array_equal(pcm, np.where(count < n_all, count % 32_000 + 1, 0))
+            samples = np.where(count < n_all, count % 32_000 + 1, 0)
+            if (place := places.pop(event.turn, None)) is not None:
+                begin = first + int(np.flatnonzero(pcm)[0]) if pcm.any() else place
+                assert place <= begin < place + 8
+                samples[: begin - first] = 0
+            np.testing.assert_array_equal(pcm, samples)
             expected[event.turn] = first + 160
     for turn, end in expected.items():
         assert end >= world.n_made[turn]
@@ -302,14 +318,18 @@ def test_the_place_can_come_from_the_bot() -> None:
 def test_speech_fades_in_after_a_pause() -> None:
     world = CountingWorld(SessionSettings(codec="pcm", rate_hz=RATE_HZ, fade_ms=5, first_clause_chars=0))
     world.say(TEXT, "a")
-    world.run(700)
+    world.run(470)
     world.send(m.PauseSpeech())
     n_frames = len(world.frames)
     world.send(m.ResumeSpeech())
-    pcm = world.samples(n_frames)[:160]
     first = world.of(m.Resumed)[0].from_ms * 8 + 1
-    assert pcm[0] < first // 100 and pcm[20] < 0.7 * first
-    np.testing.assert_array_equal(pcm[40:], np.arange(first + 40, first + 160))
+    n_silent = (first - 1) % 160
+    world.run(100)
+    pcm = world.samples(n_frames)
+    assert n_silent > 120, "the fade goes on in the frame after the first one"
+    assert not pcm[:n_silent].any()
+    assert pcm[n_silent] < first // 100 and pcm[n_silent + 20] < 0.7 * first
+    np.testing.assert_array_equal(pcm[n_silent + 40 : 480], np.arange(first + 40, first + 480 - n_silent))
 
 
 def test_the_frames_after_a_pause_are_not_late() -> None:

@@ -227,6 +227,19 @@ def test_emphasis_is_the_engines_tokens_where_they_are_allowed() -> None:
     assert spoken(speaking(text)) == ["Pay now, all of it.", "Really."]
 
 
+def test_emphasis_without_effect_is_one_warning_a_turn() -> None:
+    text = "Pay <emphasis>now</emphasis>, <emphasis>all of it. Really</emphasis>."
+    world = speaking(text)
+    world.say(text, "b")
+    assert [code for code, _ in warnings(world)] == ["no_emphasis", "no_emphasis"]
+    assert [warning.turn for warning in world.of(m.WarningEvent)] == ["a", "b"]
+    assert "<strong>" in warnings(world)[0][1]
+    one = SessionSettings(first_clause_chars=0, text_type="ssml", control_tokens=("<strong>",))
+    assert len(warnings(speaking(text, SsmlWorld(one)))) == 1, "one of the two tokens is not enough"
+    allowed = SessionSettings(first_clause_chars=0, text_type="ssml", control_tokens=("<strong>", "</strong>"))
+    assert not warnings(speaking(text, SsmlWorld(allowed)))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -457,7 +470,7 @@ def test_a_tag_may_be_cut_at_every_place(at: int) -> None:
     made = [[(u.text, u.speed, u.insert) for _, u in world.submitted] for world in (whole, cut)]
     assert made[0] == made[1]
     assert b"".join(p for *_, p in cut.frames) == b"".join(p for *_, p in whole.frames)
-    assert not warnings(cut) and not warnings(whole)
+    assert [code for code, _ in warnings(cut)] == [code for code, _ in warnings(whole)] == ["no_emphasis"]
 
 
 def test_the_heard_text_grows_with_the_speech_and_ends_whole() -> None:

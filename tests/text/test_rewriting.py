@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from telephony_tts.text.normalizer import SpokenSpan, normalize_spans
+from telephony_tts.text import rewriting
+from telephony_tts.text.normalizer import Sounds, SpokenSpan, normalize_spans
 from telephony_tts.text.rewriting import Reading, spoken_spans
 
 
@@ -114,6 +115,27 @@ def test_the_spans_cover_any_text_in_order(
         assert span.start == at and span.end > at
         at = span.end
     assert at == len(text)
+
+
+_SOUNDS = st.none() | st.just(("ipa", "a"))
+
+
+@settings(max_examples=400)
+@given(
+    _TEXTS,
+    st.lists(st.tuples(st.integers(0, 24), st.integers(1, 6), _TEXTS, _SOUNDS), max_size=5),
+    st.sampled_from(["en", "zh", "de"]),
+    st.sampled_from([(), ("<b>",)]),
+)
+def test_the_fast_way_back_gives_the_same_spans(
+    text: str, readings: list[tuple[int, int, str, Sounds | None]], lang: str, control: tuple[str, ...]
+) -> None:
+    given_readings = [Reading(start, start + n, spoken, sounds) for start, n, spoken, sounds in readings]
+    kept = rewriting._apart(text, control, given_readings)
+    assume(kept)
+    way = rewriting._Rewritten(text, kept)
+    fast = rewriting._mapped_back(len(text), way, normalize_spans(way.text, lang, control))
+    assert fast == rewriting._pieces_mapped_back(len(text), rewriting._Rewritten(text, kept), lang, control)
 
 
 @given(_TEXTS, st.sampled_from(["en", "zh"]))

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import soxr
 import virtual_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from websockets.http11 import Request
 
 from telephony_tts.audio.sound import Sound, new_sound
 from telephony_tts.engines.catalog import Catalog
-from telephony_tts.engines.fake import FakeEngine, recognise
+from telephony_tts.engines.fake import FakeEngine, recognise, render
 from telephony_tts.session.session import Session
 from telephony_tts.session.settings import SessionSettings
 from telephony_tts.transport import call as call_module
@@ -542,3 +543,37 @@ def test_whatever_happens_to_the_bridge_every_mark_ends_once_and_truly(
             assert isinstance(end, m.Cleared)
     if isinstance(end, m.Cleared) and end.reason == "clear":
         assert end.heard_ms <= heard_at_clear[0] + 30, "a frame between two sentences, and what reports need"
+
+
+# ------------------------------------------------------------- pauses
+
+
+@pytest.mark.parametrize("paused_ms", [700, 1_700, 3_300, 5_900])
+@pytest.mark.parametrize("step_back_ms", [0, 250])
+def test_a_pause_stops_the_file_and_speech_goes_on_at_the_word(paused_ms: float, step_back_ms: int) -> None:
+    """Behind the pause the telephone hears the rest of the sentence from the place that the bot was told, exactly."""
+    n_files: list[int] = []
+
+    async def act(call: Call, bot: RecordingBot, phone: Telephone) -> None:
+        call.receive(m.Configure(step_back_ms=step_back_ms))
+        say(call, *SENTENCES)
+        await at(paused_ms)
+        call.receive(m.PauseSpeech())
+        await asyncio.sleep(2)
+        assert phone.heard[-1][1] <= paused_ms + BREAK_MS + 80, "silent within the time of a break"
+        n_files.append(len(phone.heard))
+        call.receive(m.ResumeSpeech())
+        await until_done(bot)
+
+    bot, phone = play(act)
+    (paused,), (resumed,) = bot.got(m.Paused), bot.got(m.Resumed)
+    assert resumed.from_ms <= paused.heard_ms - step_back_ms and paused.basis == "marks"
+    assert [name for name, state in bot.marks if state == "played"] == ["1", "2", "3", "4"]
+    assert [told.start_ms for told in bot.got(m.SentenceSpoken)] == [n * SENTENCE_MS for n in range(4)]
+    speech = [soxr.resample(render(each).astype(np.float32), 24_000, 8_000, "HQ") for each in SENTENCES]
+    wanted = np.concatenate(speech)[resumed.from_ms * 8 :]
+    heard = np.concatenate([pcm for _, _, pcm in phone.heard[n_files[0] :]]).astype(float)
+    n_silent = resumed.from_ms % 20 * 8
+    assert np.abs(heard[:n_silent]).max(initial=0) == 0, "nothing before the place is heard again"
+    said = heard[n_silent:]
+    assert len(said) == len(wanted) and np.corrcoef(said, wanted)[0, 1] > 0.98

@@ -17,6 +17,7 @@ import pytest
 import telephony_tts.wire as wire_package
 from telephony_tts import errors
 from telephony_tts.http_api.responses import STATUS
+from telephony_tts.lexicon_files import parse
 from telephony_tts.session.settings import CallLimits
 from telephony_tts.transport.connection import MAX_FRAGMENTS
 from telephony_tts.transport.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_LINE_BYTES
@@ -108,12 +109,21 @@ def _headings(part: int) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------------- examples
 
 
+def test_the_lexicon_file_can_be_used() -> None:
+    (page,) = [block for info, block in _BLOCK.findall(PAGE) if info == "yaml lexicon"]
+    read = parse(page, "page")
+    assert read.polyphones
+    assert [entry.written for entry in read.entries] == ["SQL", "hibari", r"ACME-(\d+)", "tomato", "重庆", "nice"]
+    assert read.entries[3].ipa and read.entries[4].syllables == ("chong2", "qing4") and read.entries[5].any_case
+
+
 def test_every_code_block_is_of_a_kind_that_is_tested() -> None:
     dialects = {f"json {dialect}-{way}" for dialect in _DIALECTS for way in ("in", "out")}
     known = {"json bot", "json server", "text session", "text address", "json freeswitch-fork-out"} | dialects
     known |= {"json elevenlabs-stream-in", "json elevenlabs-stream-out"}
     known |= {"json deepgram-flux-in", "json deepgram-flux-out"}
     known |= {"sh curl"}  # tests/e2e/test_http_api.py runs them
+    known |= {"yaml lexicon"}
     infos = {info for info, _ in _BLOCK.findall(PAGE)}
     assert {info for info in infos - known if not re.fullmatch(r"json invalid \w+", info)} == set()
     assert PAGE.count("```") == 2 * len(_BLOCK.findall(PAGE))

@@ -1,0 +1,168 @@
+"""Fetching a sound by its address, for `play` with `url`. Blocking: the store of sounds calls it in a thread.
+
+A bot may name any address, and the server stands in the operator's network. So only addresses that begin as the
+operator allows are fetched, no redirect is followed, and a host that resolves to a private address is refused, unless
+the operator allowed that address itself. What is fetched is bounded by its size and by a time for all of it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from telephony_tts.clock import NS_PER_S, monotonic_ns
+from telephony_tts.errors import SoundError
+
+_PORTS = {"http": 80, "https": 443}
+_PIECE_BYTES = 64 << 10
+_HEADERS = {"Accept": "audio/*, */*;q=0.1", "Accept-Encoding": "identity"}
+_TYPES = re.compile(r"audio/|application/(ogg|octet-stream|x-wav)\b|binary/octet-stream|video/(mp4|webm|ogg)", re.I)
+"""What a server may call a sound. Without a type it is read too; the decoder decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoundAddress:
+    """The parts of an address. `target` is what stands in the request: path and query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    target: str
+
+    @classmethod
+    def of(cls, url: str) -> SoundAddress:
+        """Raises ValueError for what is not a plain http or https address."""
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+        if not port or not parts.hostname or "@" in parts.netloc or not url.isascii() or not url.isprintable():
+            raise ValueError("it is not an address with http or https")
+        if " " in url or "\\" in url or ".." in unquote(unquote(parts.path)).split("/"):
+            raise ValueError("its path is not plain")
+        path = parts.path or "/"
+        return cls(parts.scheme, parts.hostname, port, path, f"{path}?{parts.query}" if parts.query else path)
+
+    @property
+    def shown(self) -> str:
+        """For messages: a query may have a secret."""
+        return f"{self.scheme}://{self.host}{self.path}"
+
+    def is_within(self, allowed: SoundAddress) -> bool:
+        same = (self.scheme, self.host, self.port) == (allowed.scheme, allowed.host, allowed.port)
+        return same and self.path.startswith(allowed.path)
+
+    @property
+    def names_the_machine(self) -> bool:
+        """Whether the host is an IP address or localhost, so that whoever allowed it meant that machine."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return self.host == "localhost"
+        return True
+
+
+def fetch_sound(url: str, allowed: Sequence[str], max_bytes: int, within_s: float) -> bytes:
+    """The content of `url`, if it begins with one of `allowed`. Raises SoundError."""
+    try:
+        address = SoundAddress.of(url)
+    except ValueError as error:
+        raise SoundError(f"the sound's address cannot be used: {error}") from error
+    if not any(_allows(prefix, address) for prefix in allowed):
+        raise SoundError(f"{address.shown} is not fetched: the server's sounds.urls allows no address that begins so")
+    until_ns = monotonic_ns() + round(within_s * NS_PER_S)
+    try:
+        return _fetched(address, max_bytes, until_ns)
+    except (OSError, http.client.HTTPException) as error:
+        is_late = isinstance(error, TimeoutError) or monotonic_ns() >= until_ns
+        why = f"it takes longer than {within_s:g} s (sounds.fetch_s)" if is_late else str(error) or type(error).__name__
+        raise SoundError(f"{address.shown} cannot be fetched: {why[:200]}") from error
+
+
+def _allows(prefix: str, address: SoundAddress) -> bool:
+    try:
+        return address.is_within(SoundAddress.of(prefix))
+    except ValueError:
+        return False
+
+
+def _fetched(address: SoundAddress, max_bytes: int, until_ns: int) -> bytes:
+    sock = _connected(address, until_ns)
+    connection = http.client.HTTPConnection(address.host, address.port)
+    connection.sock, connection.auto_open = sock, 0
+    response: http.client.HTTPResponse | None = None
+    # The time of a socket counts from each byte, so a server that sends one now and then would hold the thread.
+    watch = threading.Timer(_left_s(until_ns), _shut, (sock,))
+    watch.daemon = True
+    watch.start()
+    try:
+        connection.request("GET", address.target, headers=_HEADERS)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SoundError(f"{address.shown} cannot be fetched: its server answered {response.status}")
+        kind = response.headers.get("Content-Type", "")
+        if kind and not _TYPES.match(kind.strip()):
+            raise SoundError(f"{address.shown} is not a sound: its server calls it {kind[:60]}")
+        pieces: list[bytes] = []
+        n_bytes = 0
+        while piece := response.read1(_PIECE_BYTES):
+            pieces.append(piece)
+            n_bytes += len(piece)
+            if n_bytes > max_bytes:
+                raise SoundError(f"{address.shown} has more than {max_bytes} bytes (sounds.max_mb)")
+        _left_s(until_ns)  # what was cut off by the time looks like its end
+        promised = response.headers.get("Content-Length", "")
+        if promised.isdecimal() and n_bytes < int(promised):
+            raise SoundError(f"{address.shown} is not complete: {n_bytes} of {promised} bytes came")
+        return b"".join(pieces)
+    finally:
+        watch.cancel()
+        if response is not None:
+            response.close()
+        connection.close()
+        sock.close()
+
+
+def _connected(address: SoundAddress, until_ns: int) -> socket.socket:
+    """A socket that is connected to the address that was checked: a second look-up might give another one."""
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    usable = [item for item in found if address.names_the_machine or _is_public(str(item[4][0]))]
+    if not usable:
+        raise OSError("its host has no public address (an address of your own network has to stand in sounds.urls)")
+    family, kind, protocol, _, place = usable[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.settimeout(_left_s(until_ns))
+        sock.connect(place)
+        if address.scheme == "https":
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=address.host)
+        sock.settimeout(_left_s(until_ns))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_public(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_global and not found.is_multicast
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _left_s(until_ns: int) -> float:
+    left_s = (until_ns - monotonic_ns()) / NS_PER_S
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

@@ -1,0 +1,195 @@
+"""Sounds by their address: what may be fetched, from a real HTTP server on this machine, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from telephony_tts.audio.wav import write_wav
+from telephony_tts.errors import SoundError
+from telephony_tts.transport.settings import SoundSettings
+from telephony_tts.transport.sound_fetch import SoundAddress, fetch_sound
+from telephony_tts.transport.sound_store import SoundStore
+
+pytestmark = pytest.mark.slow
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    wav = b""
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        Handler.asked.append(self.path)
+        path = self.path.partition("?")[0]
+        if path == "/sounds/gone.wav":
+            self.send_error(404)
+        elif path == "/sounds/moved.wav":
+            self.send_response(302)
+            self.send_header("Location", "/sounds/hold.wav")
+            self.end_headers()
+        elif path == "/sounds/slow.wav":
+            self.answer(Handler.wav, pause_s=0.1)
+        elif path == "/sounds/page.wav":
+            self.answer(b"<html>", "text/html; charset=utf-8")
+        elif path == "/sounds/short.wav":
+            self.answer(Handler.wav[:400], n_promised=len(Handler.wav))
+        elif path == "/sounds/endless.wav":
+            self.answer(Handler.wav, n_promised=None, n_times=10_000)
+        else:
+            self.answer(Handler.wav, "")
+
+    def answer(self, body: bytes, kind: str = "audio/wav", *, n_promised: int | None = -1, n_times: int = 1,
+               pause_s: float = 0.0) -> None:  # fmt: skip
+        self.send_response(200)
+        if kind:
+            self.send_header("Content-Type", kind)
+        if n_promised is not None:
+            self.send_header("Content-Length", str(len(body) if n_promised < 0 else n_promised))
+        self.end_headers()
+        try:
+            for _ in range(n_times):
+                for at in range(0, len(body), 200 if pause_s else len(body)):
+                    self.wfile.write(body[at : at + 200] if pause_s else body)
+                    time.sleep(pause_s)
+        except OSError:
+            pass
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """The address of a server, which has `/sounds/hold.wav` and other things under that path."""
+    write_wav(tmp_path / "hold.wav", np.full(1600, 700, "<i2").tobytes(), "pcm", 8_000)
+    Handler.wav, Handler.asked = (tmp_path / "hold.wav").read_bytes(), []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def refusal(url: str, *allowed: str, max_bytes: int = 1_000_000, within_s: float = 5) -> str:
+    with pytest.raises(SoundError) as refused:
+        fetch_sound(url, allowed, max_bytes, within_s)
+    return refused.value.message
+
+
+def test_an_allowed_address_is_fetched_with_its_query(site: str) -> None:
+    assert fetch_sound(f"{site}/sounds/hold.wav?key=1", [f"{site}/sounds/"], 1_000_000, 5) == Handler.wav
+    assert fetch_sound(f"{site}/sounds/hold.wav", ["https://a.example/", site], 1_000_000, 5) == Handler.wav
+    assert Handler.asked == ["/sounds/hold.wav?key=1", "/sounds/hold.wav"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{site}/other/hold.wav", "{site}/sounds/../secret", "{site}/sounds/%2e%2e/secret", "{site}/sounds/%252e%252e/x",
+        "{site}@evil.example/sounds/a.wav", "http://127.0.0.1/sounds/a.wav", "http://127.0.0.1:1/sounds/a.wav",
+        "https{rest}/sounds/a.wav", "http://localhost:{port}/sounds/a.wav", "http://evil.example/sounds/", "http://",
+        "{site}/sounds/a b", "{site}/sounds\\a", "{site}/sounds/\u00e4", "http://[::1", "http://a:b/",
+    ],
+)  # fmt: skip
+def test_no_other_address_is_fetched(site: str, url: str) -> None:
+    url = url.format(site=site, rest=site.removeprefix("http"), port=site.rpartition(":")[2])
+    assert "sound" in refusal(url, f"{site}/sounds/")
+    assert not Handler.asked
+
+
+def test_without_a_setting_nothing_is_fetched(site: str) -> None:
+    assert "sounds.urls allows no address" in refusal(f"{site}/sounds/hold.wav")
+    assert not Handler.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gone", "answered 404"), ("moved", "answered 302"), ("page", "calls it text/html"),
+        ("short", "IncompleteRead|not complete"), ("endless", "more than 20000 bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_no_whole_sound_is_refused(site: str, name: str, why: str) -> None:
+    message = refusal(f"{site}/sounds/{name}.wav?secret=7", f"{site}/sounds/", max_bytes=20_000)
+    assert any(part in message for part in why.split("|")) and "secret" not in message
+    assert len(Handler.asked) == 1, "a redirect is not followed"
+
+
+def test_a_slow_server_is_left_after_the_time_for_all_of_it(site: str) -> None:
+    """Each piece comes in time; together they take 1.7 s."""
+    begun = time.monotonic()
+    assert "longer than 0.5 s (sounds.fetch_s)" in refusal(f"{site}/sounds/slow.wav", site, within_s=0.5)
+    assert time.monotonic() - begun < 1.5
+
+
+def test_a_server_that_does_not_answer_is_left(site: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/"
+        begun = time.monotonic()
+        assert "longer than 0.3 s" in refusal(url + "a.wav", url, within_s=0.3)
+        assert time.monotonic() - begun < 1.5
+
+
+def test_a_server_whose_headers_never_end_is_left() -> None:
+    def drip(mute: socket.socket) -> None:
+        peer, _ = mute.accept()
+        with peer, suppress(OSError):
+            peer.sendall(b"HTTP/1.1 200 OK\r\n")
+            for n in range(100):
+                peer.sendall(b"X-A: %d\r\n" % n)
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        thread = threading.Thread(target=drip, args=(mute,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/"
+        begun = time.monotonic()
+        assert "longer than 0.3 s" in refusal(url + "a.wav", url, within_s=0.3)
+        assert time.monotonic() - begun < 1.5
+        thread.join(10)
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator allowed a host on the internet, and its owner points it at this machine."""
+    port = int(site.rpartition(":")[2])
+    place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: [place])
+    url = f"http://sounds.example.com:{port}/"
+    assert "no public address" in refusal(url + "sounds/hold.wav", url)
+    assert not Handler.asked
+    assert SoundAddress.of("http://10.0.0.5/a").names_the_machine
+
+
+def test_a_store_fetches_an_address_once(site: str) -> None:
+    store = SoundStore(SoundSettings(urls=(f"{site}/sounds/",)))
+
+    async def main() -> None:
+        url = f"{site}/sounds/hold.wav"
+        first, second = await asyncio.gather(store.find(url).load(8_000), store.find(url).load(8_000))
+        assert set(first.pcm.tolist()) == {700} and first.duration_ms == 200 and second is first
+        assert await store.find(url).load(8_000) is first
+        assert Handler.asked == ["/sounds/hold.wav"]
+        with pytest.raises(SoundError, match="allows no address"):
+            await store.find(f"{site}/elsewhere.wav").load(8_000)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_audio_is_refused(site: str) -> None:
+    Handler.wav = b"RIFF" + bytes(4) + b"WAVE" + bytes(100)
+    store = SoundStore(SoundSettings(urls=(site,)))
+    with pytest.raises(SoundError, match="cannot be played") as refused:
+        asyncio.run(store.find(f"{site}/a.wav?secret=7").load(8_000))
+    assert "secret" not in refused.value.message
