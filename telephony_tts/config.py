@@ -90,8 +90,8 @@ class CosyVoice2Settings:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target` it
-    is off. Several targets, separated by commas, are replicas of one engine."""
+    """An engine in another process or on another machine, which `telephony-tts engine serve` serves. Without `target`
+    it is off. Several targets, separated by commas, are replicas of one engine."""
 
     target: str | None = None
     token: str | None = field(default=None, repr=False)

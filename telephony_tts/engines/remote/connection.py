@@ -460,7 +460,7 @@ def _what(failure: Exception) -> str:
     if isinstance(failure, grpc.aio.AioRpcError):
         if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
             return "another kind of server listens there"
-        return (failure.details() or failure.code().name).strip()
+        return str(failure.details() or failure.code().name).strip()
     if isinstance(failure, BadMessage):
         return f"it sent what cannot be read: {failure}"
     return str(failure) or ("it does not answer" if isinstance(failure, TimeoutError) else type(failure).__name__)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,15 @@ def test_another_replica_speaks_when_one_is_late() -> None:
         run(work)
 
 
+@asynccontextmanager
+async def closing_all(servers: list[EngineServer]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for server in servers:
+            await server.close()
+
+
 def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
     """The first server takes the text, gives nothing, and is closed."""
 
@@ -480,7 +490,7 @@ def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
         for n, server in enumerate(servers):
             addresses.append(str(await server.listen(parse_address(f"unix:{tmp_path}/{n}.sock"))))
             server.engine_is_loaded()
-        async with attached(addresses[0]) as engine:
+        async with closing_all(servers), attached(addresses[0]) as engine:
             feed = TextFeed()
             task = asyncio.create_task(speak(engine, Utterance("u", "one ", more=feed)))
             await until(lambda: servers[0].n_utterances == 1, "the first server has it")
@@ -493,7 +503,6 @@ def test_growing_text_goes_to_the_next_replica_whole(tmp_path: Path) -> None:
             feed.push("three")
             feed.end()
             assert np.array_equal(joined(await task), np.concatenate([render("one two "), render("three")]))
-        await servers[1].close()
 
     run(work)
 
@@ -591,9 +600,11 @@ def test_garbage_in_mid_utterance_ends_it_and_the_client_lives(tmp_path: Path) -
         (b"\x01\x02", grpc.StatusCode.INVALID_ARGUMENT, "cannot be read"),
         (encode(KeepAlive(1)), grpc.StatusCode.INVALID_ARGUMENT, "not `attach`"),
         (encode(Attach(99, "old", 1000)), grpc.StatusCode.FAILED_PRECONDITION, "protocol 99"),
-        (encode(Attach(PROTOCOL, "a", 1000)) + encode(Attach(PROTOCOL, "a", 1)), None, ""),
+        (encode(Attach(PROTOCOL, "a", 1000)) + encode(Attach(PROTOCOL, "a", 1)),
+         grpc.StatusCode.INVALID_ARGUMENT, "a second `attach`"),
+        (encode(Attach(PROTOCOL, "a", 1000)), None, "header"),
     ],
-)
+)  # fmt: skip
 def test_a_client_that_sends_garbage_is_refused_and_others_go_on(
     sent: bytes, code: grpc.StatusCode | None, why: str
 ) -> None:
