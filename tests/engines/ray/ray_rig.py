@@ -108,18 +108,22 @@ def ray_command(
 
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    child = subprocess.Popen(
-        [str(ray_python()), str(HERE / "cluster.py")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables(), cwd=ROOT,
-    )  # fmt: skip
-    try:
-        assert child.stdout is not None
-        address = child.stdout.readline().strip()
-        assert ":" in address, "the cluster did not start"
-        yield RayCluster(child, address)
-    finally:
+    """A cluster with a head. Ray gives a node 30 s to start, which a busy machine may exceed: there are three tries."""
+    for _ in range(3):
+        child = subprocess.Popen(
+            [str(ray_python()), str(HERE / "cluster.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables(), cwd=ROOT,
+        )  # fmt: skip
         try:
-            child.communicate("quit\n", timeout=60)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
+            assert child.stdout is not None
+            address = child.stdout.readline().strip()
+            if ":" in address:
+                yield RayCluster(child, address)
+                return
+        finally:
+            try:
+                child.communicate("quit\n", timeout=60)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.communicate()
+    raise AssertionError("the cluster did not start")
