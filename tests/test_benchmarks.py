@@ -16,7 +16,7 @@ import pytest
 _BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 _NAMES = (
     "capacity", "doors", "first_audio", "barge_in", "pauses", "memory", "frontend", "voice_activity", "precision",
-    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover",
+    "ratios", "floors", "voice_mail", "lexicon", "phrases", "recording", "failover", "remote_engine",
 )  # fmt: skip
 
 pytestmark = [
@@ -86,6 +86,9 @@ def test_a_result_has_figures(result: tuple[str, dict[str, Any]]) -> None:
         assert by_fault["dead"]["told_ms"]["p50"] >= 300 > by_fault["dead, circuit open"]["told_ms"]["p50"]
         assert by_fault["fails in the middle"]["engines"] == "faulty+spare"
         assert by_fault["fails in the middle, estimated"]["words_again"] > 0 == by_fault["none"]["words_again"]
+    elif name == "remote_engine":
+        assert set(results["summary"]) == {"local", "unix", "tcp"}
+        assert all(row["turns"] > 0 and row["ratio"] > 0 and row["failed"] == 0 for row in results["summary"].values())
     elif name == "doors":
         assert all(row["n"] > 0 and row["p50"] > 0 for row in results["first_audio"].values())
         assert results["cost"]["failed"] == 0
