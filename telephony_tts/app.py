@@ -7,9 +7,11 @@ import importlib.metadata
 import importlib.util
 import ipaddress
 import math
+import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from telephony_tts import event_loop, logs
 from telephony_tts.config import Config, lexicon_names
 from telephony_tts.engines.api import Engine, EngineStats, Voice, language_prefix
 from telephony_tts.engines.catalog import AbsentEngine, Catalog
+from telephony_tts.engines.cosyvoice2.hosting.machine_limits import cpu_share
 from telephony_tts.engines.cosyvoice2.languages import LANGUAGES, check_letters
 from telephony_tts.engines.espeak import EspeakEngine
 from telephony_tts.engines.failover import Failover
@@ -27,6 +30,8 @@ from telephony_tts.engines.phrase_store import PhraseStore
 from telephony_tts.engines.phrases import PhraseKeeper
 from telephony_tts.engines.words import is_speakable
 from telephony_tts.errors import AudioError, ConfigError, EngineUnavailable
+from telephony_tts.fronts.front import Front
+from telephony_tts.fronts.supervisor import supervise
 from telephony_tts.http_api.asgi import http_server
 from telephony_tts.lexicon_files import LexiconFiles
 from telephony_tts.recording.live import Recordings
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 _log = logs.get(__name__)
 
 _MB = 1_000_000
+_MOST_PROCESSES = 64
+"""As in the setting `server.processes`."""
 _MAX_PASSPHRASE_BYTES = 1024
 """OpenSSL's own limit."""
 
@@ -379,6 +386,7 @@ class Served:
     port: int
     voices: tuple[Voice, ...]
     stats: dict[str, EngineStats]
+    n_processes: int = 1
 
 
 def _host_here(host: str) -> str:
@@ -395,10 +403,20 @@ def _host_here(host: str) -> str:
     return host if ip.version == 4 else f"[{host}]"
 
 
-async def serve(config: Config, announce: Callable[[Served], None] | None = None) -> None:
+async def serve(
+    config: Config,
+    announce: Callable[[Served], None] | None = None,
+    front: Front | None = None,
+    sockets: Sequence[socket.socket] = (),
+    *,
+    listens_at_once: bool = True,
+) -> None:
     """Run the server until SIGTERM or SIGINT, then drain and return. A second signal does not wait.
 
     It listens before its engines are loaded. So a port in use is reported at once, and /readyz is 503 while they load.
+
+    `front`: this process is one of several, and listens on `sockets`. One that replaces another does not listen at
+    once: the others answer until it can speak.
     """
     lexicons = open_lexicons(config)
     settings = transport_settings(config, lexicons)
@@ -410,7 +428,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         _load_voice_model("caller.answering_machine")
     recordings = open_recordings(config)
     catalog = build_catalog(config)
-    server = Server(settings, catalog)
+    server = Server(settings, catalog, front)
     server.registry.recordings = recordings
     voices = voice_service(config, catalog)
     server.http = http_server(server, voices)
@@ -419,7 +437,12 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
         watch = asyncio.create_task(_watch_lexicons(lexicons, config.lexicons.check_s))
     try:
         with event_loop.stop_signals(server.stop_at_once) as stop:
-            async with server.running(ready=False):
+            async with AsyncExitStack() as stack:
+                if front is not None:
+                    await stack.enter_async_context(front.listening(server.adopt, server.refresh_gauges))
+                await stack.enter_async_context(
+                    server.running(ready=False, sockets=sockets, listens_at_once=listens_at_once)
+                )
                 _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
                 if not await _unless(stop, catalog.start()):
                     _log.info("stopped_before_ready")
@@ -427,6 +450,7 @@ async def serve(config: Config, announce: Callable[[Served], None] | None = None
                 catalog.resolve(settings.speech.voice, None, "")
                 event_loop.settle()
                 server.ready = True
+                await server.start_listening()
                 scheme = "wss" if settings.tls is not None else "ws"
                 address = f"{scheme}://{_host_here(settings.server.host)}:{server.port}"
                 _log.info("ready", address=address, engines=[engine.name for engine in catalog.engines])
@@ -495,7 +519,52 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
 
 
 def run(config: Config, announce: Callable[[Served], None] | None = None) -> None:
-    """Run `serve`, on uvloop if it is installed."""
+    """Run `serve`, on uvloop if it is installed; with several processes, run it in each of them."""
     logs.setup(config.log)
+    n = n_processes(config)
+    if n > 1:
+        event_loop.run(_supervise(config, n, announce))
+        return
     with event_loop.quick_turns():
         event_loop.run(serve(config, announce))
+
+
+def n_processes(config: Config) -> int:
+    """How many front processes `serve` runs. A quota of the container counts, rounded down."""
+    wanted = config.server.processes
+    if wanted != "auto":
+        return wanted
+    share = cpu_share()
+    return max(1, min(share.n_cpus, _MOST_PROCESSES, math.floor(share.quota or share.n_cpus)))
+
+
+async def _supervise(config: Config, n: int, announce: Callable[[Served], None] | None) -> None:
+    """Run `n` fronts. What can be wrong with the settings is checked here, so that it is reported once."""
+    transport_settings(config, open_lexicons(config))
+
+    def tell(served: Served) -> None:
+        if announce is not None:
+            announce(replace(served, n_processes=n))
+
+    server = config.server
+    configs = [config_of_front(config, number, n) for number in range(n)]
+    await supervise(configs, server.host, server.port, server.drain_s, server.runtime_folder, tell)
+
+
+def config_of_front(config: Config, number: int, n: int) -> Config:
+    """The configuration of one of `n` fronts: its part of the engines' threads, and of the memory for audio."""
+
+    def part(whole: int) -> int:
+        return max(1, whole // n + (number < whole % n))
+
+    engines, phrases, sounds = config.engines, config.phrases, config.sounds
+    return replace(
+        config,
+        engines=replace(
+            engines,
+            hibari=replace(engines.hibari, workers=part(engines.hibari.workers)),
+            espeak=replace(engines.espeak, workers=part(engines.espeak.workers)),
+        ),
+        phrases=replace(phrases, memory_mb=part(phrases.memory_mb)),
+        sounds=replace(sounds, memory_mb=part(sounds.memory_mb)),
+    )
