@@ -38,7 +38,7 @@ class RuntimeFolder:
         """A new folder in `parent`, or where the system keeps files in memory. Raises ConfigError."""
         base = Path(parent) if parent is not None else _base()
         remove_stale(base)
-        path = base / f"{_PREFIX}{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
+        path = base / f"{_PREFIX}{os.getuid()}-{secrets.token_hex(4)}"
         if len(os.fsencode(path / "00.0000000.sock")) > _MOST_PATH_BYTES:
             why = "is too long for the path of a Unix socket; name a shorter one"
             raise ConfigError(f"server.runtime_folder: {base} {why}")

@@ -97,7 +97,7 @@ class Server:
         self._genesys: SignatureVerifier | None = None
         if genesys.api_key is not None:
             self._genesys = SignatureVerifier(genesys.api_key, genesys.secret, self._is_new)
-        self.ready = False
+        self._ready = False
         self._at_once = False
         self._listener: WebSocketServer | None = None
         self._more_listeners: list[asyncio.Server] = []
@@ -117,6 +117,15 @@ class Server:
     @property
     def draining(self) -> bool:
         return self.registry.draining
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    @ready.setter
+    def ready(self, flag: bool) -> None:
+        self._ready = flag
+        self._publish()
 
     @property
     def is_ready(self) -> bool:

@@ -57,8 +57,6 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: Annotated[int, Between(0, 65_535)] = 8080
-    processes: Annotated[int | Literal["auto"], Between(1, 64)] = 1
-    runtime_folder: str | None = None
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tokens_file: str | None = None
     open: bool = False
@@ -70,6 +68,8 @@ class ServerSettings:
     max_message_bytes: Annotated[int, Between(1_024, 16_777_216)] = 65_536
     slow_reader_s: Seconds = 5.0
     ping_interval_s: Seconds = 20.0
+    processes: Annotated[int | Literal["auto"], Between(1, 64)] = 1
+    runtime_folder: str | None = None
 
     @property
     def is_on_loopback(self) -> bool:

@@ -30,6 +30,8 @@ class FrontServer:
         self.port = int(address.rsplit(":", 1)[1])
         self.folder = folder
         self._log = log
+        self.dial_port = 0
+        """A port for a test's own listener, which the server may dial."""
 
     def url(self, path: str = "/v1/stream", **options: Any) -> str:
         query = "&".join(f"{name}={value}" for name, value in options.items())
@@ -81,6 +83,15 @@ class FrontServer:
         with urllib.request.urlopen(f"http{self.address[2:]}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
+    def moved(self, why: str) -> float:
+        """How many connections were moved for this reason."""
+        return self.metric(f'telephony_tts_connections_moved_total{{why="{why}"}}')
+
+    def other(self, front: int | None) -> int:
+        """The other one of two fronts."""
+        assert front in (0, 1), "no front has the call"
+        return 1 - front
+
     @contextmanager
     def stopped(self, front: int) -> Iterator[None]:
         """While it lasts this front does nothing, so that the others take what comes."""
@@ -102,7 +113,8 @@ def _state(pid: int) -> str:
 def front_server(
     folder: Path, *settings: str, n: int = 2, environment: dict[str, str] | None = None
 ) -> Iterator[FrontServer]:
-    """A server with `n` fronts and tones for speech, once all are ready. `settings` are those of --set."""
+    """A server with `n` fronts and tones for speech, once all are ready. `settings` are those of --set. The path of
+    `folder` must be short."""
     runtime, log = folder / "runtime", folder / "log"
     runtime.mkdir(exist_ok=True)
     command = [
