@@ -103,6 +103,7 @@ async def serve_media(
     registry.joined(connection)
     try:
         leg.attach(call, start)
+        registry.changed()  # the call does not wait for its media leg any more
         await call.started.wait()
         if call.bot is None and not call.over:
             if settings.bot.url is not None:
