@@ -77,9 +77,12 @@ class FrontConnection(CallConnection):
             return f"it was moved {MAX_MOVES} times"
         return None
 
-    async def take_away(self, relays: Callable[[Relay], None]) -> tuple[socket.socket, MovedSocket] | None:
+    async def take_away(
+        self, relays: Callable[[Relay], None], slow_s: float
+    ) -> tuple[socket.socket, MovedSocket] | None:
         """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
-        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection.
+        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
+        relay's ends may take no data.
         """
         assert self._kept is not None
         transport = self.transport
@@ -95,7 +98,7 @@ class FrontConnection(CallConnection):
         moved = MovedSocket("leg", n_moves + 1, local, remote, read, self._head_bytes, unread, self.may_begin)
         self._kept = None
         if transport.get_extra_info("ssl_object") is not None:
-            relay = Relay()
+            relay = Relay(slow_s)
             sock = await relay.open(transport)
             relays(relay)
             self.transport = _Closed()  # the library aborts the transport of a connection that it closes

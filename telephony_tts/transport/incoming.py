@@ -174,16 +174,19 @@ class IncomingConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.pause_reading()
 
-    async def take_away(self, relays: Callable[[Relay], None]) -> tuple[socket.socket, MovedSocket] | None:
+    async def take_away(
+        self, relays: Callable[[Relay], None], slow_s: float
+    ) -> tuple[socket.socket, MovedSocket] | None:
         """End this connection without closing the peer's. Returns its socket, and what the other front needs. None if
-        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection."""
+        the peer is gone. Raises OSError. `relays` gets the relay of a TLS connection. `slow_s` is how long one of the
+        relay's ends may take no data."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return None
         n_moves = 0 if self.moved is None else self.moved.n_moves
         local, remote = (self.moved.local, self.moved.remote) if self.moved is not None else addresses(transport)
         if self.is_tls:
-            relay = Relay()
+            relay = Relay(slow_s)
             sock = await relay.open(transport)
             self.transport = None
             relays(relay)

@@ -11,6 +11,9 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from telephony_tts import logs
+
+_log = logs.get(__name__)
 _CLOSE_S = 2.0
 """How long the rest of the data may take to a peer that is being closed."""
 _KERNEL_BYTES = 32_768
@@ -18,11 +21,15 @@ _KERNEL_BYTES = 32_768
 
 
 class Relay:
-    """One relayed connection. `over` is done when both its ends are closed."""
+    """One relayed connection. `over` is done when both its ends are closed.
 
-    def __init__(self) -> None:
+    An end that takes no data for `slow_s` is closed. The owner may drop a slow peer too, but its close is not seen here
+    while nothing is read from it.
+    """
+
+    def __init__(self, slow_s: float) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._peer, self._owner = _End(self._lost), _End(self._lost)
+        self._peer, self._owner = _End(self._lost, slow_s), _End(self._lost, slow_s)
         self._peer.other, self._owner.other = self._owner, self._peer
 
     async def open(self, transport: asyncio.Transport) -> socket.socket:
@@ -60,10 +67,11 @@ class Relay:
 class _End(asyncio.Protocol):
     """One end. What it receives is written to the other one, which also decides how fast it is read."""
 
-    def __init__(self, lost: Callable[[], None]) -> None:
+    def __init__(self, lost: Callable[[], None], slow_s: float) -> None:
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
         self._lost = lost
+        self._slow_s = slow_s
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,16 +82,18 @@ class _End(asyncio.Protocol):
             to.write(data)
 
     def pause_writing(self) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(self._slow_s, self._drop_slow_reader)
         if (source := self._open_other()) is not None:
             source.pause_reading()
 
     def resume_writing(self) -> None:
         if (source := self._open_other()) is not None:
+            self._stop_timer()
             source.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         self.transport = None
         other, self.other = self.other, None
         if other is not None:
@@ -94,7 +104,19 @@ class _End(asyncio.Protocol):
         """Close behind what is still to be written."""
         if self.transport is not None:
             self.transport.close()
+            self._stop_timer()
             self._timer = asyncio.get_running_loop().call_later(_CLOSE_S, self.transport.abort)
+
+    def _drop_slow_reader(self) -> None:
+        if self.transport is not None:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            _log.warning("slow_reader", unsent_bytes=unsent_bytes, for_s=self._slow_s, why="its connection is relayed")
+            self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _open_other(self) -> asyncio.Transport | None:
         transport = None if self.other is None else self.other.transport

@@ -338,7 +338,7 @@ class Server:
         """Move a connection to another front. Raises nothing: what fails is logged, and the peer's socket closed."""
         assert self._fronts is not None
         try:
-            taken = await connection.take_away(self._keep_relay)
+            taken = await connection.take_away(self._keep_relay, self.settings.server.slow_reader_s)
             if taken is None:
                 return
             sock, moved = taken

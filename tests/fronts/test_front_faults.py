@@ -263,12 +263,12 @@ def test_a_leg_may_join_when_all_fronts_are_full(short: Path) -> None:
                     peer = await media.__aenter__()
                 await peer.start()
                 await bot.event("call")
+                await bot.say(SENTENCE, "a")
+                await bot.event("done", turn="a")
                 with server.stopped(owner):
                     stranger = calling(server.url("/media/twilio"), "CA2")
                     with pytest.raises(InvalidStatus):
                         await stranger.__aenter__()
-                await bot.say(SENTENCE, "a")
-                await bot.event("done", turn="a")
                 await media.__aexit__(None, None, None)
 
         run(main)
