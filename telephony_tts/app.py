@@ -46,6 +46,8 @@ from telephony_tts.transport.voice_model import VOICE_MODEL
 if TYPE_CHECKING:
     from telephony_tts.engines.cosyvoice2.service import CosyVoice2Engine
     from telephony_tts.engines.cosyvoice2.voice_service import VoiceService
+    from telephony_tts.engines.ray.engine import RayEngine
+    from telephony_tts.engines.remote.client import RemoteEngine
 
 _log = logs.get(__name__)
 
@@ -131,6 +133,10 @@ def _wanted(config: Config) -> list[str]:
     others = [name for name in ("hibari", "espeak") if installed(name)]
     if config.engines.cosyvoice2.model is not None:
         others.append("cosyvoice2")
+    if config.engines.remote.target is not None:
+        others.append("remote")
+    if config.engines.ray.address is not None:
+        others.append("ray")
     return list(dict.fromkeys([config.engines.default, *others, *config.engines.fallback]))
 
 
@@ -156,7 +162,67 @@ def _makers(config: Config) -> dict[str, Callable[[], Engine]]:
             speed=1 / config.engines.fake.rtf if config.engines.fake.rtf else math.inf,
         ),
         "cosyvoice2": lambda: cosyvoice2_engine(config),
+        "remote": lambda: remote_engine(config),
+        "ray": lambda: ray_engine(config),
     }
+
+
+def remote_engine(config: Config) -> RemoteEngine:
+    """gRPC is imported only when an engine of another process is configured: it is an extra."""
+    engines, settings = config.engines, config.engines.remote
+    need_grpc()
+    from telephony_tts.engines.remote.client import RemoteEngine
+
+    return RemoteEngine(
+        "remote",
+        settings.targets,
+        token=settings.token,
+        start_timeout_s=settings.start_timeout_s,
+        wait_ready_s=engines.restart_wait_s,
+        first_audio_timeout_ms=engines.first_audio_timeout_ms,
+    )
+
+
+def ray_engine(config: Config) -> RayEngine:
+    """The front itself imports no Ray: the process that watches the replicas does."""
+    engines, settings = config.engines, config.engines.ray
+    assert settings.address is not None
+    need_grpc()
+    need_ray()
+    from telephony_tts.engines.ray.engine import RayEngine
+
+    return RayEngine(
+        "ray",
+        settings.address,
+        settings.app,
+        model=settings.model,
+        start_timeout_s=settings.start_timeout_s,
+        wait_ready_s=engines.restart_wait_s,
+        first_audio_timeout_ms=engines.first_audio_timeout_ms,
+    )
+
+
+def served_engine(config: Config) -> Engine:
+    """The default engine, for an engine server. Raises ConfigError if that is an engine of another process."""
+    name = config.engines.default
+    if name in ("remote", "ray"):
+        raise ConfigError(
+            f"engines.default is {name}, which is an engine of another process; an engine server needs one of its own, "
+            "for example --set engines.default=hibari"
+        )
+    return _makers(config)[name]()
+
+
+def need_ray() -> None:
+    """Raises EngineUnavailable where Ray Serve is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise EngineUnavailable("replicas on Ray Serve need ray: pip install -e '.[ray]' in the checkout")
+
+
+def need_grpc() -> None:
+    """Raises EngineUnavailable where gRPC, which engines of other processes need, is not installed."""
+    if importlib.util.find_spec("grpc") is None:
+        raise EngineUnavailable("engines of other processes need grpcio: pip install -e '.[remote]' in the checkout")
 
 
 def cosyvoice2_engine(config: Config) -> CosyVoice2Engine:
@@ -444,7 +510,7 @@ async def serve(
                     server.running(ready=False, sockets=sockets, listens_at_once=listens_at_once)
                 )
                 _log.info("starting", port=server.port, engines=[engine.name for engine in catalog.engines])
-                if not await _unless(stop, catalog.start()):
+                if not await unless_stopped(stop, catalog.start()):
                     _log.info("stopped_before_ready")
                     return
                 catalog.resolve(settings.speech.voice, None, "")
@@ -502,7 +568,7 @@ def _load_voice_model(needed_by: str) -> None:
         raise ConfigError(f"{needed_by}: {error.message}") from error
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work` until it ends or `stop` is set. True if it ended. Raises its errors."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

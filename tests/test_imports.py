@@ -49,7 +49,9 @@ TABLE: dict[str, Row] = {
     "telephony_tts.metrics": row(outside="prometheus_client"),
     "telephony_tts.logs": row("errors clock"),
     "telephony_tts.settings_tree": row("errors schema", "yaml"),
-    "telephony_tts.config": row("schema settings_tree session.settings transport.settings recording.settings"),
+    "telephony_tts.config": row(
+        "errors schema settings_tree session.settings transport.settings recording.settings engines.remote.addresses"
+    ),
     "telephony_tts.event_loop": row("clock logs", "uvloop"),
     # Reads lexicon files for the app; pypinyin and re2 are extras, imported when a file asks for them.
     "telephony_tts.lexicon_files": row("errors logs metrics text.lexicon", "yaml pypinyin re2"),
@@ -69,6 +71,17 @@ TABLE: dict[str, Row] = {
     "telephony_tts.engines.espeak": row("errors metrics clock", "numpy espeakng_loader"),
     "telephony_tts.engines.latin_language": row("errors", "py3langid"),
     "telephony_tts.engines.phrase_store": row("errors metrics daemon_pool", "numpy diskcache"),
+    # An engine of another process. Only the two ends of the connection know gRPC; what decides is pure.
+    "telephony_tts.engines.remote": row("errors clock logs", "numpy", TASKS | IO),
+    "telephony_tts.engines.remote.outgoing": row(),
+    "telephony_tts.engines.remote.client": row("errors clock logs"),
+    "telephony_tts.engines.remote.connection": row("errors clock logs", "grpc"),
+    "telephony_tts.engines.remote.server": row("errors clock logs", "grpc"),
+    # Ray is in two programs of their own: the replica and the watcher. A front imports none of them.
+    "telephony_tts.engines.ray": row("errors clock logs", not_stdlib=TASKS | IO),
+    "telephony_tts.engines.ray.engine": row("errors clock logs"),
+    "telephony_tts.engines.ray.watcher": row(outside="ray"),
+    "telephony_tts.engines.ray.app": row("app config clock logs", "ray"),
     # PyTorch is in the folders device, model, checkpoint and voices; the others decide without it.
     "telephony_tts.engines.cosyvoice2": row("errors metrics clock"),
     "telephony_tts.engines.cosyvoice2.core": row("errors metrics clock", not_stdlib=IO),
@@ -134,6 +147,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.cli_cosyvoice2": EVERYTHING,
     "telephony_tts.cli_bench": EVERYTHING,
     "telephony_tts.cli_lexicon": EVERYTHING,
+    "telephony_tts.cli_engine": EVERYTHING,
+    "telephony_tts.cli_ray": EVERYTHING,
     "telephony_tts.announcement": EVERYTHING,
     "telephony_tts.cli_say": EVERYTHING,
     "telephony_tts.cli_phrases": EVERYTHING,
@@ -195,8 +210,8 @@ ROOMS: dict[str, str] = {
 """Which of its own folders and files each part of the CosyVoice2 engine may import: always downwards. `core` imports
 `device`, never the other way. No network imports another; only `device` and `checkpoint` import networks."""
 
-ENGINES = ("hibari", "espeak", "fake", "cosyvoice2")
-"""Engines may share what lies beside them, not reach into each other."""
+ENGINES = ("hibari", "espeak", "fake", "cosyvoice2", "ray")
+"""Engines may share what lies beside them, not reach into each other. `remote` is the transport that `ray` uses too."""
 
 
 @dataclass(frozen=True)
