@@ -131,6 +131,8 @@ TABLE: dict[str, Row] = {
     "telephony_tts.fronts.supervisor": row("errors logs clock event_loop"),
     # A composition root of its own: a front is the whole server.
     "telephony_tts.fronts.front_process": EVERYTHING,
+    "telephony_tts.fronts.shared_engine_process": EVERYTHING,
+    "telephony_tts.fronts.shared_voices": row("engines.api"),
     # Loads that network beside the event loop and hands it to sessions.
     "telephony_tts.transport.voice_model": row("errors logs audio.voice_activity"),
     "telephony_tts.bench": row("errors clock engines.api"),

@@ -6,7 +6,9 @@ Both ends run from the same files. When one end is closed, its process has ended
 from __future__ import annotations
 
 import pickle
+import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +30,17 @@ class FrontOrder:
     n_fronts: int
     sockets: tuple[int, ...]
     listens_at_once: bool
-    shared_engines: frozenset[str] = frozenset()
+    shared_engines: Mapping[str, str] = field(default_factory=dict)
+    """Engines that run once for all fronts, by their name: the address of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrder:
+    """The first message to the process of a shared engine: the engine `name` of `config`, and where it listens."""
+
+    config: Any = field(repr=False)
+    name: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,15 @@ class FrontFailed:
     is_config: bool
 
 
-def packed(message: FrontOrder | FrontReady | FrontFailed) -> bytes:
+def packed(message: FrontOrder | EngineOrder | FrontReady | FrontFailed) -> bytes:
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(data)) + data
+
+
+def read_order(control: socket.socket) -> Any:
+    """The first message to a new process. None if its parent is gone."""
+    with control.makefile("rb") as messages:
+        header = messages.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        return pickle.loads(messages.read(HEADER.unpack(header)[0]))

@@ -22,7 +22,7 @@ from telephony_tts.clock import monotonic_ns
 from telephony_tts.errors import ConfigError, EngineError, TelephonyTTSError
 from telephony_tts.fronts import metrics_folder
 from telephony_tts.fronts.claims import remove_claims_of
-from telephony_tts.fronts.control_messages import HEADER, FrontFailed, FrontOrder, FrontReady, packed
+from telephony_tts.fronts.control_messages import HEADER, EngineOrder, FrontFailed, FrontOrder, FrontReady, packed
 from telephony_tts.fronts.loads import Loads, name_of
 from telephony_tts.fronts.restarts import RestartPauses
 from telephony_tts.fronts.runtime_folder import RuntimeFolder
@@ -32,11 +32,14 @@ _BACKLOG = 1024
 _KILL_S = 20.0
 """A front is killed so long after its drain should have ended."""
 
-_CHILD = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from telephony_tts.fronts.front_process import main; main(int(sys.argv[1]))"
+_ENGINE_END_S = 10.0
+"""How long a shared engine may take to end. All fronts have ended before it."""
+
+_FRONT_CHILD, _ENGINE_CHILD = (
+    f"import sys; sys.path[:] = sys.argv[2:]; from telephony_tts.fronts.{module} import main; main(int(sys.argv[1]))"
+    for module in ("front_process", "shared_engine_process")
 )
-"""It takes the module path of this process. With `-m` Python would search the working directory first."""
+"""They take the module path of this process. With `-m` Python would search the working directory first."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -64,12 +67,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 async def supervise(
     configs: Sequence[Any], host: str, port: int, drain_s: float, runtime_folder: str | None,
-    announce: Callable[[Any], None], shared_engines: frozenset[str] = frozenset(),
+    announce: Callable[[Any], None], shared_engine: tuple[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Run a front for each of `configs` until SIGTERM or SIGINT, then let them drain. A second signal does not wait.
 
-    `announce` is called with what the first front serves, when all are ready. Raises OSError for an address that cannot
-    be used, and the error of a front that cannot start.
+    `shared_engine`: the name and the configuration of an engine that runs once, in a process of its own. `announce` is
+    called with what the first front serves, when all are ready. Raises OSError for an address that cannot be used, and
+    the error of a front that cannot start.
     """
     sockets = listen(host, port)
     try:
@@ -77,7 +81,7 @@ async def supervise(
         try:
             loads = Loads(folder.loads, len(configs), create=True)
             try:
-                supervisor = Supervisor(configs, sockets, folder, loads, drain_s, shared_engines)
+                supervisor = Supervisor(configs, sockets, folder, loads, drain_s, shared_engine)
                 with event_loop.stop_signals(supervisor.stop_at_once) as stop:
                     await supervisor.run(stop, announce)
             finally:
@@ -102,14 +106,21 @@ class Supervisor:
         folder: RuntimeFolder,
         loads: Loads,
         drain_s: float,
-        shared_engines: frozenset[str],
+        shared_engine: tuple[str, Any] | None,
     ) -> None:
         self._configs = configs
         self._sockets = sockets
         self._folder = folder
         self._loads = loads
         self._drain_s = drain_s
-        self._shared_engines = shared_engines
+        self._shared_engine = shared_engine
+        self._shared: dict[str, str] = {}
+        """The address of the shared engine, by its name."""
+        if shared_engine is not None:
+            self._shared[shared_engine[0]] = f"unix:{folder.path / 'engine.sock'}"
+        self._engine: Process | None = None
+        self._engine_was_ready = False
+        self._fronts_ended = asyncio.Event()
         self._running: dict[int, Process] = {}
         self._ready: dict[int, Any] = {}
         """What the first front of each number serves."""
@@ -122,6 +133,7 @@ class Supervisor:
         _log.info("starting", processes=len(self._configs), port=self._sockets[0].getsockname()[1])
         async with asyncio.TaskGroup() as group:
             keepers = [group.create_task(self._keep(number)) for number in range(len(self._configs))]
+            engine = None if self._shared_engine is None else group.create_task(self._keep_engine(*self._shared_engine))
             waits = [group.create_task(event.wait()) for event in (stop, self._stopping, self._all_ready)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if self._all_ready.is_set() and not self._stopping.is_set():
@@ -134,6 +146,10 @@ class Supervisor:
             if late:
                 _log.error("fronts_killed", fronts=sorted(self._running), why="they did not end after their drain")
                 self._signal(signal.SIGKILL)
+                await asyncio.wait(late)
+            self._fronts_ended.set()
+            if engine is not None:
+                await self._end_engine(engine)
         if self._failure is not None:
             raise self._failure
         _log.info("stopped", processes=len(self._configs))
@@ -181,50 +197,72 @@ class Supervisor:
         self._failure = self._failure or kind(failed.message)
         self._stopping.set()
 
+    async def _keep_engine(self, name: str, config: Any) -> None:
+        """Run the shared engine, and again when it has ended, until all fronts have ended."""
+        pauses = RestartPauses()
+        while not self._fronts_ended.is_set():
+            begun_ns = monotonic_ns()
+            how, failed = await self._run_engine(EngineOrder(config, name, self._shared[name]))
+            if self._fronts_ended.is_set():
+                return
+            if not self._engine_was_ready:
+                why = f"the process of the engine {name} ended while it started: {how}"
+                self._give_up(failed or FrontFailed(why, False))
+                return
+            pause_s = pauses.after(monotonic_ns() - begun_ns)
+            problem = failed.message if failed else None
+            _log.error("engine_process_ended", engine=name, how=how, again_in_s=pause_s, why=problem)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._fronts_ended.wait(), pause_s)
+
+    async def _end_engine(self, keeper: asyncio.Task[None]) -> None:
+        """End the shared engine. Nobody needs it any more."""
+        if self._engine is not None:
+            with suppress(ProcessLookupError):
+                self._engine.terminate()
+        _, late = await asyncio.wait((keeper,), timeout=_ENGINE_END_S)
+        if late and self._engine is not None:
+            with suppress(ProcessLookupError):
+                self._engine.kill()
+
+    async def _run_engine(self, order: EngineOrder) -> tuple[str, FrontFailed | None]:
+        """Run the process of the shared engine to its end. Returns how it ended, and why it could not start."""
+
+        def begun(process: Process) -> None:
+            self._engine = process
+            _log.info("engine_started", engine=order.name, pid=process.pid)
+
+        def is_ready(message: FrontReady) -> None:
+            self._engine_was_ready = True
+
+        try:
+            return await _run(_ENGINE_CHILD, order, (), begun, is_ready)
+        finally:
+            self._engine = None
+
     async def _run_front(self, number: int, generation: int) -> tuple[str, FrontFailed | None]:
         """Run one front to its end. Returns how it ended, and why it could not start."""
-        ours, theirs = socket.socketpair()
         listening = tuple(sock.fileno() for sock in self._sockets)
         order = FrontOrder(
             self._configs[number], str(self._folder.path), number, generation, len(self._configs), listening,
-            generation == 1, self._shared_engines,
+            generation == 1, self._shared,
         )  # fmt: skip
-        try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-c", _CHILD, str(theirs.fileno()), *sys.path,
-                    pass_fds=(theirs.fileno(), *listening), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
-                )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            return f"it could not be started: {error.strerror or error}", None
-        reader, writer = await asyncio.open_connection(sock=ours)
-        self._running[number] = process
-        _log.info("front_started", front=number, pid=process.pid, generation=generation)
-        try:
+
+        def begun(process: Process) -> None:
+            self._running[number] = process
+            _log.info("front_started", front=number, pid=process.pid, generation=generation)
             if self._stopping.is_set():
                 process.terminate()
-            writer.write(packed(order))
-            failed = await self._listen_to(number, reader)
-            return _how_it_ended(await process.wait()), failed
-        finally:
-            del self._running[number]
-            writer.transport.abort()
 
-    async def _listen_to(self, number: int, reader: asyncio.StreamReader) -> FrontFailed | None:
-        """Hear what a front says until it has ended. Returns why it could not start, if it says so."""
-        failed = None
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (n,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                message = pickle.loads(await reader.readexactly(n))
-                if isinstance(message, FrontReady):
-                    self._ready.setdefault(number, message.served)
-                    if len(self._ready) == len(self._configs):
-                        self._all_ready.set()
-                elif isinstance(message, FrontFailed):
-                    failed = message
-        return failed
+        def is_ready(message: FrontReady) -> None:
+            self._ready.setdefault(number, message.served)
+            if len(self._ready) == len(self._configs):
+                self._all_ready.set()
+
+        try:
+            return await _run(_FRONT_CHILD, order, listening, begun, is_ready)
+        finally:
+            self._running.pop(number, None)
 
     def _remove_traces(self, number: int, name: str) -> None:
         """Free what a front that has ended had claimed, and keep what it had counted."""
@@ -238,6 +276,42 @@ class Supervisor:
         else:
             if n_calls:
                 _log.warning("claims_freed", front=number, calls=n_calls)
+
+
+async def _run(
+    program: str,
+    order: FrontOrder | EngineOrder,
+    fds: Sequence[int],
+    begun: Callable[[Process], None],
+    is_ready: Callable[[FrontReady], None],
+) -> tuple[str, FrontFailed | None]:
+    """Run a process to its end. It inherits `fds`. Returns how it ended, and why it could not start if it says so."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", program, str(theirs.fileno()), *sys.path,
+                pass_fds=(theirs.fileno(), *fds), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        ours.close()
+        return f"it could not be started: {error.strerror or error}", None
+    reader, writer = await asyncio.open_connection(sock=ours)
+    begun(process)
+    failed = None
+    try:
+        writer.write(packed(order))
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (n,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                message = pickle.loads(await reader.readexactly(n))
+                if isinstance(message, FrontReady):
+                    is_ready(message)
+                elif isinstance(message, FrontFailed):
+                    failed = message
+        return _how_it_ended(await process.wait()), failed
+    finally:
+        writer.transport.abort()
 
 
 def _how_it_ended(code: int) -> str:
