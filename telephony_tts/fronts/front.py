@@ -20,6 +20,8 @@ from telephony_tts.fronts.spreading import better_front
 from telephony_tts.transport.fronts import FrontGone, FrontLoad, MovedSocket
 
 _log = logs.get(__name__)
+KEEP_EVERY_S = 5.0
+"""How often a front writes its metrics down, if nobody scrapes them: a front that is killed loses no more than this."""
 _MOST_NONCES = 65_536
 """Of all fronts together."""
 
@@ -121,15 +123,16 @@ class Front:
         begun = asyncio.Event()
         serving = asyncio.create_task(self._mover.listen(adopt, self._snapshot, begun.set), name="moved connections")
         waiting = asyncio.create_task(begun.wait())
+        keeping = asyncio.create_task(self._keep_metrics(), name="keep metrics")
         try:
             await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
             yield
         finally:
-            for task in (serving, waiting):
+            for task in (serving, waiting, keeping):
                 task.cancel()
-            await asyncio.wait((serving, waiting))
+            await asyncio.wait((serving, waiting, keeping))
             self._folder.socket_of(self.name).unlink(missing_ok=True)
             with suppress(OSError):
                 self._snapshot()
@@ -146,6 +149,14 @@ class Front:
         except OSError as error:
             _log.error("metrics_not_kept", why=error.strerror or str(error))
         return whole
+
+    async def _keep_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            try:
+                self._snapshot()
+            except Exception:
+                _log.exception("metrics_not_kept")
 
     async def metrics(self, own: Callable[[], None]) -> tuple[bytes, str]:
         self._gauges = own

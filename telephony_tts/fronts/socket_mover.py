@@ -27,7 +27,7 @@ _BACKLOG = 512
 _AT_ONCE = 512
 """The most requests of other fronts that are served at once."""
 _ACCEPT_AGAIN_S = 0.1
-MOVE_S = 2.0
+MOVE_S = 4.0
 """How long another front may take to confirm a connection. Its event loop runs within milliseconds, or it hangs."""
 METRICS_S = 1.0
 
